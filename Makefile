@@ -1,0 +1,42 @@
+# slime: the two commands of the README are `make quickstart` and `make test`.
+# `make install` builds .venv with everything both need; it runs by itself.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
+
+.PHONY: install quickstart test test-all lint types check clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(addprefix -r ,$(REQUIREMENTS))
+	$(BIN)/python -c 'import torch' 2>/dev/null || { \
+	  echo "torch came as a CUDA build without its libraries: installing those too (several gigabytes; a CPU build in a pip index avoids it)"; \
+	  $(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements/cpu.txt)"; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+quickstart: install
+	$(BIN)/python examples/quickstart/run.py
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

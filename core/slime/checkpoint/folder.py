@@ -1,0 +1,154 @@
+"""Checkpoint folders: `ROOT/rollout_000010/`, complete or absent, and `ROOT/latest` naming the newest.
+
+    megatron/      model, optimizer, scheduler, random states (written by the trainer ranks)
+    state.json     rollouts done, data cursor, weight version, what the data order depends on
+    config.toml    the resolved run configuration
+    plugins.json   the plugins the run used
+
+A checkpoint is written under a temporary name and renamed when every part is on disk, so a crash
+while saving leaves the one before untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime.config import RunConfig
+from slime.errors import CheckpointError
+
+FORMAT = 1
+TRAINER_PART = "megatron"
+#: sections and fields the data order depends on; a resumed run must agree on them
+_DATA_ORDER = (
+    (
+        "data",
+        (
+            "prompt_data",
+            "data_source",
+            "input_key",
+            "label_key",
+            "apply_chat_template",
+            "rollout_shuffle",
+            "rollout_seed",
+        ),
+    ),
+    ("rollout", ("n_samples_per_prompt",)),
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    rollouts_done: int
+    weight_version: int
+    cursor: dict[str, Any] | None
+    plugins: dict[str, Any]
+    data_order: dict[str, Any]
+
+    @property
+    def trainer_part(self) -> Path:
+        """What the trainer ranks wrote."""
+        return self.path / TRAINER_PART
+
+    def require_same_data_order(self, config: RunConfig) -> None:
+        """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's."""
+        now = data_order(config)
+        different = [
+            f"--{k.replace('_', '-')}: was {v!r}, is {now[k]!r}" for k, v in self.data_order.items() if now[k] != v
+        ]
+        if different:
+            raise CheckpointError(
+                f"{self.path} was saved by a run with another data order, so its place in the data means nothing here: "
+                f"{'; '.join(different)}. Use the saved values, or start a new run from its weights with "
+                f"--initial-megatron-checkpoint."
+            )
+
+
+def data_order(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide which prompt comes when."""
+    return {name: getattr(getattr(config, section), name) for section, names in _DATA_ORDER for name in names}
+
+
+class CheckpointWriter:
+    """Saves under `--save`."""
+
+    def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
+        self._root = root
+        self._config = config
+        self._plugins = plugins
+
+    def begin(self, rollouts_done: int) -> Path:
+        """An empty temporary folder; the trainer ranks write into its `megatron/`."""
+        temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / TRAINER_PART).mkdir(parents=True)
+        return temporary
+
+    def commit(
+        self, temporary: Path, *, rollouts_done: int, weight_version: int, cursor: dict[str, Any] | None
+    ) -> Path:
+        """Add the kernel's part, make the checkpoint visible under its name and point `latest` at it."""
+        state = {
+            "format": FORMAT,
+            "rollouts_done": rollouts_done,
+            "weight_version": weight_version,
+            "cursor": cursor,
+            "data_order": data_order(self._config),
+        }
+        _write(temporary / "state.json", json.dumps(state, indent=1))
+        _write(temporary / "plugins.json", json.dumps(self._plugins, indent=1))
+        _write(temporary / "config.toml", self._config.to_toml())
+        final = self._root / f"rollout_{rollouts_done:06d}"
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        pointer = self._root / ".latest.partial"
+        _write(pointer, final.name + "\n")
+        pointer.replace(self._root / "latest")
+        return final
+
+
+def _write(path: Path, text: str) -> None:
+    """Write and flush to disk: a checkpoint must not become visible before its bytes are."""
+    with path.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint at `folder`: itself a checkpoint, or a `--save` folder whose `latest` names one.
+
+    Raises `CheckpointError` when there is none, it is incomplete, or of another format.
+    """
+    path = folder
+    if not (folder / "state.json").is_file():
+        pointer = folder / "latest"
+        if not pointer.is_file():
+            saved = sorted(p.name for p in folder.glob("rollout_*")) if folder.is_dir() else []
+            raise CheckpointError(
+                f"no checkpoint in {folder}: expected `latest` or `state.json` there. "
+                + (f"Folders found: {', '.join(saved)}; name one of them." if saved else "Was it written by --save?")
+            )
+        path = folder / pointer.read_text(encoding="utf-8").strip()
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        plugins = json.loads((path / "plugins.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {state.get('format')!r}; this slime reads format {FORMAT}")
+    return Checkpoint(
+        path=path,
+        rollouts_done=state["rollouts_done"],
+        weight_version=state["weight_version"],
+        cursor=state["cursor"],
+        plugins=plugins,
+        data_order=state["data_order"],
+    )

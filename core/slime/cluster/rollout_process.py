@@ -1,0 +1,159 @@
+"""The rollout actor: one asyncio process that owns the data source, the generators and the rewards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from slime.cluster.actor_process import load_same_plugins, redirect_output
+from slime.cluster.waiting import Watch, wait_for
+from slime.config import RunConfig
+from slime.types import Sample
+
+if TYPE_CHECKING:
+    from slime.rollout.manager import EvalReport
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """What the driver needs to know of one finished rollout; the batch itself stays in Ray's store."""
+
+    number: int
+    metrics: dict[str, float]
+    #: the data source's state after this rollout's prompts were taken
+    cursor: dict[str, Any]
+    #: a few samples to show
+    examples: list[Sample]
+
+
+class RolloutActor:
+    """Async actor around `slime.rollout.RolloutManager`."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
+        redirect_output(run_dir / "logs" / "rollout.log")
+        self._config = config
+        self._run_dir = run_dir
+        self._plugins = load_same_plugins(config, fingerprint)
+        self._manager: Any = None
+        self._client: Any = None
+        self._done = (0, 0)
+
+    async def setup(self, router_url: str | None) -> None:
+        """Load the tokenizer, open the client, build the components."""
+        from transformers import AutoTokenizer
+
+        from slime.engine.client import HttpPolicyClient
+        from slime.rollout.manager import RolloutManager
+
+        tokenizer = AutoTokenizer.from_pretrained(self._config.checkpoint.hf_checkpoint)
+        if router_url is not None:
+            self._client = HttpPolicyClient(
+                router_url,
+                timeout_s=self._config.rollout.rollout_timeout_s,
+                concurrency=self._config.rollout.rollout_concurrency,
+            )
+        self._manager = RolloutManager(
+            self._config, self._plugins, self._client, self._run_dir, tokenizer, on_progress=self._on_progress
+        )
+
+    def _on_progress(self, done: int, total: int) -> None:
+        self._done = (done, total)
+
+    async def progress(self) -> tuple[int, int]:
+        """Samples finished and wanted in the rollout that reported last."""
+        return self._done
+
+    async def generate(self, number: int, weight_version: str) -> tuple[RolloutSummary, Any]:
+        """One rollout: (summary, training batch)."""
+        from slime.data import TrainBatch
+        from slime.observe.rollout_files import write_rollout
+
+        rollout = await self._manager.generate(number, weight_version=weight_version)
+        started = time.monotonic()
+        batch = TrainBatch.from_groups(rollout.groups, rollout=number, num_steps=self._config.steps_per_rollout)
+        write_rollout(self._run_dir, number, rollout.groups)
+        metrics = dict(rollout.metrics)
+        metrics["time/batch"] = time.monotonic() - started
+        examples = [s for g in rollout.groups[:1] for s in g.samples[:1]]
+        return RolloutSummary(number, metrics, rollout.cursor, examples), batch
+
+    async def evaluate(self, number: int) -> EvalReport:
+        """All evaluation sets under the engines' current weights."""
+        report: EvalReport = await self._manager.evaluate(number)
+        return report
+
+    async def load_cursor(self, cursor: dict[str, Any]) -> None:
+        """Continue the data source from a checkpoint."""
+        self._manager.load_cursor(cursor)
+
+    async def close(self) -> None:
+        """Close the client's connections."""
+        if self._client is not None:
+            await self._client.close()
+
+
+class RolloutProcess:
+    """The driver's handle on the rollout actor."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
+        self._config = config
+        remote = ray.remote(RolloutActor)
+        self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(config, run_dir, fingerprint)
+
+    def setup(self, router_url: str | None, watch: Watch | None = None) -> None:
+        """Build the components; returns when they are ready."""
+        wait_for(
+            [self._actor.setup.remote(router_url)],
+            "starting the rollout process",
+            self._config.cluster.startup_timeout_s,
+            watch,
+        )
+
+    def start_generation(self, number: int, weight_version: str) -> tuple[Any, Any]:
+        """Begin one rollout; references to (summary, batch)."""
+        summary, batch = self._actor.generate.options(num_returns=2).remote(number, weight_version)
+        return summary, batch
+
+    def wait_generation(
+        self, ref: Any, number: int, watch: Watch | None, on_progress: Callable[[int, int], None] | None
+    ) -> RolloutSummary:
+        """Wait for a rollout begun by `start_generation`."""
+        asked: list[Any] = []
+
+        def tick() -> None:
+            if watch is not None:
+                watch()
+            if on_progress is None:
+                return
+            if asked and ray.wait(asked, timeout=0)[0]:
+                on_progress(*ray.get(asked.pop()))
+            if not asked:
+                asked.append(self._actor.progress.remote())
+
+        [summary] = wait_for([ref], f"generating rollout {number}", self._config.cluster.step_timeout_s, tick)
+        return summary  # type: ignore[no-any-return]  # Ray's references carry no type
+
+    def evaluate(self, number: int, watch: Watch | None) -> EvalReport:
+        """Evaluate and wait for the report."""
+        [report] = wait_for(
+            [self._actor.evaluate.remote(number)], "evaluating", self._config.cluster.step_timeout_s, watch
+        )
+        return report  # type: ignore[no-any-return]  # Ray's references carry no type
+
+    def load_cursor(self, cursor: dict[str, Any]) -> None:
+        """Continue the data source from a checkpoint."""
+        wait_for(
+            [self._actor.load_cursor.remote(cursor)],
+            "restoring the data source",
+            self._config.cluster.step_timeout_s,
+        )
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Close and end the actor."""
+        ray.wait([self._actor.close.remote()], timeout=timeout_s)
+        ray.kill(self._actor)

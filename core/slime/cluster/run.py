@@ -1,0 +1,248 @@
+"""`Run`: the verbs the loops are written in.
+
+Everything a run starts is started in `Run.start` and ended in `Run.close`, whatever happened between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from slime.checkpoint.folder import CheckpointWriter, read_checkpoint
+from slime.cluster.engine_group import EngineGroup
+from slime.cluster.placement import Placement, place
+from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
+from slime.cluster.session import RaySession
+from slime.cluster.trainer_group import TrainerGroup
+from slime.config import RunConfig
+from slime.errors import EngineError, SlimeError
+from slime.observe.observer import RunObserver
+from slime.plugins import PluginSet
+
+
+@dataclass(frozen=True)
+class PendingRollout:
+    """A rollout that is being generated (or done): where its summary and its batch will be."""
+
+    number: int
+    summary: Any
+    batch: Any
+
+
+@dataclass(frozen=True)
+class TrainableRollout:
+    """A finished rollout: what to show, and a reference to what to train on."""
+
+    summary: RolloutSummary
+    batch: Any
+
+
+class Run:
+    """Engines, router, rollout process and trainer ranks of one run."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, plugins: PluginSet, observer: RunObserver) -> None:
+        self.config = config
+        self.observer = observer
+        self.first_rollout = 0
+        self._run_dir = run_dir
+        self._plugins = plugins
+        self._with_engines = plugins.find("generator", config.generator_name).spec.needs_engine
+        self._session = RaySession(config)
+        self._placement: Placement | None = None
+        self._engines: EngineGroup | None = None
+        self._trainer: TrainerGroup | None = None
+        self._rollout: RolloutProcess | None = None
+        self._weight_version = 0
+        self._cursor: dict[str, Any] | None = None
+        self._seconds: dict[str, float] = {}
+        self._writer: CheckpointWriter | None = None
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        try:
+            self._start()
+        except BaseException:
+            self.close(orderly=False)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, SlimeError) and not isinstance(error, EngineError):
+                self._blame_dead_engine(error)
+        finally:
+            self.close(orderly=error is None)
+
+    def _start(self) -> None:
+        """Start everything side by side; engines and trainer import their libraries at the same time."""
+        config, fingerprint = self.config, self._plugins.fingerprint()
+        checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
+        if checkpoint is not None:
+            checkpoint.require_same_data_order(config)
+            self._plugins.check_resume(checkpoint.plugins)
+        provenance = self._plugins.provenance(config)
+        if config.checkpoint.save is not None:
+            self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
+
+        self._session.__enter__()
+        self._placement = place(config, with_engines=self._with_engines)
+        if self._with_engines:
+            self._engines = EngineGroup(config, self._run_dir, self._placement.engines)
+        self._trainer = TrainerGroup(config, self._run_dir, fingerprint, self._placement.trainer)
+        self._trainer.start()
+        self._rollout = RolloutProcess(config, self._run_dir, fingerprint)
+        router_url = self._engines.wait_ready() if self._engines is not None else None
+        self._rollout.setup(router_url, self._watch)
+        self._trainer.wait_ready(self._watch)
+
+        if checkpoint is not None:
+            self._trainer.load(checkpoint.trainer_part, weights_only=False)
+            self._weight_version = checkpoint.weight_version
+            self.first_rollout = checkpoint.rollouts_done
+            if checkpoint.cursor is not None:
+                self._rollout.load_cursor(checkpoint.cursor)
+                self._cursor = checkpoint.cursor
+        elif config.checkpoint.initial_megatron_checkpoint is not None:
+            initial = read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
+            self._trainer.load(initial.trainer_part, weights_only=True)
+        self.observer.run_started(config, self._run_dir)
+
+    def close(self, *, orderly: bool) -> None:
+        """End every process this run started.  Safe to call twice, and after a failed start."""
+        for stop in (self._stop_rollout, self._stop_engines, lambda: self._stop_trainer(orderly=orderly)):
+            stop()
+        if self._placement is not None:
+            self._placement.release()
+            self._placement = None
+        self._session.close()
+
+    def _stop_rollout(self) -> None:
+        if self._rollout is not None:
+            self._rollout.stop()
+            self._rollout = None
+
+    def _stop_engines(self) -> None:
+        if self._engines is not None:
+            self._engines.stop()
+            self._engines = None
+
+    def _stop_trainer(self, *, orderly: bool) -> None:
+        if self._trainer is not None:
+            self._trainer.stop(orderly=orderly)
+            self._trainer = None
+
+    # --- supervision -----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self._engines is not None:
+            self._engines.check_alive()
+
+    def _blame_dead_engine(self, error: SlimeError) -> None:
+        """What failed elsewhere because an engine died is reported as that engine's death."""
+        if self._engines is None:
+            return
+        failures = self._engines.failures()
+        if failures:
+            raise EngineError("\n".join(failures)) from error
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
+
+    # --- the verbs -------------------------------------------------------------------------------
+
+    def start_generation(self, number: int) -> PendingRollout:
+        """Begin generating rollout `number`; returns at once."""
+        assert self._rollout is not None
+        summary, batch = self._rollout.start_generation(number, str(self._weight_version))
+        return PendingRollout(number, summary, batch)
+
+    def wait_generation(self, pending: PendingRollout) -> TrainableRollout:
+        """Wait until a rollout is finished: rewarded, and exactly one batch."""
+        assert self._rollout is not None
+        with self._timed("time/wait_rollout"):
+            try:
+                summary = self._rollout.wait_generation(
+                    pending.summary, pending.number, self._watch, self.observer.progress
+                )
+            except EngineError as error:
+                self._blame_dead_engine(error)
+                raise
+        self.observer.rollout_finished(summary.number, summary.metrics, summary.examples)
+        return TrainableRollout(summary, pending.batch)
+
+    def generate(self, number: int) -> TrainableRollout:
+        """Generate rollout `number` and wait for it."""
+        return self.wait_generation(self.start_generation(number))
+
+    def train(self, rollout: TrainableRollout) -> dict[str, float]:
+        """Log-probs, advantages and the optimizer steps of one rollout, on every rank."""
+        assert self._trainer is not None
+        with self._timed("time/train"):
+            metrics = self._trainer.train(rollout.batch, self._watch)
+        self._cursor = rollout.summary.cursor
+        return metrics
+
+    def sync_weights(self) -> None:
+        """Bring every engine to the trainer's weights, one version up."""
+        if self._engines is None:
+            return
+        assert self._trainer is not None
+        self._weight_version += 1
+        with self._timed("time/sync_weights"):
+            self._trainer.sync_weights(
+                self._engines.urls, self._engines.tp_size, str(self._weight_version), self._watch
+            )
+
+    def evaluate(self, number: int) -> None:
+        """Score the held-out sets under the engines' current weights."""
+        assert self._rollout is not None
+        with self._timed("time/evaluate"):
+            report = self._rollout.evaluate(number, self._watch)
+        self.observer.eval_finished(number, report)
+
+    def save(self, rollouts_done: int) -> None:
+        """Write a checkpoint that continues after `rollouts_done` rollouts."""
+        assert self._trainer is not None
+        if self._writer is None:
+            return
+        with self._timed("time/save"):
+            temporary = self._writer.begin(rollouts_done)
+            self._trainer.save(temporary / "megatron")
+            path = self._writer.commit(
+                temporary,
+                rollouts_done=rollouts_done,
+                weight_version=self._weight_version,
+                cursor=self._cursor,
+            )
+        self.observer.checkpoint_saved(rollouts_done, path)
+
+    def export_hf(self, rollouts_done: int) -> None:
+        """Write the current weights as a Hugging Face folder, where `--save-hf` asks for it."""
+        assert self._trainer is not None
+        if self.config.checkpoint.save_hf is None:
+            return
+        folder = Path(self.config.checkpoint.save_hf.format(rollout=rollouts_done))
+        with self._timed("time/save"):
+            self._trainer.export_hf(folder)
+        self.observer.model_exported(folder)
+
+    def finish_step(self, rollout: TrainableRollout, train_metrics: dict[str, float], started: float) -> None:
+        """Report one rollout: its metrics, the trainer's, and where the seconds went."""
+        metrics = {**rollout.summary.metrics, **train_metrics, **self._seconds}
+        metrics["time/step"] = time.monotonic() - started
+        metrics["weight_version"] = float(self._weight_version)
+        self._seconds.clear()
+        self.observer.step_finished(rollout.summary.number, metrics)

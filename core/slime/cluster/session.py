@@ -1,0 +1,66 @@
+"""The Ray runtime of one run: started (or joined) and ended here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import TracebackType
+
+import ray
+
+from slime.config import RunConfig
+from slime.errors import ConfigError
+
+
+class RaySession:
+    """Context manager around `ray.init` / `ray.shutdown`.
+
+    A local Ray is started quietly, without dashboard, and dies with this process (Ray asks the kernel
+    to end its daemons with their parent).  With `--ray-address` the run joins that cluster instead, and
+    leaves it running.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def __enter__(self) -> RaySession:
+        address = self._config.cluster.ray_address
+        if address is None:
+            # Without it Ray writes a token into the user's home folder; a local, loopback-only Ray needs none.
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            ray.init(
+                address="local",
+                # On CPU every actor asks for zero CPUs, and Ray should start no idle workers ahead of need.
+                num_cpus=None if self._config.on_gpu else 1,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        self._check_devices()
+        return self
+
+    def _check_devices(self) -> None:
+        if not self._config.on_gpu:
+            return
+        have = int(ray.cluster_resources().get("GPU", 0))
+        need = self._config.world_size + self._config.num_engines * self._config.cluster.rollout_num_gpus_per_engine
+        if need > have:
+            self.close()
+            raise ConfigError(
+                f"the run needs {need} GPUs ({self._config.world_size} training ranks + {self._config.num_engines} engines "
+                f"x {self._config.cluster.rollout_num_gpus_per_engine}) and Ray sees {have}. Lower --actor-num-gpus-per-node "
+                f"or --rollout-num-gpus, or pass --ray-address of a larger cluster."
+            )
+
+    def close(self) -> None:
+        """Disconnect; a local Ray ends with all its processes."""
+        if ray.is_initialized():
+            ray.shutdown()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,77 @@
+"""One exception tree.
+
+Rules.  Everything slime raises on purpose derives from `SlimeError`, so the command line can tell a
+message for the user from a bug.  Each class also derives from the standard exception it refines, and
+survives pickling (it crosses Ray), so it takes one message argument.  Plugin code raises ordinary
+Python errors; the boundary that called it turns them into a `PluginError` that names the plugin.
+A message says where, what was got, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SlimeError(Exception):
+    """Root of everything slime raises on purpose.  `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class ConfigError(SlimeError, ValueError):
+    """The run as described cannot work: a flag, a file or a combination of them.  Exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """A data file is missing, unreadable, empty or malformed."""
+
+
+class PluginError(SlimeError, RuntimeError):
+    """A plugin is at fault; the message names it."""
+
+
+class PluginLoadError(PluginError):
+    """A plugin could not be imported or does not describe itself properly."""
+
+    exit_code = 2
+
+
+class PluginNotFoundError(PluginLoadError, LookupError):
+    """No installed plugin provides the component the run names."""
+
+
+class PluginConflictError(PluginLoadError):
+    """Two plugins claim the same name."""
+
+
+class PluginContractError(PluginError):
+    """A component returned something its contract forbids."""
+
+
+class EngineError(SlimeError, RuntimeError):
+    """An SGLang engine or the router failed, died or did not answer in time."""
+
+
+class TrainerError(SlimeError, RuntimeError):
+    """A Megatron rank failed."""
+
+
+class WeightSyncError(SlimeError, RuntimeError):
+    """The engines' weights are not, or may not be, the trainer's."""
+
+
+class CheckpointError(SlimeError, RuntimeError):
+    """A checkpoint is missing, incomplete or belongs to another run."""
+
+
+class DeadlineError(SlimeError, TimeoutError):
+    """A wait ran past its deadline; the message names what was waited for."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean X?` with the nearest known name, or an empty string when none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""

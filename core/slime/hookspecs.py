@@ -1,0 +1,81 @@
+"""The hooks a plugin may implement, documented in place.
+
+A hookimpl may take fewer arguments than its spec.  `slime_register_*` return lists of specs and run
+once, before anything starts; their order means nothing.  Observers are read-only: what they raise is
+reported once and never ends a run.
+"""
+
+# The bodies are the documentation; pluggy reads names and arguments only.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime.plugin import (
+    BufferFilterSpec,
+    DataSourceSpec,
+    EstimatorSpec,
+    GeneratorSpec,
+    RewardSpec,
+    hookspec,
+)
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+
+@hookspec
+def slime_register_estimators() -> list[EstimatorSpec]:
+    """Advantage estimators this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_rewards() -> list[RewardSpec]:
+    """Rewards this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_datasources() -> list[DataSourceSpec]:
+    """Data sources this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_buffer_filters() -> list[BufferFilterSpec]:
+    """Buffer filters this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_generators() -> list[GeneratorSpec]:
+    """Generators this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_check_config(config: RunConfig) -> None:
+    """Refuse a configuration before anything starts, by raising `slime.errors.ConfigError`."""
+
+
+@hookspec
+def slime_run_started(run_dir: Path, config: RunConfig) -> None:
+    """The run folder exists and the processes are up."""
+
+
+@hookspec
+def slime_step_finished(step: int, metrics: Mapping[str, float]) -> None:
+    """One rollout was generated and trained on."""
+
+
+@hookspec
+def slime_checkpoint_saved(step: int, path: Path) -> None:
+    """A checkpoint is complete on disk."""
+
+
+@hookspec
+def slime_run_finished(run_dir: Path, outcome: str) -> None:
+    """The run ended: "finished", "interrupted" or "failed"."""

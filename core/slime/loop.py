@@ -1,0 +1,100 @@
+"""The loops.  Read top to bottom: this page is what slime does.
+
+Every verb is a method of `slime.cluster.run.Run`; which algorithm, reward, data source and generator take
+part is the plugins' business and appears nowhere here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from types import FrameType
+
+from slime.cluster.run import PendingRollout, Run
+from slime.config import RunConfig
+from slime.observe.observer import RunObserver
+from slime.plugins import PluginSet
+
+
+def train_synchronously(run: Run) -> None:
+    """generate -> train -> sync weights -> evaluate and save where due, one rollout after the other."""
+    run.sync_weights()
+    evaluate_before_training(run)
+    for number in range(run.first_rollout, run.config.num_rollout):
+        started = time.monotonic()
+        rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
+        metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
+        run.sync_weights()  # trainer -> engines, version + 1
+        run.finish_step(rollout, metrics, started)
+        evaluate_and_save_where_due(run, done=number + 1)
+
+
+def train_asynchronously(run: Run) -> None:
+    """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
+
+    The engines keep their running requests over a weight sync, so a response may span several weight
+    versions; every sample records which.
+    """
+    run.sync_weights()
+    evaluate_before_training(run)
+    buffer: deque[PendingRollout] = deque()
+    ahead = run.config.rollout.async_buffer_size
+    for number in range(run.first_rollout, run.config.num_rollout):
+        started = time.monotonic()
+        for later in range(number + len(buffer), min(number + 1 + ahead, run.config.num_rollout)):
+            buffer.append(run.start_generation(later))
+        rollout = run.wait_generation(buffer.popleft())
+        metrics = run.train(rollout)
+        done = number + 1
+        if done % run.config.rollout.update_weights_interval == 0 or evaluation_due(run, done):
+            run.sync_weights()
+        run.finish_step(rollout, metrics, started)
+        evaluate_and_save_where_due(run, done=done)
+
+
+def evaluation_due(run: Run, done: int) -> bool:
+    """Whether the held-out sets are scored after `done` rollouts: every so many, and after the last."""
+    every = run.config.evaluation.eval_interval
+    return every is not None and (done == run.config.num_rollout or done % every == 0)
+
+
+def evaluate_before_training(run: Run) -> None:
+    """Where the run starts from, on the held-out sets."""
+    if run.config.evaluation.eval_interval and not run.config.evaluation.skip_eval_before_train:
+        run.evaluate(run.first_rollout)
+
+
+def evaluate_and_save_where_due(run: Run, *, done: int) -> None:
+    """Evaluate and checkpoint every so many rollouts, and after the last."""
+    last = done == run.config.num_rollout
+    if evaluation_due(run, done):
+        run.evaluate(done)
+    if last or ((every := run.config.checkpoint.save_interval) and done % every == 0):
+        run.save(done)
+    if last:
+        run.export_hf(done)
+
+
+def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
+    """Run `config` to its end.  Ctrl-C and SIGTERM end it in order; errors propagate after clean-up."""
+    observer = RunObserver(config, run_dir, plugins)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    outcome = "failed"
+    try:
+        with Run(config, run_dir, plugins, observer) as run:
+            (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
+        outcome = "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        observer.run_finished(outcome)
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run the way Ctrl-C does."""
+    raise KeyboardInterrupt

@@ -1,0 +1,307 @@
+"""Everything a plugin author imports.
+
+A plugin is a light module named by an entry point in group `slime`.  It declares `slime_api = 1` and
+implements hooks that return lists of frozen specs; each spec names the class that does the work as
+`"package.module:Class"`, imported only when a run uses it:
+
+    import slime.plugin as sp
+
+    slime_api = 1
+
+    @sp.hookimpl
+    def slime_register_rewards():
+        return [sp.RewardSpec(name="length", factory="my_reward.impl:LengthReward", summary="1 - length/100")]
+
+Components are built as `Class(options, context)` inside the process that uses them.  This module
+imports only pluggy and pydantic; torch appears in annotations alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import pluggy
+from pydantic import BaseModel, ConfigDict
+
+from slime.types import Group, Sample, SpecInfo, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "API_VERSION",
+    "Advantages",
+    "BufferFilter",
+    "BufferFilterSpec",
+    "ComponentSpec",
+    "Context",
+    "DataSource",
+    "DataSourceSpec",
+    "Estimator",
+    "EstimatorBatch",
+    "EstimatorSpec",
+    "Generation",
+    "Generator",
+    "GeneratorSpec",
+    "Group",
+    "NoOptions",
+    "Options",
+    "PolicyClient",
+    "Reward",
+    "RewardModel",
+    "RewardSpec",
+    "Sample",
+    "SamplingParams",
+    "Selection",
+    "SpecInfo",
+    "Status",
+    "TokenBatch",
+    "hookimpl",
+    "hookspec",
+]
+
+#: The plugin API this slime speaks.  A plugin module states the one it was written for as `slime_api`.
+API_VERSION = 1
+
+hookspec = pluggy.HookspecMarker("slime")
+hookimpl = pluggy.HookimplMarker("slime")
+
+
+# --- options and context -------------------------------------------------------------------------
+
+
+class Options(BaseModel):
+    """Base of a component's options: frozen, and an unknown option is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoOptions(Options):
+    """For components without options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a component may know about the run it is built for."""
+
+    seed: int
+    run_dir: Path
+    logger: logging.Logger
+    #: the resolved run configuration (`slime.config.RunConfig`); read it, never change it
+    config: Any = None
+    #: the tokenizer of `--hf-checkpoint`, where the component lives in the rollout process
+    tokenizer: Any = None
+
+
+# --- specs: what a plugin returns from its hooks --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSpec:
+    """What every kind of component declares."""
+
+    #: selectable name, `[a-z][a-z0-9_-]*`; `PLUGIN/NAME` where two plugins share it
+    name: str
+    #: `"package.module:Class"`, imported when a run uses the component
+    factory: str
+    options: type[Options] = NoOptions
+    #: one line for `slime plugins`
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorSpec(ComponentSpec):
+    """Turns rewards into advantages, and may replace the policy objective."""
+
+    kind: ClassVar[str] = "estimator"
+    #: what the kernel must provide: "group" (several samples a prompt), "critic", "reference"
+    needs: frozenset[Literal["group", "critic", "reference"]] = frozenset()
+    #: whether the importance ratio is per token or per sequence
+    ratio: Literal["token", "sequence"] = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec(ComponentSpec):
+    """Scores samples.  `scope="group"`: `score` is called with whole groups."""
+
+    kind: ClassVar[str] = "reward"
+    scope: Literal["sample", "group"] = "sample"
+    #: seconds one `score` call may take
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSourceSpec(ComponentSpec):
+    """Where prompts come from."""
+
+    kind: ClassVar[str] = "datasource"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferFilterSpec(ComponentSpec):
+    """Chooses which buffered groups are trained on."""
+
+    kind: ClassVar[str] = "buffer_filter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSpec(ComponentSpec):
+    """Turns one prompt sample into finished samples."""
+
+    kind: ClassVar[str] = "generator"
+    #: False for generators that never ask the policy (the run then starts no engines)
+    needs_engine: bool = True
+
+
+# --- what components exchange with the kernel -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one response.  Field names are the engine's."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    sampling_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine answered for one request.  T = number of generated tokens."""
+
+    tokens: list[int]  #: [T]
+    log_probs: list[float]  #: [T] at the sampling temperature
+    finish_reason: str  #: "stop", "length" or "abort"
+    weight_versions: list[str]
+    meta: Mapping[str, Any] = field(default_factory=dict)  #: the engine's `meta_info`, untouched
+
+
+class PolicyClient(Protocol):
+    """The engines, seen from a generator: token ids in, token ids and log-probs out."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        """One response to `tokens`.  Requests with one `session` go to one engine (prefix cache)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One sample's score; `parts` are logged apart."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A buffer filter's decision: indices into the buffer it was shown."""
+
+    keep: list[int]
+    drop: dict[int, str] = field(default_factory=dict)  #: index -> reason
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatorBatch:
+    """The whole batch of one rollout, on every rank alike, so that statistics never depend on the
+    parallel layout.  N samples; sample i has T_i response tokens.  All tensors float32 on CPU unless said.
+    """
+
+    rewards: Tensor  #: [N]
+    group_ids: Tensor  #: [N] int64; equal for the samples of one prompt
+    loss_masks: list[Tensor]  #: N x [T_i], 1 where the token is trained on
+    #: N x [T_i] log pi / pi_ref of the trainer, where a reference exists; else None
+    kl: list[Tensor] | None = None
+    #: N x [T_i] critic values, where the estimator needs a critic; else None
+    values: list[Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """An estimator's answer: one advantage per response token, zero where the mask is zero."""
+
+    advantages: list[Tensor]  #: N x [T_i]
+    returns: list[Tensor] | None = None  #: N x [T_i] targets for a critic
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The response tokens of one micro-batch, concatenated.  All [M] float32 on the trainer's device.
+
+    `sequence_ids` [M] int64 numbers the samples of the micro-batch 0..S-1, for sequence-level ratios.
+    """
+
+    log_probs: Tensor  #: with gradient
+    old_log_probs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    sequence_ids: Tensor
+    num_sequences: int
+    eps_clip: float
+    eps_clip_high: float
+
+
+class Estimator(Protocol):
+    """Contract of kind `estimator`.  An optional method
+
+        objective(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]
+
+    returns per-token loss [M] and per-token metrics [M]; without it the clipped surrogate is used.
+    """
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        """One advantage per token.  Must not change its input."""
+        ...
+
+
+class RewardModel(Protocol):
+    """Contract of kind `reward`."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order, finite."""
+        ...
+
+
+class DataSource(Protocol):
+    """Contract of kind `datasource`."""
+
+    def take(self, n: int) -> list[Group]:
+        """The next `n` prompts as groups of `n_samples_per_prompt` pending samples."""
+        ...
+
+    def put(self, groups: Sequence[Group]) -> None:
+        """Give groups back (aborted or kept for reuse); they come first in later `take`s."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state: a source that loads it yields the same next groups."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`."""
+        ...
+
+
+class BufferFilter(Protocol):
+    """Contract of kind `buffer_filter`."""
+
+    def select(self, buffer: Sequence[Group], want: int) -> Selection:
+        """Keep at most `want` groups; indices valid and disjoint."""
+        ...
+
+
+class Generator(Protocol):
+    """Contract of kind `generator`."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        """Finished samples for one pending sample (one, or several that share a `rollout_id`)."""
+        ...

@@ -1,0 +1,128 @@
+"""The data that crosses every boundary: `Sample`, `Group` and what hangs off them.
+
+A `Sample` is the only currency between user code and the kernel.  A `Group` is the samples of one
+prompt; it is identified by `group_index`, never by its position in a list or the shape of a tensor.
+This module imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class Status(Enum):
+    """Where a sample stands in its life."""
+
+    PENDING = "pending"  #: not generated yet
+    COMPLETED = "completed"  #: the model ended it (end-of-sequence or a stop condition)
+    TRUNCATED = "truncated"  #: it hit the response or context limit
+    ABORTED = "aborted"  #: generation was cut off from outside; partial tokens are kept
+    FAILED = "failed"  #: generation or reward raised; `Sample.failure` says why
+
+
+@dataclass
+class SpecInfo:
+    """Speculative-decoding counters of one response, as the engine reports them."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+
+@dataclass
+class Sample:
+    """One prompt with one response.
+
+    Tokens are `prompt tokens + response tokens`, so `len(tokens) - response_length` is the prompt
+    length P.  `loss_mask`, `rollout_log_probs` have one entry per response token (length T).
+    """
+
+    Status: ClassVar[type[Status]] = Status
+    SpecInfo: ClassVar[type[SpecInfo]] = SpecInfo
+
+    #: which prompt it belongs to; siblings of one prompt share it
+    group_index: int | None = None
+    #: unique within a run
+    index: int | None = None
+    #: text, or a chat as a list of {"role", "content"} messages
+    prompt: str | list[dict[str, Any]] = ""
+    #: token ids of prompt and response, exactly as the engine consumed and produced them
+    tokens: list[int] = field(default_factory=list)
+    #: response as text, for people and rewards only
+    response: str = ""
+    #: number of response tokens T
+    response_length: int = 0
+    #: the expected answer, where the data has one
+    label: str | None = None
+    #: a number, or named numbers
+    reward: float | dict[str, Any] | None = None
+    #: [T] 1 = train on this token, 0 = do not; None means all ones
+    loss_mask: list[int] | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    multimodal_inputs: Any | None = None
+    multimodal_train_inputs: Any | None = None
+
+    #: versions of the weights that produced the response, in order, without repeats
+    weight_versions: list[str] = field(default_factory=list)
+    #: [T] log-probabilities of the response tokens under the engine that sampled them
+    rollout_log_probs: list[float] | None = None
+    rollout_routed_experts: list[list[int]] | None = None
+
+    #: keep the sample in the group's statistics but out of the loss
+    remove_sample: bool = False
+    generate_function_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    #: seconds spent outside the engine (tools, environments)
+    non_generation_time: float = 0.0
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+
+    #: samples that came from one rollout of one prompt share it and count once in the loss
+    rollout_id: int | None = None
+    #: the engine's own word for why generation ended ("stop", "length", "abort", ...)
+    finish_reason: str | None = None
+    #: why the sample is FAILED or ABORTED, in one line
+    failure: str | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens P."""
+        return len(self.tokens) - self.response_length
+
+    @property
+    def reward_value(self) -> float | None:
+        """The scalar the estimator sees: the reward itself, or its `score` entry."""
+        if isinstance(self.reward, dict):
+            return float(self.reward["score"])
+        return None if self.reward is None else float(self.reward)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the sample may enter a training batch: generated, and nothing went wrong."""
+        return self.status in (Status.COMPLETED, Status.TRUNCATED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; `from_dict` reverses it."""
+        row = asdict(self)
+        row["status"] = self.status.value
+        return row
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Sample:
+        """Rebuild a sample written by `to_dict`."""
+        row = dict(row)
+        row["status"] = Status(row["status"])
+        row["spec_info"] = SpecInfo(**row["spec_info"])
+        return cls(**row)
+
+
+@dataclass
+class Group:
+    """All samples of one prompt."""
+
+    index: int
+    samples: list[Sample]
