@@ -1,0 +1,1 @@
+"""What makes stock Megatron-core and SGLang run without a GPU; inert where there is one."""

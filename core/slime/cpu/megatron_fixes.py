@@ -1,0 +1,51 @@
+"""What must change in single `megatron.core` modules after import, beyond the spelling of the device.
+
+Each fix is either a defect of megatron-core 0.16.1 without TransformerEngine, or a call that goes past
+`torch.cuda` into the CUDA runtime.  `FIXES` maps the module's name to its fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _have_transformer_engine() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def _no_compile(module: Any) -> None:
+    """torch.compile needs a C++ compiler and minutes."""
+    module.disable_jit_fuser()
+
+
+def _router_gemm(module: Any) -> None:
+    """0.16.1 reads this name in every MoE router, and binds it only with TransformerEngine (NameError)."""
+    module.__dict__.setdefault("te_general_gemm", None)
+
+
+def _random_state(module: Any) -> None:
+    """The RNG of the tensor-parallel tracker goes through torch._C; recompute of norms wants TE's FP8 names."""
+    module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    module._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    if not module.HAVE_TE:
+        module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
+        module.activation_recompute_forward = module.fp8_autocast = lambda **_: contextlib.nullcontext()
+
+
+def _latent_attention(module: Any) -> None:
+    """0.16.1 sets HAVE_TE to True here without TransformerEngine."""
+    module.HAVE_TE = _have_transformer_engine()
+
+
+FIXES: dict[str, Callable[[Any], None]] = {
+    "megatron.core.jit": _no_compile,
+    "megatron.core.tensor_parallel.random": _random_state,
+    "megatron.core.transformer.moe.moe_utils": _router_gemm,
+    "megatron.core.transformer.multi_latent_attention": _latent_attention,
+}

@@ -1,0 +1,123 @@
+"""One architecture from two sources: the Hugging Face `config.json` and Megatron flags the user gave.
+
+Stated flags must agree with the model folder; where there is no folder they are the whole story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.errors import ConfigError
+
+#: TransformerConfig fields that state what the model is, whoever states them
+_TRANSFORMER = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "ffn_hidden_size",
+    "kv_channels",
+    "normalization",
+    "layernorm_epsilon",
+    "layernorm_zero_centered_gamma",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "rotary_interleaved",
+    "gated_linear_unit",
+    "activation_func",
+)
+_GPT_DEFAULTS: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "rotary_base": 10000.0,
+    "rotary_percent": 1.0,
+    "rope_scaling": False,
+    "rope_scaling_factor": 8.0,
+    "share_embeddings_and_output_weights": False,
+    "max_sequence_length": 4096,
+}
+#: what a folder that is silent about them means
+_SILENT: dict[str, Any] = {"layernorm_zero_centered_gamma": False, "rotary_interleaved": False}
+#: without these there is no model
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What is built: keywords of `TransformerConfig` (activation still a name) and of `GPTModel`."""
+
+    transformer: dict[str, Any]
+    gpt: dict[str, Any]
+
+
+def merge_architecture(
+    hf: tuple[Mapping[str, Any], Mapping[str, Any]] | None, megatron: Mapping[str, Any]
+) -> ModelShape:
+    """Merge the folder's (transformer, gpt) keywords, if there is a folder, with the flags in `megatron`.
+
+    Raises `ConfigError` where both state a value and the values differ, and where neither states what is needed.
+    """
+    transformer, gpt = _stated(megatron)
+    if hf is None:
+        known = {**transformer, **gpt}
+        missing = [name for name in _REQUIRED if name not in known]
+        if missing:
+            raise ConfigError(
+                "no Hugging Face folder describes the model, and these flags are missing: "
+                + ", ".join(_flag(name) for name in missing)
+            )
+        return ModelShape(transformer, {**_GPT_DEFAULTS, **gpt})
+    hf_transformer, hf_gpt = hf
+    for ours, theirs in ((transformer, _SILENT | dict(hf_transformer)), (gpt, hf_gpt)):
+        for name, value in ours.items():
+            # A context longer or shorter than the folder's is a choice, not a contradiction: rotary models have no table.
+            if name == "max_sequence_length" or name not in theirs or _same(value, theirs[name]):
+                continue
+            raise ConfigError(
+                f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {theirs[name]!r}."
+                " Drop the flag, or point --hf-checkpoint at the model it describes."
+            )
+    return ModelShape({**hf_transformer, **transformer}, {**_GPT_DEFAULTS, **hf_gpt, **gpt})
+
+
+def _stated(megatron: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The architectural part of the flags, with Megatron-LM's spellings resolved."""
+    transformer = {name: megatron[name] for name in _TRANSFORMER if name in megatron}
+    if megatron.get("swiglu"):
+        transformer |= {"gated_linear_unit": True, "activation_func": "silu"}
+    if megatron.get("squared_relu"):
+        transformer["activation_func"] = "squared_relu"
+    if megatron.get("quick_geglu"):
+        transformer |= {"gated_linear_unit": True, "activation_func": "quick_gelu"}
+    if megatron.get("group_query_attention") is False and "num_attention_heads" in transformer:
+        transformer["num_query_groups"] = transformer["num_attention_heads"]
+    gpt: dict[str, Any] = {}
+    for flag, name in (
+        ("vocab_size", "vocab_size"),
+        ("max_position_embeddings", "max_sequence_length"),
+        ("position_embedding_type", "position_embedding_type"),
+        ("rotary_base", "rotary_base"),
+        ("rotary_percent", "rotary_percent"),
+        ("use_rope_scaling", "rope_scaling"),
+        ("rope_scaling_factor", "rope_scaling_factor"),
+    ):
+        if flag in megatron:
+            gpt[name] = megatron[flag]
+    if megatron.get("use_rotary_position_embeddings"):
+        gpt["position_embedding_type"] = "rope"
+    if "untie_embeddings_and_output_weights" in megatron:
+        gpt["share_embeddings_and_output_weights"] = not megatron["untie_embeddings_and_output_weights"]
+    return transformer, gpt
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) or isinstance(b, float):
+        return bool(abs(float(a) - float(b)) <= 1e-9 * max(abs(float(a)), abs(float(b))))
+    return bool(a == b)
+
+
+def _flag(name: str) -> str:
+    spelled = {"share_embeddings_and_output_weights": "untie_embeddings_and_output_weights"}.get(name, name)
+    return "--" + spelled.replace("_", "-")

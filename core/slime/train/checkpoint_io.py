@@ -1,0 +1,159 @@
+"""The training state on disk: weights, optimizer, schedule and random states, in Megatron's distributed format.
+
+The format is resharded on loading: another tensor-, pipeline- or data-parallel size reads it.  Only the random
+states belong to the number of ranks; with another number each rank keeps those it started with.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+from slime.errors import CheckpointError
+
+_WRITER = filesystem_async.FileSystemWriterAsync
+
+
+def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) -> None:
+    """Write the state of all ranks to `folder`, which must be empty or new (collective).
+
+    Raises `CheckpointError` when it cannot be written.
+    """
+    try:
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        state = _model_state(chunks)
+        state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state, chunks), metadata=_metadata())
+        state["scheduler"] = scheduler.state_dict()
+        state["random"] = _gather_random_states()
+        with _write_in_this_process():
+            dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
+    except (OSError, CheckpointingException) as error:
+        raise CheckpointError(f"the training state could not be written to {folder}: {error}") from error
+
+
+def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
+    """Read what `save_state` wrote, under any parallel layout (collective).
+
+    weights_only   leave optimizer, schedule and random states as they are
+
+    Raises `CheckpointError` when the folder is no such checkpoint or does not fit the model.
+    """
+    if not (folder / "metadata.json").is_file():
+        raise CheckpointError(
+            f"{folder} is no complete training checkpoint (no metadata.json); expected a folder that slime saved."
+        )
+    state = _model_state(chunks)
+    if not weights_only:
+        state["optimizer"] = optimizer.sharded_state_dict(
+            _for_optimizer(state, chunks), is_loading=True, metadata=_metadata()
+        )
+    try:
+        loaded = dist_checkpointing.load(state, str(folder))
+    except (CheckpointingException, KeyError, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} could not be loaded into this model: {error}. Is it a checkpoint of the same architecture?"
+        ) from error
+    with torch.no_grad():
+        for number, chunk in enumerate(chunks):
+            chunk.load_state_dict(loaded[_model_key(number, chunks)])
+        if weights_only:
+            optimizer.reload_model_params()
+            return
+        optimizer.load_state_dict(loaded["optimizer"])
+    scheduler.load_state_dict(loaded["scheduler"])
+    states = loaded["random"]
+    if len(states) == dist.get_world_size():
+        _set_random_state(states[dist.get_rank()])
+
+
+def _metadata() -> dict[str, Any]:
+    """What tells Megatron the form of the optimizer's shards; without it a form it no longer supports is the default."""
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+
+
+def _model_key(number: int, chunks: list[Any]) -> str:
+    return "model" if len(chunks) == 1 else f"model{number}"
+
+
+def _model_state(chunks: list[Any]) -> dict[str, Any]:
+    return {
+        _model_key(number, chunks): chunk.sharded_state_dict(metadata=_metadata()) for number, chunk in enumerate(chunks)
+    }
+
+
+def _for_optimizer(state: dict[str, Any], chunks: list[Any]) -> dict[str, Any]:
+    """The model's part as the optimizer expects it: bare for one chunk, by key for several."""
+    models = {_model_key(number, chunks): state[_model_key(number, chunks)] for number in range(len(chunks))}
+    return models if len(chunks) > 1 else dict(models["model"])
+
+
+def _gather_random_states() -> list[dict[str, torch.Tensor]]:
+    own = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        own["cuda"] = torch.cuda.get_rng_state()
+    states: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(states, own)
+    return states
+
+
+def _set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def _write_in_this_process() -> Iterator[None]:
+    """Write files here instead of in forked workers that report through a multiprocessing manager.
+
+    The stock way starts a manager process (seconds of imports, and it outlives a killed rank) and forks a process full
+    of communication threads, and waits without a limit for a worker that died.
+    """
+    stock = _WRITER.write_preloaded_data_multiproc
+    stock_queue = filesystem_async._results_queue
+    _WRITER.write_preloaded_data_multiproc = staticmethod(_write_buckets)
+    filesystem_async._results_queue = queue.Queue()
+    try:
+        yield
+    finally:
+        _WRITER.write_preloaded_data_multiproc = staticmethod(stock)
+        filesystem_async._results_queue = stock_queue
+
+
+def _write_buckets(
+    transforms: list[Any],
+    use_msc: bool,
+    _rank: int,
+    buckets: list[Any],
+    results: queue.Queue[Any],
+) -> None:
+    """Stands for `write_preloaded_data_multiproc`: the same writer, bucket after bucket."""
+    answers: dict[int, Any] = {}
+    for number, bucket in enumerate(buckets):
+        answer: queue.Queue[Any] = queue.Queue()
+        pending: queue.Queue[int] = queue.Queue()
+        pending.put(number)
+        _WRITER.write_preloaded_data(transforms, number, bucket, answer, pending, True, use_msc=use_msc)
+        _, written = answer.get_nowait()
+        if isinstance(written, Exception):
+            results.put(written)
+            return
+        answers[number] = written
+    results.put(answers)

@@ -1,0 +1,63 @@
+"""The optimizer over the model's chunks, and the schedule of its learning rate in optimizer steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from slime.errors import ConfigError
+from slime.train.adam import install_adam
+from slime.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
+
+
+def build_optimizer(settings: TrainSettings, chunks: list[Any]) -> Any:
+    """Megatron's optimizer for DDP-wrapped chunks."""
+    install_adam()
+    return get_megatron_optimizer(settings.optimizer, chunks, use_gloo_process_groups=False)
+
+
+def build_scheduler(config: RunConfig, settings: TrainSettings, optimizer: Any) -> Any:
+    """Learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
+
+    An iteration is one optimizer step.  The default decays over the whole run.  Raises `ConfigError` for
+    combinations that do not fit.
+    """
+    stated = config.megatron
+    style = stated.get("lr_decay_style", "constant")
+    if style not in _STYLES:
+        raise ConfigError(f"--lr-decay-style {style!r} is not one of {', '.join(_STYLES)}.")
+    run = (config.rollout.num_rollout or 1) * config.steps_per_rollout
+    decay = stated.get("lr_decay_iters") or max(1, run)
+    warmup = stated.get("lr_warmup_iters") or 0
+    if stated.get("lr_warmup_fraction") is not None:
+        if warmup:
+            raise ConfigError("--lr-warmup-iters and --lr-warmup-fraction exclude each other.")
+        warmup = round(stated["lr_warmup_fraction"] * decay)
+    if warmup >= decay:
+        raise ConfigError(
+            f"the learning rate would warm up for {warmup} steps of {decay} (--lr-decay-iters, by default rollouts x"
+            " steps per rollout). Shorten the warm-up."
+        )
+    lr, least = settings.optimizer.lr, settings.optimizer.min_lr
+    if not 0 <= least <= lr:
+        raise ConfigError(f"--min-lr {least} is not between 0 and --lr {lr}.")
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=lr,
+        min_lr=least,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=style,
+        start_wd=settings.optimizer.weight_decay,
+        end_wd=settings.optimizer.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+    )

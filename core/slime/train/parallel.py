@@ -1,0 +1,109 @@
+"""Process groups of the training ranks: gloo on CPU, NCCL on CUDA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from slime.errors import TrainerError
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+
+def start(
+    config: RunConfig,
+    transformer: Any,
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    master_addr: str,
+    master_port: int,
+) -> torch.device:
+    """Join the other ranks and build Megatron's groups for the sizes in `transformer`; returns this rank's device.
+
+    Seeds every generator from `config.run.seed`.  Raises `TrainerError` when the ranks do not meet within
+    `--distributed-timeout-minutes`.
+    """
+    minutes = config.cluster.distributed_timeout_minutes
+    threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // world_size)
+    torch.set_num_threads(threads)
+    if config.on_gpu:
+        torch.cuda.set_device(local_rank)
+    device = torch.device("cuda", local_rank) if config.on_gpu else torch.device("cpu")
+    try:
+        dist.init_process_group(
+            "nccl" if config.on_gpu else "gloo",
+            init_method=f"tcp://{master_addr}:{master_port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=minutes),
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise TrainerError(
+            f"rank {rank} of {world_size} could not join the others at {master_addr}:{master_port} within {minutes:g}"
+            f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
+        ) from error
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=transformer.tensor_model_parallel_size,
+        pipeline_model_parallel_size=transformer.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=transformer.virtual_pipeline_model_parallel_size,
+        context_parallel_size=transformer.context_parallel_size,
+        expert_model_parallel_size=transformer.expert_model_parallel_size,
+        expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
+        distributed_timeout_minutes=max(1, round(minutes)),
+        create_gloo_process_groups=False,
+    )
+    torch.manual_seed(config.run.seed)
+    # Without dropout the cheap tracker (no state per region) draws the same numbers.
+    model_parallel_cuda_manual_seed(config.run.seed, inference_rng_tracker=True, force_reset_rng=True)
+    return device
+
+
+def stop(*, failed: bool = False) -> None:
+    """Leave the groups; call it on every rank before the process ends, after an error too.  Safe to repeat.
+
+    A gloo worker thread that drops the last reference to a tensor while the interpreter shuts down aborts the
+    process, hence the explicit end.  After an error there is no barrier: the other ranks may never come.
+    """
+    if not dist.is_initialized():
+        return
+    try:
+        if not failed:
+            dist.barrier()
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def is_last_stage() -> bool:
+    """Whether this rank holds the output layer."""
+    return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def speaks() -> bool:
+    """Whether this rank contributes to sums over tokens: one rank for each micro-batch."""
+    return (
+        is_last_stage()
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+    )
+
+
+@contextmanager
+def teardown_on_error() -> Iterator[None]:
+    """Leave the groups when the body raises, so that the process can die of its own error."""
+    try:
+        yield
+    except BaseException:
+        stop(failed=True)
+        raise

@@ -1,0 +1,330 @@
+"""One training rank: everything the trainer does, behind one class."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from slime.data import loss_weights, plan_micro_batches
+from slime.errors import ConfigError, TrainerError
+from slime.plugin import Estimator
+from slime.train import parallel
+from slime.train.advantages import estimate
+from slime.train.checkpoint_io import load_state, save_state
+from slime.train.forward import Pipeline
+from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.model import build_chunks, connect_schedule, wrap_chunks
+from slime.train.optimizer import build_optimizer, build_scheduler
+from slime.train.packing import MicroBatch, PackingRule
+from slime.train.reference import ReferenceWeights
+from slime.train.scoring import score_batch
+from slime.train.settings import TrainSettings, train_settings
+from slime.train.statistics import sum_over_ranks
+from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.data import TrainBatch
+
+
+class MegatronRank:
+    """One rank of the trainer.  Every method is collective: all ranks call it, with the same arguments.
+
+    estimator   turns rewards into advantages; None for supervised fine-tuning
+    needs       what the estimator's spec declares ("reference", ...)
+
+    After an error on any rank, `close(failed=True)` is all that may still be called.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        master_addr: str,
+        master_port: int,
+        estimator: Estimator | None,
+        needs: frozenset[str] = frozenset(),
+    ) -> None:
+        self._config = config
+        self._supervised = config.algorithm.loss_type == "sft_loss"
+        if not self._supervised and estimator is None:
+            raise ConfigError("loss_type policy_loss needs an advantage estimator (--advantage-estimator).")
+        self._estimator = None if self._supervised else estimator
+        self._hf_config = self._read_hf_config()
+        hf = None if self._hf_config is None else architecture(self._hf_config)
+        self._settings = train_settings(config, None if hf is None else (hf.transformer, hf.gpt))
+        self._device = parallel.start(
+            config,
+            self._settings.transformer,
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+        )
+        with parallel.teardown_on_error():
+            self._build(self._settings, needs)
+
+    def _read_hf_config(self) -> dict[str, Any] | None:
+        folder = self._config.checkpoint.hf_checkpoint
+        return None if folder is None else read_hf_config(Path(folder))
+
+    def _build(self, settings: TrainSettings, needs: frozenset[str]) -> None:
+        config, algorithm = self._config, self._config.algorithm
+        self._bare = build_chunks(settings, self._device)
+        self._chunks = wrap_chunks(settings, self._bare)
+        self._estimator_wants_kl = not self._supervised and (algorithm.kl_coef != 0 or "reference" in needs)
+        reference = self._estimator_wants_kl or (not self._supervised and algorithm.use_kl_loss)
+        self._reference: ReferenceWeights | None = None
+        if reference and config.checkpoint.ref_load is not None:
+            self._load_hf(Path(config.checkpoint.ref_load))
+            self._reference = ReferenceWeights(self._bare)
+        if config.checkpoint.hf_checkpoint is not None:
+            self._load_hf(Path(config.checkpoint.hf_checkpoint))
+        if reference and self._reference is None:
+            self._reference = ReferenceWeights(self._bare)
+        self._optimizer = build_optimizer(settings, self._chunks)
+        self._scheduler = build_scheduler(config, settings, self._optimizer)
+        self._last_lr = 0.0
+        connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
+        self._pipeline = Pipeline(settings, self._chunks, temperature=config.rollout.rollout_temperature)
+        self._packing = PackingRule(
+            tensor_parallel_size=settings.transformer.tensor_model_parallel_size,
+            sequence_parallel=settings.transformer.sequence_parallel,
+            cp_size=settings.transformer.context_parallel_size,
+            cp_rank=parallel_state.get_context_parallel_rank(),
+            device=self._device,
+        )
+        self._terms = LossTerms(
+            supervised=self._supervised,
+            estimator=self._estimator,
+            eps_clip=algorithm.eps_clip,
+            eps_clip_high=algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high,
+            kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
+            kl_loss_type=algorithm.kl_loss_type,
+            entropy_coef=algorithm.entropy_coef,
+        )
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def train(self, batch: TrainBatch) -> dict[str, float]:
+        """All optimizer steps of one rollout; metrics, the same on every rank but for the times.
+
+        Per-token metrics are means over the trained tokens of the batch, `loss` and `grad_norm` means over its
+        steps, `time/...` seconds of this rank's phases.  Raises `TrainerError` when the loss or the gradient is
+        not finite, `PluginContractError` when the estimator breaks its contract.
+        """
+        if not batch.tokens:
+            raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
+        seconds: dict[str, float] = {}
+        steps = np.unique(batch.step_ids).tolist()
+        columns, metrics = self._columns(batch, seconds, several_steps=len(steps) > 1)
+        sums: dict[str, float] = {}
+        norms: list[float] = []
+        for step in steps:
+            norms.append(self._step(batch, step, columns, sums, seconds))
+        metrics |= _means(sums, steps=len(steps))
+        metrics["grad_norm"] = sum(norms) / len(norms)
+        metrics["lr"] = self._last_lr
+        return metrics | seconds
+
+    def log_probs(self, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
+        """Log-probs of the response tokens under the present weights, at the rollout temperature: N x [T_i] float32."""
+        return [part.numpy() for part in self._score(batch)]
+
+    def _columns(
+        self, batch: TrainBatch, seconds: dict[str, float], *, several_steps: bool
+    ) -> tuple[LossColumns, dict[str, float]]:
+        """Per-token data that must be known before the first step, and metrics of the advantages."""
+        weights = loss_weights(batch, per_token=self._config.algorithm.calculate_per_token_loss)
+        if self._estimator is None:
+            return LossColumns(weights=weights, masks=batch.loss_masks), {}
+        ref = old = kl = None
+        if self._reference is not None:
+            with _timed(seconds, "time/ref_log_probs"), self._reference.in_model():
+                ref = self._score(batch)
+        # With one step the policy does not move before its tokens are used: the training pass itself gives old log-probs.
+        if several_steps or self._estimator_wants_kl:
+            with _timed(seconds, "time/old_log_probs"):
+                old = self._score(batch)
+        with _timed(seconds, "time/advantages"):
+            if self._estimator_wants_kl and ref is not None and old is not None:
+                kl = [a - b for a, b in zip(old, ref, strict=True)]
+            advantages = estimate(self._estimator, batch, kl)
+        columns = LossColumns(
+            weights=weights,
+            masks=batch.loss_masks,
+            advantages=advantages,
+            old_log_probs=old,
+            ref_log_probs=ref,
+            rollout_log_probs=batch.rollout_log_probs,
+        )
+        return columns, _advantage_metrics(advantages, batch)
+
+    def _step(
+        self,
+        batch: TrainBatch,
+        step: int,
+        columns: LossColumns,
+        sums: dict[str, float],
+        seconds: dict[str, float],
+    ) -> float:
+        """One optimizer step: adds to `sums` and `seconds`, returns the gradient norm."""
+        where = f"rollout {batch.rollout}, step {step}"
+        with _timed(seconds, "time/forward_backward"):
+            packed = self._pack(batch, np.flatnonzero(batch.step_ids == step).tolist())
+            seen = sum_over_ranks(self._pipeline.train(packed, partial(micro_batch_loss, self._terms, columns)))
+            seen["micro_batches"] = len(packed)
+        for name, value in seen.items():
+            if name not in sums:
+                sums[name] = value
+            else:
+                sums[name] = max(sums[name], value) if name.endswith("_max") else sums[name] + value
+        if not math.isfinite(seen["loss"]):
+            raise TrainerError(
+                f"{where}: the loss is {seen['loss']}. Sums over the step's tokens: {_readable(seen)}."
+                " The weights were not changed. A large logprob_gap points at the engine's weights or log-probs."
+            )
+        with _timed(seconds, "time/optimizer"):
+            self._last_lr = float(self._optimizer.param_groups[0]["lr"])
+            updated, norm, _ = self._optimizer.step()
+            self._scheduler.step(increment=1)
+        norm = float(norm)
+        # With float16 loss scaling an overflow is expected now and then: Megatron skips that update.
+        if not math.isfinite(norm) and (updated or not self._settings.transformer.fp16):
+            raise TrainerError(
+                f"{where}: the gradient norm is {norm} at loss {seen['loss']:g} and learning rate {self._last_lr:g}."
+                f" Sums over the step's tokens: {_readable(seen)}. Resume from the last checkpoint."
+            )
+        return norm
+
+    # --- micro-batches and scoring ------------------------------------------------------------------
+
+    def _pack(self, batch: TrainBatch, samples: list[int]) -> list[MicroBatch]:
+        """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
+        algorithm = self._config.algorithm
+        plan = plan_micro_batches(
+            [len(batch.tokens[i]) for i in samples],
+            num_ranks=parallel_state.get_data_parallel_world_size(),
+            max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
+            micro_batch_size=algorithm.micro_batch_size,
+        )
+        mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
+        # The interleaved schedule takes micro-batches by the number of stages.
+        transformer = self._settings.transformer
+        multiple = 1 if transformer.virtual_pipeline_model_parallel_size is None else transformer.pipeline_model_parallel_size
+        count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
+        packed = [self._packing.pack(batch, group) for group in mine if group]
+        while len(packed) < count:
+            shortest = min(samples, key=lambda i: len(batch.tokens[i]))
+            packed.append(self._packing.pack(batch, [shortest], counts=False))
+        return packed
+
+    def _score(self, batch: TrainBatch) -> list[Tensor]:
+        packed = self._pack(batch, list(range(len(batch.tokens))))
+        return score_batch(self._pipeline, batch, packed, self._device)
+
+    # --- weights and state --------------------------------------------------------------------------
+
+    def named_hf_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The full weights under their Hugging Face names, on rank 0; other ranks take part and yield nothing.
+
+        Raises `ConfigError` where no Hugging Face folder says what the names are.
+        """
+        if self._hf_config is None:
+            raise ConfigError("without --hf-checkpoint the weights have no Hugging Face names; give the model's folder.")
+        self._settle()
+        return named_hf_tensors(self._bare, self._hf_config)
+
+    def save(self, path: Path) -> None:
+        """Write weights, optimizer, schedule and random states; `path` must be new or empty."""
+        self._settle()
+        save_state(path, self._bare, self._optimizer, self._scheduler)
+
+    def load(self, path: Path, *, weights_only: bool = False) -> None:
+        """Read what `save` wrote, under any parallel layout.
+
+        weights_only   start a new run from these weights: the optimizer is fresh, and they become the reference
+                       unless --ref-load names one
+        """
+        self._settle()
+        load_state(path, self._bare, self._optimizer, self._scheduler, weights_only=weights_only)
+        if weights_only and self._reference is not None and self._config.checkpoint.ref_load is None:
+            self._reference.refresh()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the process groups; nothing may be called afterwards.  After an error pass `failed=True`."""
+        parallel.stop(failed=failed)
+
+    def _settle(self) -> None:
+        """Wait for parameters that the overlapped all-gather still moves."""
+        if self._settings.ddp.overlap_param_gather:
+            for chunk in self._chunks:
+                chunk.start_param_sync(force_sync=True)
+
+    def _load_hf(self, folder: Path) -> None:
+        hf_config = read_hf_config(folder)
+        theirs = architecture(hf_config)
+        ours = architecture(self._hf_config) if self._hf_config is not None else theirs
+        if (theirs.transformer, theirs.gpt) != (ours.transformer, ours.gpt):
+            different = [
+                f"{name} {ours_part.get(name)!r} / {theirs_part.get(name)!r}"
+                for ours_part, theirs_part in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
+                for name in sorted({*ours_part, *theirs_part})
+                if ours_part.get(name) != theirs_part.get(name)
+            ]
+            raise ConfigError(
+                f"the reference {folder} has another architecture than --hf-checkpoint: {', '.join(different)}."
+            )
+        load_hf(self._bare, folder, hf_config)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _means(sums: dict[str, float], *, steps: int) -> dict[str, float]:
+    """From sums over the trained tokens of all steps to what is reported."""
+    tokens = sums["tokens"]
+    metrics = {"tokens": tokens, "loss": sums["loss"] / steps, "micro_batches": sums["micro_batches"]}
+    for name, value in sums.items():
+        if name in metrics:
+            continue
+        if name == "logprob_gap":
+            metrics["logprob_gap_mean"] = value / max(tokens, 1.0)
+        else:
+            metrics[name] = value if name.endswith("_max") else value / max(tokens, 1.0)
+    return metrics
+
+
+def _advantage_metrics(advantages: Sequence[Tensor], batch: TrainBatch) -> dict[str, float]:
+    values = torch.cat(list(advantages)).double()
+    values = values[torch.cat([torch.as_tensor(mask) for mask in batch.loss_masks]) > 0]
+    if not values.numel():
+        return {}
+    return {
+        "advantage_mean": float(values.mean()),
+        "advantage_std": float(values.std(unbiased=False)),
+        "advantage_min": float(values.min()),
+        "advantage_max": float(values.max()),
+    }
+
+
+def _readable(sums: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in sums.items())
