@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 
 class Status(Enum):
@@ -30,6 +30,11 @@ class SpecInfo:
     spec_draft_token_num: int = 0
     spec_verify_ct: int = 0
     completion_token_num: int = 0
+
+
+# Inside `Sample` the bare names mean its class attributes, which type checkers refuse as types.
+_Status: TypeAlias = Status
+_SpecInfo: TypeAlias = SpecInfo
 
 
 @dataclass
@@ -61,7 +66,7 @@ class Sample:
     reward: float | dict[str, Any] | None = None
     #: [T] 1 = train on this token, 0 = do not; None means all ones
     loss_mask: list[int] | None = None
-    status: Status = Status.PENDING
+    status: _Status = _Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
 
     multimodal_inputs: Any | None = None
@@ -79,7 +84,7 @@ class Sample:
     train_metadata: dict[str, Any] | None = None
     #: seconds spent outside the engine (tools, environments)
     non_generation_time: float = 0.0
-    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    spec_info: _SpecInfo = field(default_factory=_SpecInfo)
 
     #: samples that came from one rollout of one prompt share it and count once in the loss
     rollout_id: int | None = None
