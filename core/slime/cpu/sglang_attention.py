@@ -1,0 +1,140 @@
+"""Attention for SGLang's plain-torch backend in one call per layer instead of one per sequence.
+
+Sequences of a batch are padded to the longest, and the padding is masked.  Each function here wraps
+the backend's own, which it still uses for what padding does not cover (cross attention, sliding
+windows) or would waste (very different lengths).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+#: a padded prompt batch may hold this many (query, key) pairs, and ...
+_MAX_PAIRS = 2**23
+#: ... this many times the pairs it would hold without padding
+_MAX_WASTE = 2.0
+#: keys (or values) gathered for one call may have this many elements (256 MiB in float32)
+_MAX_GATHERED = 2**26
+
+
+def _is_plain(encoder_lens: Any, is_cross_attn: bool, sliding_window_size: int | None) -> bool:
+    windowed = sliding_window_size is not None and sliding_window_size > -1
+    return encoder_lens is None and not is_cross_attn and not windowed
+
+
+def _gather_cache(
+    cache: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, valid: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """[B, heads, S, head] of a cache [slots, heads, head]; `valid` [B, S] says which positions exist."""
+    slots = req_to_token[req_pool_indices, : valid.shape[1]].long().masked_fill(~valid, 0)
+    return cache[slots].transpose(1, 2).to(dtype)
+
+
+def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The backend's decode (one new token for each of B sequences) in one attention call."""
+
+    def decode(
+        self: Any,
+        query: Tensor,
+        output: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        req_to_token: Tensor,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        encoder_lens: Tensor | None = None,
+        scaling: float | None = None,
+        enable_gqa: bool = False,
+        causal: bool = False,
+        is_cross_attn: bool = False,
+        sliding_window_size: int | None = None,
+    ) -> Tensor:
+        longest = int(seq_lens.max())
+        gathered = seq_lens.shape[0] * longest * k_cache.shape[1:].numel()
+        if causal or gathered > _MAX_GATHERED or not _is_plain(encoder_lens, is_cross_attn, sliding_window_size):
+            return one_by_one(
+                self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+                encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size,
+            )  # fmt: skip
+        valid = torch.arange(longest) < seq_lens[:, None]
+        keys = _gather_cache(k_cache, req_to_token, req_pool_indices, valid, query.dtype)
+        values = _gather_cache(v_cache, req_to_token, req_pool_indices, valid, query.dtype)
+        attended = scaled_dot_product_attention(
+            query[:, :, None],
+            keys,
+            values,
+            attn_mask=valid[:, None, None, :],
+            scale=scaling,
+            enable_gqa=enable_gqa,
+        )
+        output.copy_(attended[:, :, 0])
+        return output
+
+    return decode
+
+
+def batched_extend(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The backend's extend (B prompts, each continuing a cached prefix or none) in one attention call."""
+
+    def extend(
+        self: Any,
+        query: Tensor,
+        output: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        req_to_token: Tensor,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        extend_prefix_lens: Tensor,
+        extend_seq_lens: Tensor,
+        encoder_lens: Tensor | None = None,
+        scaling: float | None = None,
+        enable_gqa: bool = False,
+        causal: bool = False,
+        is_cross_attn: bool = False,
+        sliding_window_size: int | None = None,
+    ) -> Tensor:
+        batch = seq_lens.shape[0]
+        longest_query, longest_key = int(extend_seq_lens.max()), int(seq_lens.max())
+        padded_pairs = batch * longest_query * longest_key
+        useful_pairs = int((extend_seq_lens.long() * seq_lens.long()).sum())
+        if (
+            batch == 1
+            or not causal
+            or not _is_plain(encoder_lens, is_cross_attn, sliding_window_size)
+            or batch * longest_key * k_cache.shape[1:].numel() > _MAX_GATHERED
+            or padded_pairs > min(_MAX_PAIRS, _MAX_WASTE * useful_pairs)
+        ):
+            return one_by_one(
+                self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+                extend_prefix_lens, extend_seq_lens, encoder_lens, scaling, enable_gqa, causal,
+                is_cross_attn, sliding_window_size,
+            )  # fmt: skip
+        valid_key = torch.arange(longest_key) < seq_lens[:, None]
+        query_index = torch.arange(longest_query)
+        valid_query = query_index < extend_seq_lens[:, None]  # [B, Q]
+        position = extend_prefix_lens[:, None] + query_index  # [B, Q] position of each query in its sequence
+        # A padded query sees at least key 0, so that no row is wholly masked (softmax of nothing is NaN).
+        visible = torch.arange(longest_key) <= position[:, :, None]
+        visible &= valid_key[:, None, :]
+        queries = query.new_zeros((batch, longest_query, *query.shape[1:]))
+        queries[valid_query] = query
+        keys = _gather_cache(k_cache, req_to_token, req_pool_indices, valid_key, query.dtype)
+        values = _gather_cache(v_cache, req_to_token, req_pool_indices, valid_key, query.dtype)
+        attended = scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=visible[:, None],
+            scale=scaling,
+            enable_gqa=enable_gqa,
+        )
+        output.copy_(attended.transpose(1, 2)[valid_query])
+        return output
+
+    return extend

@@ -1,0 +1,179 @@
+"""The engines as a generator sees them: token ids in, token ids with log-probs out, through the router.
+
+Thousands of requests are in flight at once in one process, so the cost of each counts: the request body
+is built and the answer decoded by orjson, and no Python loop runs per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from slime.errors import DeadlineError, EngineError
+from slime.plugin import Generation, SamplingParams
+
+#: header by which the router keeps the requests of one session on one engine
+_SESSION_HEADER = "X-SMG-Routing-Key"
+_HEADERS = {"Content-Type": "application/json"}
+_EXCERPT = 500
+#: seconds an idle connection is kept; shorter than a server keeps it (SGLang: 5), so that no request is
+#: sent into a connection that is just being closed
+_KEEP_ALIVE_S = 4.0
+
+
+class HttpPolicyClient:
+    """Implements `slime.plugin.PolicyClient` over HTTP.
+
+    `base_url`: the router's (or one engine's).  `timeout_s`: how long one generation may take, from the
+    moment it is sent.  `concurrency`: requests in flight at once; more wait here.  `connect_attempts`:
+    how often a refused connection is tried.  `vocab_size`: if given, token ids outside it are refused
+    here; the engine's scheduler would die of them.
+
+    A request is sent again only when no connection came about, so nothing had been accepted.  After a
+    time-out or a lost connection the engine may have done the work, and the caller decides.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout_s: float,
+        concurrency: int = 1024,
+        connect_attempts: int = 4,
+        connect_backoff_s: float = 0.2,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._url = URL(base_url.rstrip("/") + "/generate")
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(concurrency)
+        self._connect_attempts = connect_attempts
+        self._connect_backoff_s = connect_backoff_s
+        self._vocab_size = vocab_size
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections.  The client opens new ones when it is used again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        """One response to `tokens`; see `slime.plugin.PolicyClient`.
+
+        Temperature 0 is greedy; its log-probs are those of temperature 1.  Raises `EngineError` when the
+        engine refuses or fails, `DeadlineError` after `timeout_s`.
+        """
+        self._check_tokens(tokens)
+        body = _request_body(tokens, sampling)
+        headers = _HEADERS if session is None else {**_HEADERS, _SESSION_HEADER: session}
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await self._post(body, headers)
+            except TimeoutError:
+                raise DeadlineError(
+                    f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens "
+                    f"(max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's log."
+                ) from None
+        return self._generation(answer)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if len(tokens) == 0:
+            raise EngineError("generate: the prompt has no tokens; expected at least one")
+        if self._vocab_size is not None and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
+            raise EngineError(
+                f"generate: the prompt has token ids from {min(tokens)} to {max(tokens)}; "
+                f"the model's vocabulary has {self._vocab_size}"
+            )
+
+    async def _post(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """The body of a successful answer."""
+        attempt = 1
+        while True:
+            try:
+                async with self._open_session().post(self._url, data=body, headers=headers) as response:
+                    answer = await response.read()
+                    if response.status != 200:
+                        text = answer[:_EXCERPT].decode(errors="replace")
+                        raise EngineError(f"POST {self._url}: status {response.status}, answer: {text}")
+                    return answer
+            except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
+                if attempt >= self._connect_attempts:
+                    raise EngineError(f"POST {self._url}: no connection in {attempt} attempts ({error})") from error
+            except aiohttp.ClientError as error:
+                raise EngineError(
+                    f"POST {self._url}: the connection was lost before the answer came "
+                    f"({type(error).__name__}: {error}); the engine or the router may have ended"
+                ) from error
+            await asyncio.sleep(self._connect_backoff_s * 2 ** (attempt - 1))
+            attempt += 1
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """The session; made on first use, because it belongs to the running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # The semaphore limits; a limit here would make requests wait inside their time limit.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+                read_bufsize=2**20,  # an answer in one piece, instead of pausing the transport every 64 KiB
+            )
+        return self._session
+
+    def _generation(self, answer: bytes) -> Generation:
+        try:
+            meta = orjson.loads(answer)["meta_info"]
+            rows = meta.get("output_token_logprobs") or ()  # T rows of (log-prob, token id, text or None)
+            flat = list(chain.from_iterable(rows))
+            log_probs, tokens = flat[0::3], flat[1::3]
+            reason = meta["finish_reason"]["type"]
+            spans = meta.get("weight_versions")
+            versions = list(dict.fromkeys(span["version"] for span in spans)) if spans else [meta["weight_version"]]
+        except (ValueError, KeyError, TypeError) as error:
+            text = answer[:_EXCERPT].decode(errors="replace")
+            raise EngineError(
+                f"POST {self._url}: the answer is not one of SGLang's /generate with log-probs "
+                f"({type(error).__name__}: {error}): {text}"
+            ) from error
+        if None in log_probs:
+            raise EngineError(
+                f"POST {self._url}: log-prob of response token {log_probs.index(None)} is not a number; "
+                f"the model's weights or activations have overflowed"
+            )
+        return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
+
+
+def _request_body(tokens: Sequence[int], sampling: SamplingParams) -> bytes:
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+    }
+    if sampling.stop:
+        parameters["stop"] = sampling.stop
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = sampling.stop_token_ids
+    if sampling.sampling_seed is not None:
+        parameters["sampling_seed"] = sampling.sampling_seed
+    request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,46 @@
+"""TCP ports: free ones, and a clear refusal of taken ones."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from slime.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port nobody listens on now.  The kernel does not hand it out again soon, but does not reserve it."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_in_use(port: int, host: str = LOOPBACK) -> bool:
+    """Whether binding `port` on `host` fails because something listens there."""
+    with socket.socket() as probe:
+        # What servers set too: without it a port in TIME_WAIT would count as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise
+    return False
+
+
+def require_free_port(port: int, option: str, host: str = LOOPBACK) -> None:
+    """Raise `ConfigError` when `port`, asked for by `option`, is taken or may not be used."""
+    try:
+        taken = port_in_use(port, host)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{option} {port}: cannot listen on {host}:{port} ({error}). Choose a port from 1024 to 65535."
+        ) from None
+    if taken:
+        raise ConfigError(
+            f"{option} {port}: another process already listens on {host}:{port}. Choose another port, leave "
+            f"the option out to get a free one, or end that process (`ss -ltnp 'sport = :{port}'` names it)."
+        )

@@ -1,0 +1,124 @@
+"""A supervised child process: started with a log file, watched, waited for with a deadline, stopped for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slime.engine.children import Child, kill_group
+from slime.errors import DeadlineError, EngineError
+
+_POLL_S = 0.05
+_TAIL_BYTES = 64 * 1024
+
+
+class SupervisedProcess:
+    """Runs what `launch` starts.  `name` is how messages call it; `log_path` is where its output goes."""
+
+    def __init__(self, name: str, launch: Callable[[], Child], *, log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._launch = launch
+        self._child: Child | None = None
+        self._started_at = 0.0
+        self._ended_at: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process and group id; None before the process exists and after `stop`."""
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """Start the process.  Raises `EngineError` when it already runs or cannot be started."""
+        if self._child is not None:
+            raise EngineError(f"{self.name} was started twice; stop it first")
+        self._started_at, self._ended_at = time.monotonic(), None
+        try:
+            self._child = self._launch()
+        except OSError as error:
+            raise EngineError(f"{self.name} could not be started: {error}") from error
+
+    def poll(self) -> int | None:
+        """None while the process runs, then its exit status (negative: minus the signal).  Noticing the
+        end also kills what the process has left behind.  Raises `EngineError` when it was never started."""
+        if self._child is None:
+            raise EngineError(f"{self.name} is not running: it was not started, or it was stopped")
+        status = self._child.poll()
+        if status is not None and self._ended_at is None:
+            self._ended_at = time.monotonic()
+            if self._child.pid is not None:
+                kill_group(self._child.pid)
+        return status
+
+    def alive(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._child is not None and self.poll() is None
+
+    def failure(self) -> str | None:
+        """None while all is well (running, not started yet or stopped on purpose); else how it ended, with
+        its last log lines."""
+        if self._child is None or (status := self.poll()) is None:
+            return None
+        how = f"ended with exit code {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+            if status == -signal.SIGKILL:
+                how += " (by a person, or by the kernel for lack of memory)"
+        assert self._ended_at is not None
+        return f"{self.name} {how} after {self._ended_at - self._started_at:.0f} s. {self._log_excerpt()}"
+
+    def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
+        """Return once `probe()` is true.
+
+        Raises `EngineError` when the process ends first, `DeadlineError` after `timeout_s`; both show its
+        last log lines.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if (failure := self.failure()) is not None:
+                raise EngineError(failure)
+            if self._child is not None and probe():
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{self.name} was not ready after {timeout_s:.0f} s. {self._log_excerpt()}")
+            time.sleep(_POLL_S)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines the process wrote."""
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(0, size - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _log_excerpt(self) -> str:
+        tail = self.log_tail()
+        return f"Last lines of {self.log_path}:\n{tail}" if tail else f"It wrote nothing to {self.log_path}."
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End the process and everything it started; harmless when it has ended or was never started.
+
+        With `grace_s` it gets SIGTERM and that long to leave by itself before SIGKILL.  Raises
+        `EngineError` when something survives even that (a process stuck in the kernel).
+        """
+        child, self._child = self._child, None
+        if child is None:
+            return
+        pid = child.pid
+        if pid is not None and grace_s > 0 and child.poll() is None:
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            while child.poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+        child.close()
+        if pid is None:
+            return
+        if survivors := kill_group(pid):
+            raise EngineError(f"{self.name}: processes {survivors} did not end on SIGKILL. See {self.log_path}.")
+        child.poll()  # collect the exit status, so that no zombie is left
