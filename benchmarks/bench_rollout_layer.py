@@ -1,0 +1,136 @@
+"""CPU cost of the rollout room itself, per sample.
+
+    python benchmarks/bench_rollout_layer.py [--samples 8192] [--tokens 512] [--repeats 5]
+
+The policy is a stub that answers after a short random sleep with a prepared response, and the generator and
+reward do the least that their contracts allow.  What remains is slime's own work: scheduling, boundaries,
+deadlines, contract checks, metrics.  The same run without slime's layer (bare tasks around the same stub) is
+measured beside it and taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
+from slime.rollout.generation import SampleGenerator
+from slime.rollout.metrics import rollout_metrics, staleness_metrics
+from slime.rollout.pipeline import Pipeline
+from slime.rollout.progress import ProgressBoard
+from slime.rollout.rewards import Scorer
+from slime.rollout.sampling import Sampling
+from slime.types import Group, Sample, Status
+
+GROUP_SIZE = 8
+CONCURRENCY = 1024
+PROMPT_TOKENS = 128
+
+
+class StubPolicy:
+    """Answers every request with the same prepared response."""
+
+    def __init__(self, tokens: int) -> None:
+        self._answer = Generation(list(range(tokens)), [-0.5] * tokens, "stop", ["1"])
+        self._random = random.Random(0)
+
+    async def generate(
+        self,
+        tokens: Sequence[int],  # noqa: ARG002 - the contract's
+        sampling: SamplingParams,  # noqa: ARG002 - the contract's
+        *,
+        session: str | None = None,  # noqa: ARG002 - the contract's
+    ) -> Generation:
+        await asyncio.sleep(self._random.uniform(0.005, 0.015))
+        return self._answer
+
+
+class LeastGenerator:
+    """Writes the answer on the sample."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        answer = await policy.generate(sample.tokens, sampling)
+        sample.tokens = sample.tokens + answer.tokens
+        sample.response_length = len(answer.tokens)
+        sample.rollout_log_probs = answer.log_probs
+        sample.weight_versions = answer.weight_versions
+        sample.status = Status.COMPLETED
+        return [sample]
+
+
+class LeastReward:
+    """Gives every sample a half."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        return [Reward(0.5) for _ in samples]
+
+
+def pending(count: int) -> list[Group]:
+    """`count` samples in groups."""
+    prompt = list(range(PROMPT_TOKENS))
+    return [
+        Group(g, [Sample(group_index=g, index=g * GROUP_SIZE + i, tokens=list(prompt)) for i in range(GROUP_SIZE)])
+        for g in range(count // GROUP_SIZE)
+    ]
+
+
+async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
+    """All samples through the rollout room."""
+    sampling = Sampling(512, 1.0, 1.0, -1, (), (), seed=42)
+    pipeline = Pipeline(
+        SampleGenerator(LeastGenerator(), "generator least", policy, timeout_s=600, concurrency=CONCURRENCY),
+        Scorer(LeastReward(), RewardSpec(name="least", factory="benchmarks:LeastReward"), "reward least"),
+        ProgressBoard(lambda _done, _total: None),
+    )
+    finished = await pipeline.finish(groups, sampling)
+    rollout_metrics(finished.groups)
+    staleness_metrics(finished.groups, "1")
+
+
+async def bare(groups: list[Group], policy: StubPolicy) -> None:
+    """The same generator, reward and stub in bare tasks."""
+    slots = asyncio.Semaphore(CONCURRENCY)
+    generator, reward = LeastGenerator(), LeastReward()
+    sampling = SamplingParams(512)
+
+    async def one(sample: Sample) -> None:
+        async with slots:
+            produced = await generator.generate(sample, sampling, policy)
+        await reward.score(produced)
+
+    await asyncio.gather(*(one(sample) for group in groups for sample in group.samples))
+
+
+def cpu_ms_per_sample(samples: int, tokens: int, *, slime: bool) -> float:
+    """Milliseconds of CPU one sample costs."""
+    groups, policy = pending(samples), StubPolicy(tokens)
+    gc.collect()
+    started = time.process_time()
+    asyncio.run(with_slime(groups, policy) if slime else bare(groups, policy))
+    return 1000 * (time.process_time() - started) / samples
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    costs = {
+        name: statistics.median(cpu_ms_per_sample(args.samples, args.tokens, slime=slime) for _ in range(args.repeats))
+        for name, slime in (("bare tasks", False), ("rollout room", True))
+    }
+    print(f"{args.samples} samples of {args.tokens} tokens, {CONCURRENCY} in flight, median of {args.repeats}")
+    for name, cost in costs.items():
+        print(f"{name:<24}{cost:8.3f} ms CPU a sample")
+    print(f"{'slime adds':<24}{costs['rollout room'] - costs['bare tasks']:8.3f} ms CPU a sample")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""`metrics.jsonl`: one JSON object per line, every number of every step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+FILE_NAME = "metrics.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """`metrics` as plain floats, with None for what is not finite.
+
+    Raises `TypeError` naming the metric when a value is not a number.
+    """
+    clean: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"metric {name!r} is {value!r}, expected a number") from None
+        clean[name] = number if math.isfinite(number) else None
+    return clean
+
+
+class MetricsWriter:
+    """Appends one line per call to `RUN_DIR/metrics.jsonl`, flushed at once.
+
+    JSON has no NaN or infinity: such a value is written as null, with a warning that names it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Open the file for appending, so that a resumed run continues it.  Raises `OSError`."""
+        self.path = run_dir / FILE_NAME
+        self._file = self.path.open("ab")
+        if self._ends_inside_a_line():
+            self._file.write(b"\n")
+
+    def _ends_inside_a_line(self) -> bool:
+        """Whether an earlier run was killed in the middle of a write."""
+        if self.path.stat().st_size == 0:
+            return False
+        with self.path.open("rb") as file:
+            file.seek(-1, 2)
+            return file.read(1) != b"\n"
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the numbers of one step."""
+        clean = finite_or_none(metrics)
+        bad = [name for name, value in clean.items() if value is None]
+        if bad:
+            logger.warning("step %d: not finite, written as null: %s", step, ", ".join(bad))
+        row = {"step": step, "unix_time": round(time.time(), 3), **clean}
+        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of `RUN_DIR/metrics.jsonl`, one per step, ascending.
+
+    Rows of one step are merged; where a resumed run repeated a step, its later value wins.  A line cut
+    short by a killed run is skipped.
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in (run_dir / FILE_NAME).read_bytes().splitlines():
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        by_step.setdefault(row["step"], {}).update(row)
+    return [by_step[step] for step in sorted(by_step)]

@@ -1,0 +1,162 @@
+"""One aligned, readable line a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+#: |engine - trainer| log-prob per token above which training is noticeably off-policy
+LOGPROB_GAP_WARNING = 0.05
+_BARS = "▁▂▃▄▅▆▇█"
+_GAP = "  "
+
+
+def number(value: float) -> str:
+    """At most seven characters: four decimals, or scientific where those would show nothing."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 100_000 or 0 < size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.{4 if size < 10 else 2 if size < 1000 else 0}f}"
+
+
+def seconds(value: float) -> str:
+    """Seconds with as many decimals as matter."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def percent(value: float) -> str:
+    """A ratio as per cent."""
+    return f"{100 * value:.1f}%"
+
+
+def count(value: float) -> str:
+    """Tokens: a mean with one decimal while it is small."""
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the step line.
+
+    `rank` orders the columns by worth: a narrow terminal drops the highest ranks first.
+    """
+
+    title: str
+    metric: str
+    #: said in the legend; empty where the title says it all
+    meaning: str = ""
+    show: Callable[[float], str] = number
+    width: int = 7
+    rank: int = 0
+    style: str = ""
+    warn_above: float = math.inf
+
+    def cell(self, metrics: Mapping[str, float]) -> Text:
+        """The number, right-aligned; a dot where the step has none."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return Text("·".rjust(self.width), style="dim")
+        wrong = not math.isfinite(value) or value > self.warn_above
+        return Text(self.show(value).rjust(self.width), style="bold red" if wrong else self.style)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("reward", "rollout/reward_mean", "mean of the samples", style="bold green"),
+    Column("kl", "train/kl", "to the reference per token", rank=3),
+    Column("entropy", "train/entropy", "nats per token", rank=4),
+    Column(
+        "lp gap",
+        "train/logprob_gap_mean",
+        "|engine - trainer| log-prob per token",
+        rank=2,
+        warn_above=LOGPROB_GAP_WARNING,
+    ),
+    Column("loss", "train/loss", rank=9),
+    Column("length", "rollout/response_length_mean", "mean response tokens", show=count, rank=5),
+    Column("cut", "rollout/truncated_ratio", "responses at the length limit", show=percent, width=6, rank=8),
+    Column("grad", "train/grad_norm", "gradient norm", rank=6),
+    Column("gen s", "time/wait_rollout", "generate and score", show=seconds, width=6, rank=7, style="cyan"),
+    Column("train s", "time/train", show=seconds, rank=7, style="cyan"),
+    Column("sync s", "time/sync_weights", show=seconds, width=6, rank=7, style="cyan"),
+    Column("step s", "time/step", show=seconds, width=6, rank=1, style="bold cyan"),
+    Column("kernel", "time/kernel_overhead", "neither engine nor trainer compute", show=percent, width=6, rank=8),
+)
+
+
+def fit(columns: Sequence[Column], width: int) -> list[Column]:
+    """The most valuable columns that fit into `width` characters, in their own order."""
+    room = width
+    kept: set[str] = set()
+    for column in sorted(columns, key=lambda column: column.rank):
+        needed = column.width + len(_GAP)
+        if needed > room:
+            break
+        room -= needed
+        kept.add(column.title)
+    return [column for column in columns if column.title in kept]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A row of bars between the smallest and the largest value."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in finite)
+
+
+class StepLine:
+    """Formats the steps of one run: header and lines share columns and widths until the next `choose`."""
+
+    TREND_LENGTH = 16
+
+    def __init__(self, last_step: int | None, columns: Sequence[Column] = COLUMNS) -> None:
+        """`last_step` sizes the step column and is shown behind the step."""
+        self._last_step = last_step
+        self._columns = columns
+        self._shown: list[Column] = list(columns)
+        self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
+        self._rewards: list[float] = []
+
+    def _step_text(self, step: int) -> str:
+        return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
+
+    def choose(self, metrics: Mapping[str, float], width: int) -> None:
+        """Show the columns that `metrics` has and `width` has room for."""
+        present = [column for column in self._columns if column.metric in metrics]
+        self._shown = fit(present, width - self._step_width)
+
+    def header(self) -> Text:
+        """The titles above the numbers."""
+        titles = [column.title.rjust(column.width) for column in self._shown]
+        return Text(_GAP.join(["step".rjust(self._step_width), *titles]), style="bold dim")
+
+    def legend(self, width: int) -> list[Text]:
+        """What the shown columns mean, wrapped at `width`."""
+        lines: list[str] = []
+        for column in self._shown:
+            entry = f"{column.title}: {column.meaning}"
+            if not column.meaning:
+                continue
+            if lines and len(lines[-1]) + len(entry) + 3 <= width:
+                lines[-1] += f" · {entry}"
+            else:
+                lines.append(entry)
+        return [Text(line, style="dim") for line in lines]
+
+    def line(self, step: int, metrics: Mapping[str, float], width: int) -> Text:
+        """The numbers of one step; with room to spare, the trend of the reward behind them."""
+        line = Text.assemble((self._step_text(step).rjust(self._step_width), "bold"))
+        for column in self._shown:
+            line.append(_GAP).append_text(column.cell(metrics))
+        self._rewards.append(metrics.get("rollout/reward_mean", math.nan))
+        del self._rewards[: -self.TREND_LENGTH]
+        if len(self._rewards) > 1 and line.cell_len + len(_GAP) + self.TREND_LENGTH <= width:
+            line.append(_GAP).append(sparkline(self._rewards), style="green")
+        return line

@@ -1,0 +1,200 @@
+"""What the user sees while a run goes on."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from slime.observe.excerpt import Excerpt
+from slime.observe.step_line import StepLine
+
+#: columns of a log that is no terminal
+LOG_WIDTH = 140
+#: the header is repeated after this many steps, so that it is never far away
+HEADER_EVERY = 25
+#: lines of one question or answer shown
+EXCERPT_LINES = 6
+
+#: what a run folder may hold, in the order it is listed
+CONTENTS: tuple[tuple[str, str], ...] = (
+    ("config.toml", "the resolved configuration; `slime train` takes it again"),
+    ("plugins.json", "the plugins of the run, with versions"),
+    ("metrics.jsonl", "every number of every step"),
+    ("events.out.tfevents.*", "the same for TensorBoard: tensorboard --logdir {parent}"),
+    ("reward.png", "reward over the steps, held-out evaluations marked"),
+    ("phases.png", "seconds of each step by phase"),
+    ("rollouts", "every sample: prompt, response, label, reward, status"),
+    ("checkpoints", "saved states of the run"),
+    ("hf", "the trained model in Hugging Face format"),
+    ("logs", "logs of engines and router"),
+)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which could drive the terminal; newlines and tabs stay."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "�" for char in text)
+
+
+class Terminal:
+    """Progress, one line a step, samples now and then, evaluations and the final summary.
+
+    On a terminal there is a bar and colour; anywhere else plain lines without escape codes.
+    """
+
+    def __init__(self, last_step: int | None = None, *, file: TextIO | None = None, width: int | None = None) -> None:
+        """`last_step`: shown behind the step.  `width`: instead of the terminal's."""
+        stream = sys.stdout if file is None else file
+        self._console = Console(file=stream, highlight=False, width=width)
+        if not self._console.is_terminal and width is None:
+            self._console = Console(file=stream, highlight=False, width=LOG_WIDTH)
+        self._line = StepLine(last_step)
+        self._steps_shown = 0
+        self._first_eval: dict[str, float] = {}
+        self._progress: Progress | None = None
+        self._activity = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal that can show a moving bar."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line of text."""
+        self._print(Text(text, style=style))
+
+    def warn(self, text: str) -> None:
+        """One line that should be noticed."""
+        self._print(Text(f"warning: {text}", style="yellow"))
+
+    def run_started(self, run_dir: Path, description: str) -> None:
+        """Say where the run writes and what it is."""
+        self._print(Text.assemble(("run ", "dim"), (str(run_dir), "bold"), ("  " + description, "dim")))
+
+    def progress(self, activity: str, done: int | None = None, total: int | None = None) -> None:
+        """Show what is being done, as a bar where `total` is known.  Nothing on a log."""
+        if not self.live:
+            return
+        if self._progress is None:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", style="dim"),
+                BarColumn(bar_width=40),
+                TextColumn("{task.fields[count]}"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+                refresh_per_second=4,
+            )
+            self._progress.start()
+        counted = "" if total is None else f"{done}/{total}"
+        if self._activity != activity:
+            for task in self._progress.task_ids:
+                self._progress.remove_task(task)
+            self._activity = activity
+            self._progress.add_task(activity, total=total, completed=done or 0, count=counted)
+        for task in self._progress.task_ids:
+            self._progress.update(task, completed=done, total=total, count=counted)
+
+    def hide_progress(self) -> None:
+        """Take the bar away and give the cursor back."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._activity = ""
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step's line, with a header now and then, explained the first time."""
+        self.hide_progress()
+        width = self._console.width
+        if self._steps_shown % HEADER_EVERY == 0:
+            self._line.choose(metrics, width)
+            if self._steps_shown == 0:
+                for line in self._line.legend(width):
+                    self._print(line)
+            self._print(self._line.header())
+        self._steps_shown += 1
+        self._print(self._line.line(step, metrics, width))
+
+    def samples_lost(self, what: str, lost: int, of: int, reasons: Sequence[str]) -> None:
+        """Say that samples failed or were aborted, and the most frequent reasons."""
+        if lost:
+            because = f": {printable('; '.join(reasons))}" if reasons else ""
+            self.warn(f"{what}: {lost} of {of} samples failed or were aborted{because}")
+
+    def sample(self, rollout: int, excerpts: Sequence[Excerpt]) -> None:
+        """Show a question with its answers and their rewards."""
+        if not excerpts:
+            return
+        first = excerpts[0]
+        self._print(Text(f"  a sample of rollout {rollout}", style="dim"))
+        self._field("question", first.question, "")
+        if first.label is not None:
+            self._field("label", first.label, "")
+        for excerpt in excerpts:
+            reward = "none" if excerpt.reward is None else f"{excerpt.reward:.2f}"
+            good = excerpt.reward is not None and excerpt.reward > 0
+            self._field("answer", excerpt.answer, "green" if good else "red")
+            self._field("reward", f"{reward} ({excerpt.status})", "dim")
+
+    def eval_finished(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """One line per evaluation set: `eval/NAME` with its `eval/NAME/...` details."""
+        self.hide_progress()
+        for tag, reward in metrics.items():
+            if tag.count("/") != 1:
+                continue
+            name = tag.removeprefix("eval/")
+            line = Text.assemble(
+                (f"eval after {step} rollouts  ", "magenta"),
+                (name, "bold"),
+                (f" {reward:.4f}", "bold magenta"),
+            )
+            first = self._first_eval.setdefault(tag, reward)
+            if first != reward:
+                line.append(f" ({reward - first:+.4f} since the first)", style="green" if reward > first else "red")
+            details = [f"{metrics[f'{tag}/samples']:.0f} samples"] if f"{tag}/samples" in metrics else []
+            if f"{tag}/response_length_mean" in metrics:
+                details.append(f"length {metrics[f'{tag}/response_length_mean']:.1f}")
+            if metrics.get(f"{tag}/truncated_ratio"):
+                details.append(f"{100 * metrics[f'{tag}/truncated_ratio']:.1f}% cut")
+            self._print(line.append(f"  {', '.join([*details, f'{seconds:.1f} s'])}", style="dim"))
+
+    def checkpoint_saved(self, step: int, path: Path) -> None:
+        """Say that a checkpoint is complete."""
+        self._print(Text.assemble((f"checkpoint after {step} rollouts  ", "blue"), str(path)))
+
+    def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str]) -> None:
+        """Say how the run ended, where the run folder is and what is in it."""
+        self.hide_progress()
+        style = "bold green" if outcome == "finished" else "bold red"
+        self._print(Text.assemble((outcome, style), (f"  {', '.join(facts)}" if facts else "", "")))
+        self._print(Text.assemble("run folder ", (str(run_dir), "bold")))
+        present = [(name, meaning) for name, meaning in CONTENTS if any(run_dir.glob(name))]
+        for name, meaning in present:
+            shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
+            self._print(Text.assemble(f"  {shown:<22}", (meaning.format(parent=run_dir.parent), "dim")))
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        self.hide_progress()
+
+    def _field(self, name: str, text: str, style: str) -> None:
+        lines = printable(text).split("\n")
+        shown = lines[:EXCERPT_LINES]
+        room = max(20, self._console.width - 14)
+        for position, line in enumerate(shown):
+            title = name if position == 0 else ""
+            line = line if len(line) <= room else line[: room - 1] + "…"
+            self._print(Text.assemble((f"  {title:>8} │ ", "dim"), (line, style)))
+        if len(lines) > len(shown):
+            self._print(Text(f"  {'':>8} │ … {len(lines) - len(shown)} more lines", style="dim"))
+
+    def _print(self, text: Text) -> None:
+        # Lines of a log are never broken: tools read them by line.
+        self._console.print(text, soft_wrap=not self._console.is_terminal)

@@ -1,0 +1,112 @@
+"""What a generator must hand back.  Checked on every sample, without a Python loop over tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime.errors import PluginContractError
+from slime.types import Sample, Status
+
+_MASK_VALUES = frozenset((0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a pending sample was before its generator saw it, which may change it in place."""
+
+    group_index: int | None
+    index: int | None
+    prompt: str | list[dict[str, Any]]
+    prompt_tokens: list[int]  #: [P]
+
+    @classmethod
+    def of(cls, sample: Sample) -> Asked:
+        """Remember `sample`."""
+        return cls(sample.group_index, sample.index, sample.prompt, list(sample.tokens))
+
+    def restore_identity(self, sample: Sample) -> None:
+        """Give a sample that failed its place back."""
+        sample.group_index, sample.index = self.group_index, self.index
+
+
+def check_generated(produced: object, asked: Asked) -> list[Sample]:
+    """The samples a generator returned for the pending sample `asked`, with their `rollout_id` filled in.
+
+    Raises `PluginContractError` saying what was got and what was expected.
+    """
+    if not isinstance(produced, list) or not produced or not all(isinstance(s, Sample) for s in produced):
+        raise PluginContractError(f"returned {_describe(produced)}, expected a list of one or more Samples")
+    if len({sample.rollout_id for sample in produced} | {None}) > 2:
+        ids = sorted(str(sample.rollout_id) for sample in produced)
+        raise PluginContractError(
+            f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
+        )
+    shared = next((s.rollout_id for s in produced if s.rollout_id is not None), asked.index)
+    for sample in produced:
+        sample.rollout_id = shared
+        if sample.group_index != asked.group_index:
+            raise PluginContractError(
+                f"returned group_index {sample.group_index}, expected {asked.group_index} (siblings share it)"
+            )
+        _check_status(sample)
+        if sample.trainable:
+            _check_tokens(sample)
+    if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
+        _check_prompt(produced[0], asked.prompt_tokens)
+    return produced
+
+
+def _check_status(sample: Sample) -> None:
+    if sample.status is Status.PENDING:
+        raise PluginContractError("returned a sample with status PENDING, expected a final status")
+    if not sample.trainable and sample.failure is None:
+        sample.failure = f"{sample.status.value} (finish reason {sample.finish_reason or 'unknown'})"
+
+
+def _check_tokens(sample: Sample) -> None:
+    """Lengths and finiteness of what is trained on."""
+    length = sample.response_length
+    if not 0 < length < len(sample.tokens):
+        raise PluginContractError(
+            f"returned response_length {length} with {len(sample.tokens)} tokens, expected prompt tokens followed by"
+            " response tokens, at least one of each"
+        )
+    if sample.loss_mask is not None:
+        if len(sample.loss_mask) != length:
+            raise PluginContractError(
+                f"returned a loss_mask of {len(sample.loss_mask)} entries, expected response_length = {length}"
+            )
+        if not _MASK_VALUES.issuperset(sample.loss_mask):
+            raise PluginContractError("returned a loss_mask with values other than 0 and 1")
+    if sample.rollout_log_probs is not None:
+        if len(sample.rollout_log_probs) != length:
+            raise PluginContractError(
+                f"returned {len(sample.rollout_log_probs)} rollout_log_probs, expected response_length = {length}"
+            )
+        try:
+            total = sum(sample.rollout_log_probs)
+        except TypeError as error:
+            raise PluginContractError(f"returned rollout_log_probs that are not numbers: {error}") from None
+        if not math.isfinite(total):
+            raise PluginContractError("returned rollout_log_probs that are not finite")
+
+
+def _check_prompt(sample: Sample, prompt_tokens: Sequence[int]) -> None:
+    """Token-in-token-out: the tokens before the response are those the sample came with."""
+    expected = len(prompt_tokens)
+    if sample.prompt_length != expected or sample.tokens[:expected] != prompt_tokens:
+        raise PluginContractError(
+            f"returned {sample.prompt_length} prompt tokens that are not the {expected} it was given, for an unchanged"
+            " Sample.prompt; expected tokens = prompt tokens + response tokens (a generator that builds another"
+            " prompt must also set Sample.prompt)"
+        )
+
+
+def _describe(produced: object) -> str:
+    if isinstance(produced, list):
+        kinds = sorted({type(item).__name__ for item in produced})
+        return f"a list of {', '.join(kinds)}" if kinds else "an empty list"
+    return f"a {type(produced).__name__}"

@@ -1,0 +1,113 @@
+"""Scores held-out prompts under the current policy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from slime.errors import SlimeError
+from slime.observe.rollout_files import write_eval
+from slime.rollout.failures import common_reasons, count_status
+from slime.rollout.metrics import response_metrics
+from slime.rollout.pipeline import Pipeline
+from slime.rollout.sampling import Sampling
+from slime.types import Group, Sample, Status
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What an evaluation found: one mean reward per set, and how it came about."""
+
+    #: rollouts trained on before
+    rollout: int
+    #: `eval/NAME`: mean reward of the scored samples; `eval/NAME/...`: counts and lengths
+    metrics: dict[str, float]
+    #: why samples were lost, most frequent reason first
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """The prompts of one held-out set, tokenised."""
+
+    name: str
+    #: one pending sample per prompt, never touched
+    prompts: list[Sample]
+
+    def groups(self, samples_per_prompt: int) -> list[Group]:
+        """Fresh pending samples, the same ones every time."""
+        return [
+            Group(
+                number,
+                [
+                    Sample(
+                        group_index=number,
+                        index=number * samples_per_prompt + copy,
+                        prompt=prompt.prompt,
+                        tokens=list(prompt.tokens),
+                        label=prompt.label,
+                        metadata=dict(prompt.metadata),
+                        multimodal_inputs=prompt.multimodal_inputs,
+                    )
+                    for copy in range(samples_per_prompt)
+                ],
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+
+class Evaluator:
+    """Every prompt of every set, `samples_per_prompt` times; the sets one after the other."""
+
+    def __init__(
+        self,
+        sets: Sequence[EvalSet],
+        pipeline: Pipeline,
+        sampling: Sampling,
+        samples_per_prompt: int,
+        run_dir: Path,
+    ) -> None:
+        self._sets = list(sets)
+        self._pipeline = pipeline
+        self._sampling = sampling
+        self._samples_per_prompt = samples_per_prompt
+        self._run_dir = run_dir
+
+    async def evaluate(self, rollout: int) -> EvalReport:
+        """Score all sets and write every sample to `rollouts/eval_NAME_ROLLOUT.jsonl`.
+
+        Raises `SlimeError` when no sample of a set could be scored, `EngineError` when the engines are gone.
+        """
+        started = time.monotonic()
+        metrics: dict[str, float] = {}
+        everything: list[Sample] = []
+        for eval_set in self._sets:
+            finished = await self._pipeline.finish(eval_set.groups(self._samples_per_prompt), self._sampling)
+            samples = [sample for group in finished.groups for sample in group.samples]
+            await asyncio.to_thread(write_eval, self._run_dir, rollout, eval_set.name, samples)
+            metrics |= set_metrics(eval_set.name, samples)
+            everything += samples
+        return EvalReport(rollout, metrics, common_reasons(everything), time.monotonic() - started)
+
+
+def set_metrics(name: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """The metrics of one set.  The mean is over scored samples; the others are counted beside it."""
+    tag = f"eval/{name}"
+    finished = [sample for sample in samples if sample.trainable]
+    rewards = [value for sample in finished if (value := sample.reward_value) is not None]
+    if not rewards:
+        reasons = "; ".join(common_reasons(samples)) or "no reward scored them"
+        raise SlimeError(f"evaluation set {name}: none of its {len(samples)} samples has a reward: {reasons}")
+    return {
+        tag: float(np.mean(rewards)),
+        f"{tag}/samples": float(len(samples)),
+        f"{tag}/failed": float(count_status(samples, Status.FAILED)),
+        f"{tag}/aborted": float(count_status(samples, Status.ABORTED)),
+        **response_metrics(tag, finished),
+    }

@@ -1,0 +1,92 @@
+"""The numbers of one finished rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+import numpy as np
+
+from slime.rollout.failures import count_status
+from slime.types import Group, Sample, Status
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`rollout/...` metrics.  Rewards and lengths are those of the trainable samples.
+
+    `zero_std_ratio` is the share of groups, among those with two scored samples or more, whose samples all
+    scored the same: a group-relative estimator learns nothing from them.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    finished = [sample for sample in samples if sample.trainable]
+    metrics = {
+        "rollout/samples": float(len(samples)),
+        "rollout/failed": float(count_status(samples, Status.FAILED)),
+        "rollout/aborted": float(count_status(samples, Status.ABORTED)),
+    }
+    if finished:
+        metrics |= response_metrics("rollout", finished)
+    rewards = [value for sample in finished if (value := sample.reward_value) is not None]
+    if rewards:
+        metrics["rollout/reward_mean"] = float(np.mean(rewards))
+        metrics["rollout/reward_std"] = float(np.std(rewards))
+        metrics |= _reward_parts(finished)
+        metrics["rollout/zero_std_ratio"] = _zero_std_ratio(groups)
+    return metrics
+
+
+def response_metrics(prefix: str, finished: Sequence[Sample]) -> dict[str, float]:
+    """Lengths of the responses in tokens, and how many hit the limit."""
+    lengths = np.fromiter((sample.response_length for sample in finished), np.int64, len(finished))
+    return {
+        f"{prefix}/response_length_mean": float(lengths.mean()),
+        f"{prefix}/response_length_max": float(lengths.max()),
+        f"{prefix}/response_length_min": float(lengths.min()),
+        f"{prefix}/truncated_ratio": count_status(finished, Status.TRUNCATED) / len(finished),
+    }
+
+
+def staleness_metrics(groups: Sequence[Group], current: str | None) -> dict[str, float]:
+    """How many weight versions each sample's oldest token is behind, where versions are numbers.
+
+    Behind `current`, or behind the newest version seen in the rollout where that is newer.
+    """
+    oldest, newest = [], [number] if (number := _as_number(current)) is not None else []
+    for group in groups:
+        for sample in group.samples:
+            versions = [v for text in sample.weight_versions if (v := _as_number(text)) is not None]
+            if sample.trainable and versions:
+                oldest.append(min(versions))
+                newest.append(max(versions))
+    if not oldest:
+        return {}
+    now = max(newest)
+    return {
+        "rollout/weight_version_min": float(min(oldest)),
+        "rollout/staleness_mean": now - sum(oldest) / len(oldest),
+        "rollout/staleness_max": float(now - min(oldest)),
+    }
+
+
+def _as_number(version: str | None) -> int | None:
+    return int(version) if version is not None and version.isdecimal() else None
+
+
+def _reward_parts(samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean of every named part, over the samples that have it."""
+    parts: dict[str, list[float]] = {}
+    for sample in samples:
+        if isinstance(sample.reward, dict):
+            for name, value in sample.reward.items():
+                if name != "score" and isinstance(value, Real):
+                    parts.setdefault(name, []).append(float(value))
+    return {f"rollout/reward/{name}": float(np.mean(values)) for name, values in parts.items()}
+
+
+def _zero_std_ratio(groups: Sequence[Group]) -> float:
+    scored = [
+        {sample.reward_value for sample in siblings}
+        for group in groups
+        if len(siblings := [s for s in group.samples if s.trainable and s.reward is not None]) > 1
+    ]
+    return sum(1 for values in scored if len(values) == 1) / len(scored) if scored else 0.0

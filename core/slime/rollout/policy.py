@@ -1,0 +1,61 @@
+"""The policy as one sample's generator sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from slime.errors import EngineError, PluginContractError
+from slime.observe.timing import BusyClock
+from slime.plugin import Generation, PolicyClient, SamplingParams
+
+#: the client's own request timeout goes first, because its message knows more
+GRACE_S = 5.0
+
+
+class NoPolicy:
+    """Stands where a run has no engines, because its generator declared that it needs none."""
+
+    async def generate(self, *_: object, **__: object) -> Generation:
+        """Always raises `PluginContractError`."""
+        raise PluginContractError(
+            "asked the policy for a response, but this run has no engines: the generator's spec says needs_engine=False"
+        )
+
+
+class WatchedPolicy:
+    """Passes requests on; notes when engines work, when the sample makes progress, and when they are dead.
+
+    `deadline` moves with every request, so that it bounds each request and each pause between two (a tool
+    that hangs, say) without bounding the number of turns.
+    """
+
+    __slots__ = ("_clock", "_deadline", "_policy", "_time", "_timeout_s", "engine_error")
+
+    def __init__(self, policy: PolicyClient, clock: BusyClock, deadline: asyncio.Timeout, timeout_s: float) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._deadline = deadline
+        self._timeout_s = timeout_s
+        self._time = asyncio.get_running_loop().time
+        #: set when the engines failed, so that a generator cannot hide it
+        self.engine_error: EngineError | None = None
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        """One response, from the client underneath."""
+        self._move_deadline(GRACE_S)
+        self._clock.start()
+        try:
+            return await self._policy.generate(tokens, sampling, session=session)
+        except EngineError as error:
+            self.engine_error = error
+            raise
+        finally:
+            self._clock.stop()
+            self._move_deadline(0.0)
+
+    def _move_deadline(self, grace_s: float) -> None:
+        if not self._deadline.expired():
+            self._deadline.reschedule(self._time() + self._timeout_s + grace_s)

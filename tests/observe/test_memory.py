@@ -1,0 +1,39 @@
+"""Peak memory of a tree of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from slime.observe.memory import PeakMemory, gibibytes, process_tree_bytes
+
+HOLD_64_MIB = "import sys; block = bytearray(b'x' * 64 * 2**20); print('held', flush=True); sys.stdin.readline()"
+
+
+def test_a_childs_memory_counts_and_its_peak_is_remembered() -> None:
+    watched = PeakMemory(interval_s=0.05).start()
+    before = process_tree_bytes(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD_64_MIB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin and child.stdout
+    assert child.stdout.readline() == "held\n"
+    deadline = time.monotonic() + 20
+    while watched.peak_bytes < before + 64 * 2**20 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.communicate("done\n", timeout=10)
+    peak = watched.stop()
+    assert peak >= before + 64 * 2**20
+    assert process_tree_bytes(os.getpid()) < peak - 32 * 2**20
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait(timeout=20)
+    assert process_tree_bytes(child.pid) == 0
+
+
+def test_sizes_are_told_in_gibibytes() -> None:
+    assert gibibytes(3.14 * 2**30) == "3.1 GiB"

@@ -1,0 +1,39 @@
+"""Pictures of a run."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from slime.observe.metrics import MetricsWriter
+from slime.observe.report import smoothed, write_report
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_a_run_with_rewards_gets_both_pictures(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"eval/held": 0.25})
+        for step in range(8):
+            writer.write(step, {"rollout/reward_mean": step / 8, "time/step": 2.0, "time/train": 1.0})
+        writer.write(8, {"eval/held": 0.75, "rollout/reward_mean": float("nan")})
+    assert [path.name for path in write_report(tmp_path)] == ["reward.png", "phases.png"]
+    assert png_size(tmp_path / "reward.png") == png_size(tmp_path / "phases.png") == (1170, 650)
+
+
+def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:
+    assert write_report(tmp_path) == []
+    MetricsWriter(tmp_path).close()
+    assert write_report(tmp_path) == []
+
+
+def test_smoothing_does_not_start_at_zero_and_follows_a_constant() -> None:
+    assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+    assert smoothed([0.0, 1.0], share=0.5) == pytest.approx([0.0, 2 / 3])

@@ -1,0 +1,72 @@
+"""Readable rollouts."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from slime.observe.rollout_files import write_eval, write_rollout
+from slime.types import Group, Sample, Status
+
+
+def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path: Path) -> None:
+    groups = [
+        Group(
+            4,
+            [
+                Sample(
+                    group_index=4,
+                    index=40,
+                    prompt="1+1=",
+                    tokens=[1, 2, 3, 9],
+                    response="2",
+                    response_length=1,
+                    label="2",
+                    reward=1.0,
+                    status=Status.COMPLETED,
+                    finish_reason="stop",
+                    weight_versions=["3"],
+                )
+            ],
+        ),
+        Group(5, [Sample(group_index=5, index=41, status=Status.FAILED, failure="reward x: ValueError: bad")]),
+    ]
+    path = write_rollout(tmp_path, 12, groups)
+    assert path == tmp_path / "rollouts" / "000012.jsonl"
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {
+        "group": 4,
+        "index": 40,
+        "prompt": "1+1=",
+        "response": "2",
+        "label": "2",
+        "reward": 1.0,
+        "status": "completed",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "response_tokens": 1,
+        "weight_versions": ["3"],
+        "failure": None,
+    }
+    assert (second["status"], second["failure"]) == ("failed", "reward x: ValueError: bad")
+    assert [file.name for file in path.parent.iterdir()] == ["000012.jsonl"]
+
+
+def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
+    sample = Sample(prompt=[{"role": "user", "content": "hi"}], response="broken \ud83d end", reward=0.5)
+    path = write_eval(tmp_path, 3, "held", [sample])
+    assert path.name == "eval_held_000003.jsonl"
+    row = json.loads(path.read_text())
+    assert (row["response"], row["reward"]) == ("broken ? end", 0.5)
+    assert "hi" in str(row["prompt"])
+
+
+def test_a_thousand_samples_are_written_within_a_fraction_of_a_second(tmp_path: Path) -> None:
+    groups = [
+        Group(g, [Sample(prompt="q" * 2000, response="a" * 4000, tokens=[1] * 2000) for _ in range(8)])
+        for g in range(128)
+    ]
+    started = time.process_time()
+    write_rollout(tmp_path, 0, groups)
+    assert time.process_time() - started < 0.3

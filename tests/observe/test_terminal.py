@@ -1,0 +1,146 @@
+"""What the user sees."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from slime.observe.excerpt import Excerpt, excerpts_of
+from slime.observe.step_line import COLUMNS, StepLine, fit, number, sparkline
+from slime.observe.terminal import LOG_WIDTH, Terminal
+from slime.types import Group, Sample, Status
+
+METRICS = {column.metric: 0.5 for column in COLUMNS}
+
+
+def terminal(width: int | None = None, last_step: int | None = 59) -> tuple[Terminal, io.StringIO]:
+    file = io.StringIO()
+    return Terminal(last_step, file=file, width=width), file
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_a_step_is_one_line_that_fits_and_aligns_with_its_header(width: int) -> None:
+    shown, file = terminal(width)
+    for step in range(3):
+        shown.step_finished(step, METRICS)
+    lines = file.getvalue().splitlines()
+    header = next(i for i, line in enumerate(lines) if line.lstrip().startswith("step"))
+    steps = lines[header + 1 :]
+    assert len(steps) == 3
+    assert all(len(line) <= width for line in lines[header:])
+    assert steps[0].startswith(" 0/59")
+    assert len(steps[0]) == len(lines[header])
+    assert "reward" in lines[header]
+
+
+def test_a_narrow_terminal_keeps_what_matters_most() -> None:
+    assert [column.title for column in fit(COLUMNS, 30)] == ["reward", "lp gap", "step s"]
+
+
+def test_columns_without_a_metric_are_left_out() -> None:
+    line = StepLine(None)
+    line.choose({"train/loss": 1.0, "time/step": 2.0}, 200)
+    assert line.header().plain.split() == ["step", "loss", "step", "s"]
+
+
+def test_the_legend_is_said_once_and_the_header_again_after_a_page() -> None:
+    shown, file = terminal(LOG_WIDTH)
+    for step in range(30):
+        shown.step_finished(step, METRICS)
+    text = file.getvalue()
+    assert text.count("to the reference per token") == 1
+    assert text.count("lp gap  ") == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"),
+        (0.27, "0.2700"),
+        (2.1e-6, "2.1e-06"),
+        (12.3456, "12.35"),
+        (1234.5, "1234"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_show_what_matters_in_seven_characters(value: float, text: str) -> None:
+    assert number(value) == text
+    assert len(number(-value)) <= 8
+
+
+def test_the_trend_goes_from_the_lowest_to_the_highest_bar() -> None:
+    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+
+
+def test_a_log_gets_neither_escape_codes_nor_a_bar() -> None:
+    shown, file = terminal()
+    for done in range(10):
+        shown.progress("generating", done, 10)
+    shown.step_finished(0, METRICS)
+    shown.warn("something")
+    assert "\x1b" not in file.getvalue()
+    assert "generating" not in file.getvalue()
+
+
+def test_a_terminal_shows_the_bar_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = Screen()
+    shown = Terminal(59, file=file, width=100)
+    shown.progress("generating", 3, 10)
+    assert "generating" in file.getvalue() and "3/10" in file.getvalue()
+    shown.step_finished(0, METRICS)
+    assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h") == 1
+
+
+def test_a_sample_cannot_drive_the_terminal() -> None:
+    shown, file = terminal()
+    shown.sample(3, [Excerpt(0, "1+1=[bold]", "2", "\x1b[2J\x07two\nlines", 1.0, "completed")])
+    text = file.getvalue()
+    assert "\x1b" not in text and "\x07" not in text
+    assert "1+1=[bold]" in text
+    assert "two" in text and "lines" in text and "1.00 (completed)" in text
+
+
+def test_an_evaluation_is_compared_with_the_first() -> None:
+    shown, file = terminal()
+    shown.eval_finished(0, {"eval/held": 0.25, "eval/held/samples": 64.0}, 1.0)
+    shown.eval_finished(60, {"eval/held": 0.75, "eval/held/truncated_ratio": 0.5}, 1.0)
+    first, last = file.getvalue().splitlines()
+    assert first == "eval after 0 rollouts  held 0.2500  64 samples, 1.0 s"
+    assert last == "eval after 60 rollouts  held 0.7500 (+0.5000 since the first)  50.0% cut, 1.0 s"
+
+
+def test_the_summary_lists_what_the_run_folder_holds(tmp_path: Path) -> None:
+    shown, file = terminal()
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "events.out.tfevents.123.host").touch()
+    (tmp_path / "rollouts").mkdir()
+    shown.run_finished(tmp_path, "finished", ["60 steps", "148 s", "3.1 GiB"])
+    text = file.getvalue()
+    assert "finished  60 steps, 148 s, 3.1 GiB" in text
+    assert str(tmp_path) in text
+    assert f"tensorboard --logdir {tmp_path.parent}" in text
+    assert "rollouts/" in text and "reward.png" not in text
+
+
+def test_the_excerpt_is_of_a_question_answered_both_well_and_badly() -> None:
+    def sample(group: int, reward: float | None) -> Sample:
+        return Sample(group_index=group, reward=reward, status=Status.COMPLETED, response=str(reward))
+
+    groups = [
+        Group(0, [sample(0, 1.0), sample(0, 1.0)]),
+        Group(1, [sample(1, 0.0), sample(1, 1.0), sample(1, None)]),
+    ]
+    for rollout in range(3):
+        assert [(e.group, e.reward) for e in excerpts_of(groups, rollout)] == [(1, 1.0), (1, 0.0)]
+    assert [e.reward for e in excerpts_of(groups[:1], 7)] == [1.0]
+    assert excerpts_of([Group(0, [sample(0, None)])], 0) == []

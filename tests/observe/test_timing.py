@@ -1,0 +1,69 @@
+"""Where the seconds went."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.observe.timing import BusyClock, PhaseTimer, kernel_overhead
+
+
+class FakeClock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_phase_entered_twice_adds_up() -> None:
+    clock = FakeClock()
+    timer = PhaseTimer(clock)
+    for seconds in (1.5, 2.0):
+        with timer("train"):
+            clock.now += seconds
+    assert timer.seconds == {"time/train": 3.5}
+
+
+def test_a_phase_that_raises_is_timed_too() -> None:
+    clock = FakeClock()
+    timer = PhaseTimer(clock)
+    with pytest.raises(KeyError), timer("train"):
+        clock.now += 1.0
+        raise KeyError
+    assert timer.seconds == {"time/train": 1.0}
+
+
+def test_overlapping_activities_count_once() -> None:
+    clock = FakeClock()
+    busy = BusyClock(clock)
+    busy.start()
+    clock.now += 1
+    busy.start()
+    clock.now += 1
+    busy.stop()
+    clock.now += 1
+    busy.stop()  # busy for 3 s
+    clock.now += 10  # idle
+    busy.start()
+    clock.now += 2
+    assert busy.seconds == 5.0  # the running one included
+    busy.stop()
+    assert busy.seconds == 5.0
+
+
+def test_kernel_overhead_is_what_neither_engines_nor_trainer_computed() -> None:
+    phases = {
+        "time/engine": 5.0,
+        "time/forward_backward": 2.0,
+        "time/ref_log_probs": 1.0,
+        "time/optimizer": 1.0,
+        "time/generate": 5.4,  # contains the engine time
+        "time/sync_weights": 0.3,
+    }
+    assert kernel_overhead(10.0, phases) == pytest.approx(0.1)
+
+
+def test_kernel_overhead_of_overlapping_phases_is_not_negative() -> None:
+    assert kernel_overhead(4.0, {"time/engine": 3.0, "time/forward_backward": 3.0}) == 0.0

@@ -1,0 +1,298 @@
+"""One sample behind the generator boundary."""
+
+# Faulty components ignore their arguments.
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from slime.errors import EngineError
+from slime.observe.timing import BusyClock
+from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.rollout.generation import SampleGenerator
+from slime.rollout.sampling import Sampling, sampling_seed
+from slime.types import Sample, Status
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+
+
+class EchoPolicy:
+    """A policy that answers at once with two tokens; stands where the engine's answer is not the point."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        await asyncio.sleep(0)
+        return Generation([7, 8], [-0.5, -0.25], "stop", ["3"])
+
+
+class DeadPolicy:
+    """A policy whose engines are gone."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        raise EngineError("http://127.0.0.1:1: connection refused")
+
+
+class HangingPolicy:
+    """A policy that never answers."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+class OneTurn:
+    """A correct generator; `change` may then spoil its sample."""
+
+    def __init__(self, **change: object) -> None:
+        self.change = change
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        answer = await policy.generate(sample.tokens, sampling)
+        sample.tokens = sample.tokens + answer.tokens
+        sample.response_length = len(answer.tokens)
+        sample.rollout_log_probs = answer.log_probs
+        sample.weight_versions = answer.weight_versions
+        sample.status = Status.COMPLETED
+        for name, value in self.change.items():
+            setattr(sample, name, value)
+        return [sample]
+
+
+def pending(index: int = 5) -> Sample:
+    return Sample(group_index=2, index=index, prompt="1+1=", tokens=[1, 2, 3])
+
+
+def run(generator: object, policy: PolicyClient | None = None, timeout_s: float = 5.0) -> list[Sample]:
+    async def main() -> list[Sample]:
+        boundary = SampleGenerator(
+            generator,  # type: ignore[arg-type]  # several are faulty on purpose
+            "generator faulty",
+            EchoPolicy() if policy is None else policy,
+            timeout_s=timeout_s,
+            concurrency=4,
+        )
+        return await boundary.generate(pending(), SAMPLING, BusyClock())
+
+    return asyncio.run(main())
+
+
+def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
+    [sample] = run(OneTurn())
+    assert (sample.status, sample.tokens, sample.failure) == (Status.COMPLETED, [1, 2, 3, 7, 8], None)
+    assert sample.rollout_log_probs == [-0.5, -0.25]
+
+
+def test_a_rollout_gets_its_samples_index_as_rollout_id() -> None:
+    [sample] = run(OneTurn())
+    assert sample.rollout_id == 5
+
+
+def test_a_generators_exception_fails_that_sample_and_names_the_generator() -> None:
+    class Raising:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            raise KeyError("no\nsuch tool")
+
+    [sample] = run(Raising())
+    assert sample.status is Status.FAILED
+    assert sample.failure == "generator faulty: KeyError: 'no\\nsuch tool'"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loss_mask": [1]}, "loss_mask of 1 entries, expected response_length = 2"),
+        ({"loss_mask": [1, 2]}, "values other than 0 and 1"),
+        ({"rollout_log_probs": [-0.5]}, "1 rollout_log_probs, expected response_length = 2"),
+        ({"rollout_log_probs": [-0.5, float("nan")]}, "not finite"),
+        ({"rollout_log_probs": [-0.5, float("-inf")]}, "not finite"),
+        ({"rollout_log_probs": [-0.5, None]}, "not numbers"),
+        ({"response_length": 0}, "response_length 0 with 5 tokens"),
+        ({"response_length": 5}, "response_length 5 with 5 tokens"),
+        ({"tokens": [9, 9, 9, 7, 8]}, "not the 3 it was given"),
+        ({"tokens": [2, 3, 7, 8]}, "2 prompt tokens that are not the 3"),
+        ({"group_index": 9}, "group_index 9, expected 2"),
+        ({"status": Status.PENDING}, "status PENDING"),
+    ],
+)
+def test_a_sample_that_breaks_the_contract_fails_with_the_reason(change: dict[str, object], words: str) -> None:
+    [sample] = run(OneTurn(**change))
+    assert sample.status is Status.FAILED
+    assert sample.failure is not None and sample.failure.startswith("generator faulty returned")
+    assert words in sample.failure
+
+
+def test_a_generator_may_build_another_prompt_when_it_says_so() -> None:
+    [sample] = run(OneTurn(tokens=[9, 9, 7, 8], prompt="another"))
+    assert sample.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("produced", [None, [], [1], "text"])
+def test_anything_but_samples_fails_the_pending_sample(produced: object) -> None:
+    class Wrong:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> object:
+            return produced
+
+    [sample] = run(Wrong())
+    assert sample.status is Status.FAILED
+    assert "expected a list of one or more Samples" in (sample.failure or "")
+
+
+def test_several_samples_of_one_rollout_share_its_id() -> None:
+    class Compacting:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            return [
+                Sample(group_index=2, index=5, tokens=[1, 2], response_length=1, status=Status.COMPLETED)
+                for _ in range(3)
+            ]
+
+    assert [sample.rollout_id for sample in run(Compacting())] == [5, 5, 5]
+
+
+def test_different_rollout_ids_for_one_rollout_are_refused() -> None:
+    class Splitting:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            return [
+                Sample(group_index=2, tokens=[1, 2], response_length=1, status=Status.COMPLETED, rollout_id=i)
+                for i in (1, 2)
+            ]
+
+    [sample] = run(Splitting())
+    assert "rollout_ids 1, 2" in (sample.failure or "")
+
+
+def test_no_progress_aborts_the_sample_in_time() -> None:
+    [sample] = run(OneTurnThenHang(), timeout_s=0.1)
+    assert sample.status is Status.ABORTED
+    assert sample.failure == "generator faulty: no progress for 0.1 s (--rollout-timeout-s)"
+
+
+class OneTurnThenHang:
+    """Asks once, then waits for ever for a tool."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        await policy.generate(sample.tokens, sampling)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+def test_many_turns_may_take_longer_than_the_timeout_of_one() -> None:
+    class ManyTurns(OneTurn):
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            for _ in range(4):
+                await asyncio.sleep(0.06)
+                await policy.generate(sample.tokens, sampling)
+            return await super().generate(sample, sampling, policy)
+
+    [sample] = run(ManyTurns(), timeout_s=0.15)
+    assert sample.status is Status.COMPLETED
+
+
+def test_a_generators_own_timeout_error_is_a_failure_not_an_abort() -> None:
+    class ToolTimeout:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            raise TimeoutError("tool took too long")
+
+    [sample] = run(ToolTimeout())
+    assert (sample.status, sample.failure) == (
+        Status.FAILED,
+        "generator faulty: TimeoutError: tool took too long",
+    )
+
+
+def test_dead_engines_end_the_rollout() -> None:
+    with pytest.raises(EngineError, match="connection refused"):
+        run(OneTurn(), DeadPolicy())
+
+
+def test_a_generator_cannot_hide_dead_engines() -> None:
+    class Swallowing:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            try:
+                await policy.generate(sample.tokens, sampling)
+            except Exception:  # noqa: BLE001 - the fault under test
+                sample.status = Status.ABORTED
+            return [sample]
+
+    with pytest.raises(EngineError, match="connection refused"):
+        run(Swallowing(), DeadPolicy())
+
+
+def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
+    class Parallel:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(policy.generate(sample.tokens, sampling))
+            return [sample]
+
+    with pytest.raises(EngineError, match="connection refused"):
+        run(Parallel(), DeadPolicy())
+
+
+def test_cancellation_from_outside_propagates() -> None:
+    async def main() -> None:
+        boundary = SampleGenerator(OneTurn(), "g", HangingPolicy(), timeout_s=60, concurrency=1)
+        task = asyncio.create_task(boundary.generate(pending(), SAMPLING, BusyClock()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
+    class SelfCancelling:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            raise asyncio.CancelledError
+
+    [sample] = run(SelfCancelling())
+    assert (sample.status, sample.failure) == (Status.FAILED, "generator faulty: cancelled itself")
+
+
+def test_a_generator_without_engines_that_asks_one_is_told_so() -> None:
+    async def main() -> list[Sample]:
+        boundary = SampleGenerator(OneTurn(), "generator g", None, timeout_s=1, concurrency=1)
+        return await boundary.generate(pending(), SAMPLING, BusyClock())
+
+    [sample] = asyncio.run(main())
+    assert "needs_engine=False" in (sample.failure or "")
+
+
+def test_an_aborted_sample_without_a_reason_gets_one() -> None:
+    [sample] = run(OneTurn(status=Status.ABORTED, finish_reason="abort"))
+    assert sample.failure == "aborted (finish reason abort)"
+
+
+def test_the_engine_clock_runs_while_a_request_is_out() -> None:
+    class SlowPolicy(EchoPolicy):
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        ) -> Generation:
+            await asyncio.sleep(0.05)
+            return await super().generate(tokens, sampling, session=session)
+
+    async def main() -> float:
+        clock = BusyClock()
+        boundary = SampleGenerator(OneTurn(), "g", SlowPolicy(), timeout_s=5, concurrency=8)
+        await asyncio.gather(*(boundary.generate(pending(i), SAMPLING, clock) for i in range(8)))
+        return clock.seconds
+
+    # eight overlapping requests of 0.05 s are 0.05 s of engine time, not 0.4
+    assert 0.045 < asyncio.run(main()) < 0.2
+
+
+def test_siblings_are_sampled_with_different_seeds_that_repeat() -> None:
+    seeds = [sampling_seed(42, index) for index in range(10_000)]
+    assert len(set(seeds)) > 9_990
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seeds[:3] == [sampling_seed(42, index) for index in range(3)]
+    assert sampling_seed(43, 0) != seeds[0]

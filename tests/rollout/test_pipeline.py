@@ -1,0 +1,169 @@
+"""Groups generated and scored concurrently, handed on in their own order."""
+
+# Faulty components ignore their arguments.
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from slime.errors import EngineError
+from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
+from slime.rollout.generation import SampleGenerator
+from slime.rollout.pipeline import FinishedGroups, Pipeline
+from slime.rollout.progress import ProgressBoard
+from slime.rollout.rewards import Scorer
+from slime.rollout.sampling import Sampling
+from slime.types import Group, Sample, Status
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+
+
+class RandomlySlowPolicy:
+    """Answers with the first prompt token after a random while, and counts the requests in flight."""
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        self.seconds = seconds
+        self.in_flight = self.most_in_flight = 0
+        self._random = random.Random(0)
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(self._random.uniform(0, self.seconds))
+        finally:
+            self.in_flight -= 1
+        return Generation([tokens[0]], [-0.5], "stop", ["1"])
+
+
+class SingleTurn:
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        answer = await policy.generate(sample.tokens, sampling)
+        sample.tokens = sample.tokens + answer.tokens
+        sample.response_length = len(answer.tokens)
+        sample.status = Status.COMPLETED
+        return [sample]
+
+
+class FirstTokenReward:
+    """Scores the token that the policy repeated, and remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, list[int | None]]] = []
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        self.calls.append((time.monotonic(), [sample.index for sample in samples]))
+        return [Reward(float(sample.tokens[-1])) for sample in samples]
+
+
+def groups(count: int, size: int) -> list[Group]:
+    return [
+        Group(g, [Sample(group_index=g, index=g * size + i, tokens=[g + 1, 0, i]) for i in range(size)])
+        for g in range(count)
+    ]
+
+
+def finish(
+    wanted: list[Group],
+    policy: PolicyClient,
+    reward: FirstTokenReward,
+    *,
+    scope: str = "sample",
+    concurrency: int = 64,
+    seen: list[tuple[int, int]] | None = None,
+) -> FinishedGroups:
+    async def main() -> FinishedGroups:
+        spec = RewardSpec(name="r", factory="nowhere:R", scope=scope)  # type: ignore[arg-type]  # parametrised
+        pipeline = Pipeline(
+            SampleGenerator(SingleTurn(), "generator g", policy, timeout_s=10, concurrency=concurrency),
+            Scorer(reward, spec, "reward r"),
+            ProgressBoard(None if seen is None else lambda done, total: seen.append((done, total))),
+        )
+        return await pipeline.finish(wanted, SAMPLING)
+
+    return asyncio.run(main())
+
+
+def test_groups_come_back_in_their_own_order_whatever_finished_first() -> None:
+    finished = finish(groups(16, 4), RandomlySlowPolicy(), FirstTokenReward())
+    assert [group.index for group in finished.groups] == list(range(16))
+    assert [sample.index for group in finished.groups for sample in group.samples] == list(range(64))
+    assert all(sample.reward == group.index + 1 for group in finished.groups for sample in group.samples)
+
+
+def test_no_more_samples_are_in_flight_than_allowed_and_no_fewer_while_there_is_work() -> None:
+    policy = RandomlySlowPolicy()
+    finish(groups(16, 4), policy, FirstTokenReward(), concurrency=7)
+    assert policy.most_in_flight == 7
+
+
+def test_samples_are_scored_while_others_are_still_generating() -> None:
+    reward = FirstTokenReward()
+    started = time.monotonic()
+    finish(groups(8, 4), RandomlySlowPolicy(0.2), reward)
+    ended = time.monotonic()
+    assert [len(indices) for _, indices in reward.calls] == [1] * 32
+    assert reward.calls[0][0] < started + 0.5 * (ended - started)
+
+
+def test_a_group_reward_sees_whole_groups() -> None:
+    reward = FirstTokenReward()
+    finish(groups(5, 3), RandomlySlowPolicy(), reward, scope="group")
+    assert sorted(indices for _, indices in reward.calls) == [[3 * g, 3 * g + 1, 3 * g + 2] for g in range(5)]
+
+
+def test_progress_counts_every_sample_once() -> None:
+    seen: list[tuple[int, int]] = []
+    finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward(), seen=seen)
+    assert seen == [(done, 6) for done in range(7)]
+
+
+def test_one_failed_sample_leaves_its_siblings_alone() -> None:
+    class FaultyPolicy(RandomlySlowPolicy):
+        """Fails the request of one sample."""
+
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        ) -> Generation:
+            if list(tokens) == [2, 0, 1]:
+                raise ValueError("request refused")
+            return await super().generate(tokens, sampling, session=session)
+
+    finished = finish(groups(3, 2), FaultyPolicy(), FirstTokenReward())
+    statuses = {sample.index: sample.status for group in finished.groups for sample in group.samples}
+    assert statuses[3] is Status.FAILED
+    assert [status for index, status in statuses.items() if index != 3] == [Status.COMPLETED] * 5
+
+
+def test_dead_engines_end_everything_at_once() -> None:
+    class DyingPolicy(RandomlySlowPolicy):
+        """Dies while other requests are out."""
+
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        ) -> Generation:
+            if list(tokens) == [1, 0, 0]:
+                await asyncio.sleep(0.01)
+                raise EngineError("engine 0 died")
+            return await super().generate(tokens, sampling, session=session)
+
+    policy = DyingPolicy(seconds=30.0)
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="engine 0 died"):
+        finish(groups(4, 4), policy, FirstTokenReward())
+    assert time.monotonic() - started < 5
+    assert policy.in_flight == 0
+
+
+def test_engine_seconds_are_wall_seconds_of_overlapping_requests() -> None:
+    started = time.monotonic()
+    finished = finish(groups(8, 8), RandomlySlowPolicy(0.1), FirstTokenReward())
+    assert 0.05 < finished.engine_seconds <= time.monotonic() - started

@@ -1,0 +1,126 @@
+"""Scoring behind the reward boundary."""
+
+# Faulty components ignore their arguments.
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from slime.observe.timing import BusyClock
+from slime.plugin import Reward, RewardSpec
+from slime.rollout.rewards import Scorer
+from slime.types import Sample, Status
+
+
+def finished(status: Status = Status.COMPLETED) -> Sample:
+    return Sample(tokens=[1, 2], response_length=1, status=status)
+
+
+def score(
+    reward: object, samples: list[Sample], timeout_s: float = 5.0, scope: Literal["sample", "group"] = "group"
+) -> None:
+    spec = RewardSpec(name="faulty", factory="nowhere:Faulty", scope=scope, timeout_s=timeout_s)
+    scorer = Scorer(reward, spec, "reward faulty")  # type: ignore[arg-type]  # several are faulty on purpose
+    asyncio.run(scorer.score(samples, BusyClock()))
+
+
+class FaultyReward:
+    """Returns what it is told to."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.seen: list[Sample] = []
+
+    async def score(self, samples: Sequence[Sample]) -> object:
+        self.seen += samples
+        return self.answer
+
+
+def test_rewards_are_assigned_in_order() -> None:
+    samples = [finished(), finished()]
+    score(FaultyReward([Reward(0.25), Reward(1.0)]), samples)
+    assert [sample.reward for sample in samples] == [0.25, 1.0]
+
+
+def test_parts_are_kept_beside_the_score() -> None:
+    [sample] = samples = [finished()]
+    score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)  # type: ignore[dict-item]
+    assert sample.reward == {"format": 1.0, "score": 0.5}
+    assert sample.reward_value == 0.5
+
+
+def test_only_trainable_samples_are_scored() -> None:
+    samples = [finished(Status.ABORTED), finished(Status.TRUNCATED), finished(Status.FAILED)]
+    reward = FaultyReward([Reward(1.0)])
+    score(reward, samples)
+    assert reward.seen == [samples[1]]
+    assert [sample.reward for sample in samples] == [None, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ([Reward(1.0)], "reward faulty returned 1 rewards for 2 samples, expected one each"),
+        (None, "reward faulty returned a NoneType, expected a list of Reward"),
+    ],
+)
+def test_an_unusable_answer_fails_all_samples_of_the_call(answer: object, reason: str) -> None:
+    samples = [finished(), finished()]
+    score(FaultyReward(answer), samples)
+    assert [(sample.status, sample.failure, sample.reward) for sample in samples] == [(Status.FAILED, reason, None)] * 2
+
+
+@pytest.mark.parametrize("bad", [Reward(math.nan), Reward(math.inf), Reward(1.0, {"x": math.nan}), 1.0, None])
+def test_one_bad_reward_fails_only_its_own_sample(bad: object) -> None:
+    samples = [finished(), finished()]
+    score(FaultyReward([Reward(1.0), bad]), samples)
+    assert [sample.status for sample in samples] == [Status.COMPLETED, Status.FAILED]
+    assert (samples[1].failure or "").startswith("reward faulty returned")
+
+
+def test_an_exception_fails_the_samples_and_names_the_reward() -> None:
+    class RaisingReward:
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            raise ValueError("bad label")
+
+    [sample] = samples = [finished()]
+    score(RaisingReward(), samples)
+    assert (sample.status, sample.failure) == (Status.FAILED, "reward faulty: ValueError: bad label")
+
+
+def test_a_reward_that_hangs_is_ended_by_its_timeout() -> None:
+    class HangingReward:
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    [sample] = samples = [finished()]
+    score(HangingReward(), samples, timeout_s=0.05)
+    assert (sample.status, sample.failure) == (
+        Status.FAILED,
+        "reward faulty: no score after 0.05 s (timeout_s of its spec)",
+    )
+
+
+def test_cancellation_propagates_through_a_reward() -> None:
+    class HangingReward:
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    async def main() -> None:
+        spec = RewardSpec(name="r", factory="nowhere:R")
+        task = asyncio.create_task(Scorer(HangingReward(), spec, "r").score([finished()], BusyClock()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())

@@ -1,0 +1,86 @@
+"""The data source behind its boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from slime.errors import PluginContractError, PluginError
+from slime.rollout.source import CheckedSource
+from slime.types import Group, Sample, Status
+
+
+class FaultySource:
+    """Gives what it is told to."""
+
+    def __init__(self, groups: list[Group] | None = None, state: Any = None) -> None:
+        self.groups = groups
+        self.state = {"position": 3, "order": [1, 2]} if state is None else state
+
+    def take(self, n: int) -> list[Group]:
+        if self.groups is None:
+            raise OSError(f"disk gone after {n}")
+        return self.groups
+
+    def put(self, groups: Sequence[Group]) -> None:
+        raise AssertionError(f"never called, got {len(groups)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.state
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise KeyError(f"no {len(state)}")
+
+
+def group(index: int, *samples: int, status: Status = Status.PENDING) -> Group:
+    return Group(index, [Sample(group_index=index, index=i, status=status) for i in samples])
+
+
+def take(groups: list[Group] | None, count: int = 2) -> tuple[list[Group], dict[str, Any]]:
+    return CheckedSource(FaultySource(groups), "data source faulty", 2).take(count)
+
+
+def test_exactly_the_groups_asked_for_pass() -> None:
+    wanted = [group(7, 14, 15), group(8, 16, 17)]
+    groups, cursor = take(wanted)
+    assert groups == wanted
+    assert cursor == {"position": 3, "order": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([group(7, 14, 15)], "gave 1 groups, expected 2"),
+        ([group(7, 14, 15), group(7, 16, 17)], "one group index to several"),
+        ([group(7, 14, 15), group(8, 15, 16)], "one sample index to several"),
+        ([group(7, 14, 15), group(8, 16)], "gave group 8 1 samples, expected --n-samples-per-prompt = 2"),
+        ([group(7, 14, 15), group(8, 16, 17, status=Status.COMPLETED)], "status COMPLETED"),
+        ([group(7, 14, 15), Group(8, group(9, 16, 17).samples)], "group_index 9"),
+    ],
+)
+def test_a_source_that_breaks_its_contract_is_named(groups: list[Group], words: str) -> None:
+    with pytest.raises(PluginContractError, match=words) as error:
+        take(groups)
+    assert str(error.value).startswith("data source faulty")
+
+
+def test_a_sources_exception_names_it() -> None:
+    with pytest.raises(PluginError, match="data source faulty: OSError: disk gone after 2"):
+        take(None)
+    with pytest.raises(PluginError, match="data source faulty cannot continue from its saved state: KeyError"):
+        CheckedSource(FaultySource(), "data source faulty", 2).load({"position": 1})
+
+
+def test_a_cursor_does_not_change_with_the_living_source() -> None:
+    source = FaultySource([group(0, 0, 1)])
+    _, cursor = CheckedSource(source, "s", 2).take(1)
+    source.state["order"].append(3)
+    assert cursor["order"] == [1, 2]
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused() -> None:
+    with pytest.raises(PluginContractError, match="state_dict that is no JSON"):
+        CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
