@@ -58,7 +58,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
                 process.join()
 
 
-def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], arguments: Any) -> None:
+def _rank(
+    rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], arguments: Any
+) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -79,7 +81,9 @@ def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[.
     os._exit(0)  # a forked pytest must not run the parent's exit handlers
 
 
-def build(folder: Path, *, tp: int = 1, pp: int = 1, vpp: int | None = None, padded_vocab: int | None = None) -> list[Any]:
+def build(
+    folder: Path, *, tp: int = 1, pp: int = 1, vpp: int | None = None, padded_vocab: int | None = None
+) -> list[Any]:
     """This rank's model chunks, initialised at random, for the model in `folder`."""
     parallel_state.initialize_model_parallel(
         tp, pp, virtual_pipeline_model_parallel_size=vpp, create_gloo_process_groups=False

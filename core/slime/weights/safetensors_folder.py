@@ -46,9 +46,13 @@ class SafetensorsFolder:
         if index.is_file():
             try:
                 table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                return {str(name): str(file) for name, file in table.items()}
+                file_of = {str(name): str(file) for name, file in table.items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{index} is not a safetensors index: {error!r}.") from error
+            absent = sorted(file for file in set(file_of.values()) if not (self.folder / file).is_file())
+            if absent:
+                raise CheckpointError(f"{index} names files that are not there: {', '.join(absent)}.")
+            return file_of
         if (self.folder / SINGLE_FILE).is_file():
             return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
         held = ", ".join(sorted(path.name for path in self.folder.glob("*"))[:12]) or "nothing"

@@ -1,0 +1,68 @@
+"""Model folders shared by the tests of this room, and one live engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.tiny_models import make_tiny_model
+
+from slime.engine.fork_server import ForkServer
+from slime.engine.server import EngineServer, EngineSpec
+
+Folders = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """(family, seed, tied, overrides) -> a model folder, made once."""
+    made: dict[str, Path] = {}
+
+    def get(family: str, *, seed: int = 1, tied: bool = False, **overrides: int) -> Path:
+        key = f"{family}-{seed}-{tied}-{sorted(overrides.items())}"
+        if key not in made:
+            folder = tmp_path_factory.mktemp(f"{family}-{seed}")
+            made[key] = make_tiny_model(folder, family, seed=seed, tied=tied, **overrides)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def start_engine(
+    model_folder: Folders, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[int], EngineServer]]:
+    """tp_size -> a live engine, started once, that serves the Qwen3 model of seed 1."""
+    logs = tmp_path_factory.mktemp("engine-logs")
+    host = ForkServer(env={"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}, log_path=logs / "fork.log")
+    host.start()
+    running: dict[int, EngineServer] = {}
+
+    def start(tp_size: int) -> EngineServer:
+        if tp_size not in running:
+            spec = EngineSpec(
+                str(model_folder("qwen3")),
+                logs / f"engine-{tp_size}.log",
+                tp_size=tp_size,
+                device="cpu",
+                context_length=512,
+                fork_server=host.address,
+            )
+            running[tp_size] = EngineServer(spec)
+            running[tp_size].start()
+            running[tp_size].wait_ready(90)
+        return running[tp_size]
+
+    try:
+        yield start
+    finally:
+        for engine in running.values():
+            engine.stop()
+        host.stop()

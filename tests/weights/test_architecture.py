@@ -1,0 +1,124 @@
+"""`config.json` to Megatron keywords, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.errors import ConfigError
+from slime.weights import architecture, read_hf_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}
+PUBLISHED_SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_llama_keywords_come_from_the_configuration() -> None:
+    model = architecture(LLAMA | {"rope_theta": 500000.0, "tie_word_embeddings": True})
+    assert model.family == "llama"
+    assert model.transformer["kv_channels"] == 16
+    assert model.transformer["num_query_groups"] == 2
+    assert model.transformer["layernorm_epsilon"] == 1e-5
+    assert not model.transformer["qk_layernorm"]
+    assert model.gpt["vocab_size"] == 100
+    assert model.gpt["rotary_base"] == 500000.0
+    assert model.gpt["share_embeddings_and_output_weights"] is True
+
+
+def test_qwen3_norms_queries_and_keys_and_sizes_heads_by_itself() -> None:
+    model = architecture(QWEN3)
+    assert model.transformer["qk_layernorm"]
+    assert model.transformer["kv_channels"] == 32
+
+
+def test_qwen3_without_head_dim_has_heads_of_128_as_in_transformers() -> None:
+    assert architecture({**QWEN3, "head_dim": None}).transformer["kv_channels"] == 128
+
+
+@pytest.mark.parametrize("scaling", [None, PUBLISHED_SCALING])
+def test_both_spellings_of_rope_mean_the_same(scaling: dict[str, Any] | None) -> None:
+    older = LLAMA | {"rope_theta": 500000.0, "rope_scaling": scaling}
+    newer = LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default", **(scaling or {})}}
+    assert architecture(older) == architecture(newer)
+    assert architecture(newer).gpt["rope_scaling"] is (scaling is not None)
+
+
+def test_the_published_scaling_keeps_its_factor() -> None:
+    assert architecture(LLAMA | {"rope_scaling": PUBLISHED_SCALING}).gpt["rope_scaling_factor"] == 32.0
+
+
+def test_keywords_are_json_able() -> None:
+    model = architecture(QWEN3)
+    assert json.loads(json.dumps([model.transformer, model.gpt])) == [model.transformer, model.gpt]
+
+
+@pytest.mark.parametrize(
+    ("change", "mentions"),
+    [
+        ({"model_type": "qwen4"}, "Did you mean qwen3"),
+        ({"model_type": None}, "known|expected one of"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": PUBLISHED_SCALING}, "llama3"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+    ],
+)
+def test_what_would_change_the_computation_is_refused(change: dict[str, Any], mentions: str) -> None:
+    with pytest.raises(ConfigError, match=mentions):
+        architecture({**QWEN3, **change})
+
+
+@pytest.mark.parametrize("key", ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+def test_scaling_constants_megatron_cannot_compute_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        architecture(LLAMA | {"rope_scaling": {**PUBLISHED_SCALING, key: 2.0}})
+
+
+def test_llama_feed_forward_biases_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mlp_bias"):
+        architecture(LLAMA | {"mlp_bias": True})
+
+
+def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_hf_config(tmp_path)
+
+
+def test_reading_an_architecture_needs_no_torch() -> None:
+    code = (
+        "import sys; from slime.weights import architecture, read_hf_config; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -1,0 +1,48 @@
+"""Tensors handed to a process that is no relative."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from slime.errors import WeightSyncError
+from slime.weights.transports.handles import SharedBucket
+
+_READER = """
+import base64, pickle, sys, torch
+for line in sys.stdin:
+    for name, tensor in pickle.loads(base64.b64decode(line)):
+        print(name, tensor.dtype, tuple(tensor.shape), tensor.double().sum().item())
+"""
+
+
+def test_an_unrelated_process_reads_the_tensors_as_often_as_it_was_given_them() -> None:
+    bucket = SharedBucket(
+        [
+            ("half", torch.arange(3, dtype=torch.bfloat16)),
+            ("matrix", torch.arange(12.0).view(3, 4).t()),
+            ("empty", torch.empty(0, 4)),
+        ]
+    )
+    text = "\n".join([bucket.serialized(), bucket.serialized()])
+    reader = subprocess.run(
+        [sys.executable, "-c", _READER], input=text, capture_output=True, text=True, timeout=60, check=True
+    )
+    expected = [
+        "half torch.bfloat16 (3,) 3.0",
+        "matrix torch.float32 (4, 3) 66.0",
+        "empty torch.float32 (0, 4) 0.0",
+    ]
+    assert reader.stdout.splitlines() == expected * 2
+
+
+def test_the_tensors_themselves_are_not_in_the_message() -> None:
+    assert len(SharedBucket([("large", torch.zeros(100_000))]).serialized()) < 2000
+
+
+def test_more_than_shared_memory_holds_is_refused_before_it_is_touched() -> None:
+    with pytest.raises(WeightSyncError, match="shm-size"):
+        SharedBucket([("huge", torch.zeros(1).expand(2**45))])

@@ -1,0 +1,376 @@
+"""Weights brought to a live SGLang engine, by every transport, and what happens when that goes wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.weights.conftest import Folders
+from tests.weights.megatron_ranks import build, run_ranks
+from torch import Tensor
+
+from slime.config.options import SyncOptions
+from slime.engine.control import EngineControl
+from slime.engine.server import EngineServer
+from slime.errors import EngineError, WeightSyncError
+from slime.weights import WeightCheck, create_transport, load_hf, named_hf_tensors, read_hf_config
+from slime.weights.sync import WeightSync
+from slime.weights.transports.base import WeightTransport
+from slime.weights.transports.broadcast_group import BroadcastGroup
+from slime.weights.transports.tensor import TensorTransport
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+
+TOKENS = [5, 20, 33, 47, 61, 80, 12, 90, 44, 7, 101, 3]
+TRANSPORTS = ["distributed", "tensor", "disk"]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def engine(request: pytest.FixtureRequest, start_engine: Callable[[int], EngineServer]) -> EngineServer:
+    return start_engine(request.param)
+
+
+@pytest.fixture(scope="module")
+def one_rank_engine(start_engine: Callable[[int], EngineServer]) -> EngineServer:
+    return start_engine(1)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def _transport(
+    engine: EngineServer, name: str, folder: Path, scratch: Path, **options: object
+) -> WeightTransport:
+    settings = SyncOptions.model_validate(
+        {"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options}
+    )
+    return create_transport(settings, [engine.control], hf_folder=folder, scratch=scratch, on_gpu=False)
+
+
+def _engine_log_probs(engine: EngineServer) -> tuple[Tensor, str]:
+    """Log-probs of TOKENS [11] and the version of the weights that gave them.  A cached prefix would show."""
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
+    body = {
+        "input_ids": TOKENS,
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    meta = json.loads(connection.getresponse().read())["meta_info"]
+    connection.close()
+    return torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]]), meta["weight_version"]
+
+
+def _hf_log_probs(folder: Path) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.tensor(TOKENS)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        log_probs = model(tokens[None]).logits[0, :-1].log_softmax(-1)
+    gathered: Tensor = log_probs.gather(1, tokens[1:, None])[:, 0]
+    return gathered
+
+
+def _assert_serves(engine: EngineServer, folder: Path, version: str | None = None) -> None:
+    log_probs, served = _engine_log_probs(engine)
+    assert (log_probs - _hf_log_probs(folder)).abs().max() < 1e-4
+    if version is not None:
+        assert served == version
+        assert engine.control.weight_version() == version
+
+
+@pytest.mark.parametrize("bucket_bytes", [2**29, 40_000], ids=["one-bucket", "many-buckets"])
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_engine_computes_with_the_weights_that_were_sent(
+    engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str, bucket_bytes: int
+) -> None:
+    old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+    assert (_hf_log_probs(old) - _hf_log_probs(new)).abs().max() > 0.1
+    transport = _transport(
+        engine,
+        name,
+        old,
+        tmp_path,
+        update_weight_buffer_size=bucket_bytes,
+        check_weight_update_equal=True,
+    )
+    transport.send(iter(_weights(old).items()), version="1")
+    _assert_serves(engine, old, "1")
+    transport.send(iter(_weights(new).items()), version="2")
+    _assert_serves(engine, new, "2")
+    transport.close()
+
+
+def test_weights_of_a_type_the_engine_does_not_hold_are_compared_after_rounding(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path, check_weight_update_equal=True)
+    transport.send(((name, tensor.bfloat16()) for name, tensor in _weights(folder).items()), version="3")
+    transport.close()
+
+
+def test_tensor_parallel_trainer_brings_its_weights_to_the_engine(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    start, trained = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+
+    def rank(index: int) -> None:
+        models = build(start, tp=2, padded_vocab=192)
+        config = read_hf_config(start)
+        load_hf(models, trained, config)
+        sync = WeightSync.for_rank(
+            index,
+            SyncOptions(check_weight_update_equal=True, weight_sync_timeout_s=30),
+            [EngineControl(one_rank_engine.url)],
+            hf_folder=start,
+            scratch=tmp_path,
+            on_gpu=False,
+        )
+        sync.push(named_hf_tensors(models, config, bucket_bytes=30_000), version="megatron")
+        sync.close()
+
+    run_ranks(rank, 2)
+    _assert_serves(one_rank_engine, trained, "megatron")
+
+
+def test_requests_in_flight_wait_for_the_new_weights_and_finish(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
+    transport.send(iter(_weights(folder).items()), version="before")
+    answers: list[dict[str, object]] = []
+
+    def generate() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", one_rank_engine.port, timeout=60)
+        sampling = {"max_new_tokens": 300, "ignore_eos": True}
+        body = json.dumps({"input_ids": TOKENS, "sampling_params": sampling})
+        connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
+        answers.append(json.loads(connection.getresponse().read()))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    time.sleep(0.15)
+    transport.send(iter(_weights(folder).items()), version="after")
+    thread.join(60)
+    transport.close()
+    assert len(answers[0]["output_ids"]) == 300  # type: ignore[arg-type]
+    assert answers[0]["meta_info"]["weight_version"] == "after"  # type: ignore[index]
+
+
+def _one_value_off(tensors: dict[str, Tensor], name: str) -> Iterator[tuple[str, Tensor]]:
+    for key, tensor in tensors.items():
+        if key == name:
+            tensor = tensor.clone()
+            tensor.view(-1)[-1] += 1e-3
+        yield key, tensor
+
+
+@pytest.mark.parametrize(
+    ("sent_name", "engine_name"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("model.layers.2.mlp.up_proj.weight", "model.layers.2.mlp.gate_up_proj.weight"),
+        ("model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("model.norm.weight", "model.norm.weight"),
+    ],
+)
+def test_check_names_the_one_tensor_that_differs(
+    engine: EngineServer, model_folder: Folders, sent_name: str, engine_name: str
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    weights = _weights(folder)
+    transport = TensorTransport(on_gpu=False, bucket_bytes=2**29, timeout_s=30)
+    transport.connect([engine.control])
+    transport.send(_one_value_off(weights, sent_name), version="off")
+    check = WeightCheck(read_hf_config(folder), [engine.control.tp_size])
+    list(check.observe(iter(weights.items())))
+    with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {engine_name}\\."):
+        check.compare(engine.url, engine.control.weights_checksum())
+
+
+def test_check_notices_a_tensor_that_never_reached_the_engine(
+    engine: EngineServer, model_folder: Folders
+) -> None:
+    old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+    transport = TensorTransport(on_gpu=False, bucket_bytes=2**29, timeout_s=30)
+    transport.connect([engine.control])
+    transport.send(iter(_weights(old).items()), version="old")
+    lost = "model.layers.1.self_attn.q_norm.weight"
+    # the engine answers 200 to a name it does not know, and keeps the old tensor
+    transport.send(
+        ((name.replace("q_norm", "qnorm") if name == lost else name, t) for name, t in _weights(new).items()),
+        version="new",
+    )
+    check = WeightCheck(read_hf_config(old), [engine.control.tp_size])
+    list(check.observe(iter(_weights(new).items())))
+    with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {lost}"):
+        check.compare(engine.url, engine.control.weights_checksum())
+
+
+def test_check_reports_engine_parameters_that_no_name_explains(
+    engine: EngineServer, model_folder: Folders
+) -> None:
+    deeper = model_folder("qwen3", seed=1)
+    shallow = {**read_hf_config(deeper), "num_hidden_layers": 2, "layer_types": None}
+    check = WeightCheck(shallow, [engine.control.tp_size])
+    list(check.observe((n, t) for n, t in _weights(deeper).items() if ".layers.2." not in n))
+    with pytest.raises(
+        WeightSyncError, match=r"are in the engine only: model\.layers\.2\.input_layernorm\.weight"
+    ):
+        check.compare(engine.url, engine.control.weights_checksum())
+
+
+@pytest.mark.parametrize("name", ["distributed", "tensor"])
+def test_trainer_that_sends_too_little_is_told_and_the_engine_goes_on(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, name, folder, tmp_path, check_weight_update_equal=True)
+    part = {key: tensor for key, tensor in _weights(folder).items() if key != "model.norm.weight"}
+    with pytest.raises(WeightSyncError, match=r"did not send model\.norm\.weight"):
+        transport.send(iter(part.items()), version="part")
+    _engine_log_probs(one_rank_engine)  # answers: it is not left paused
+    transport.send(iter(_weights(folder).items()), version="whole")
+    _assert_serves(one_rank_engine, folder, "whole")
+    transport.close()
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_gathering_that_fails_half_way_leaves_the_engine_serving(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+
+    def failing() -> Iterator[tuple[str, Tensor]]:
+        yield from list(_weights(folder).items())[:10]
+        raise RuntimeError("a rank went away")
+
+    transport = _transport(one_rank_engine, name, folder, tmp_path, update_weight_buffer_size=20_000)
+    with pytest.raises(RuntimeError, match="a rank went away"):
+        transport.send(failing(), version="never")
+    transport.send(iter(_weights(folder).items()), version="again")
+    _assert_serves(one_rank_engine, folder, "again")
+    transport.close()
+
+
+def test_a_trainer_killed_in_the_middle_leaves_an_engine_that_a_new_one_can_use(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen3", seed=2)
+    weights = _weights(folder)
+
+    def dies_half_way() -> Iterator[tuple[str, Tensor]]:
+        yield from list(weights.items())[:20]
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        doomed = _transport(
+            one_rank_engine, "distributed", folder, tmp_path, update_weight_buffer_size=20_000
+        )
+        doomed.send(dies_half_way(), version="dead")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
+    with pytest.raises(
+        WeightSyncError, match=r"beginning the update failed at engine http://127.*already open"
+    ):
+        transport.send(iter(weights.items()), version="refused")  # which closes the dead trainer's session
+    transport.send(iter(weights.items()), version="new")
+    _assert_serves(one_rank_engine, folder, "new")
+    transport.close()
+
+
+def test_an_engine_waiting_for_broadcasts_is_let_go_when_the_group_ends(
+    one_rank_engine: EngineServer, model_folder: Folders
+) -> None:
+    weights = list(_weights(model_folder("qwen3", seed=2)).items())
+    control = one_rank_engine.control
+    group = BroadcastGroup(name="half", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
+    joining = threading.Thread(
+        target=lambda: control.init_weights_update_group("127.0.0.1", group.port, 1, 2, "half", "gloo")
+    )
+    joining.start()
+    group.join(deadline=time.monotonic() + 30, watch=lambda: None)
+    joining.join(30)
+    control.begin_weight_update()
+    refused: list[str] = []
+
+    def receive() -> None:
+        try:
+            control.update_weights_from_distributed(
+                [name for name, _ in weights],
+                ["float32"] * len(weights),
+                [list(tensor.shape) for _, tensor in weights],
+                "half",
+                weight_version="half",
+            )
+        except EngineError as error:
+            refused.append(str(error))
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    half = [tensor for _, tensor in weights[:10]]
+    group.broadcast(half, deadline=time.monotonic() + 30, watch=lambda: None)
+    started = time.monotonic()
+    group.close()
+    receiving.join(30)
+    assert time.monotonic() - started < 10
+    assert refused and "Failed to receive weights" in refused[0]
+    control.end_weight_update()
+    control.destroy_weights_update_group("half")
+    _engine_log_probs(one_rank_engine)
+
+
+def test_an_engine_that_does_not_answer_is_named_at_once(model_folder: Folders, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = EngineControl(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    options = {"weight_sync_timeout_s": 60.0, "update_weight_transport": "distributed"}
+    folder = model_folder("qwen3")
+    started = time.monotonic()
+    with pytest.raises(WeightSyncError, match=f"joining the process group failed at engine {dead.url}"):
+        create_transport(
+            SyncOptions.model_validate(options), [dead], hf_folder=folder, scratch=tmp_path, on_gpu=False
+        )
+    assert time.monotonic() - started < 5
+
+
+def test_engines_that_cannot_reach_the_trainer_are_given_up_at_the_deadline(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    """One of two engines is dead: the other must not be left waiting for it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = EngineControl(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, "tensor", folder, tmp_path)
+    transport.connect([one_rank_engine.control, dead])
+    with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead.url}"):
+        transport.send(iter(_weights(folder).items()), version="two")
+    _engine_log_probs(one_rank_engine)
+
+
+def test_disk_keeps_the_newest_version_only(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, "disk", folder, tmp_path)
+    for version in ("1", "2"):
+        transport.send(iter(_weights(folder).items()), version=version)
+    transport.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["version-2"]

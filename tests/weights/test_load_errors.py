@@ -1,0 +1,97 @@
+"""Folders that do not hold the model they describe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.weights.conftest import Folders
+from tests.weights.megatron_ranks import build, run_ranks
+
+from slime.errors import CheckpointError, ConfigError
+from slime.weights import load_hf, read_hf_config
+
+
+@pytest.fixture
+def folder(model_folder: Folders, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder("qwen3", tied=True), tmp_path / "model"))
+
+
+def _rewrite(folder: Path, drop: str = "", **changed: torch.Tensor) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(drop, None)
+    save_file({**tensors, **changed}, folder / "model.safetensors")
+
+
+def _load(rank: int, folder: Path, described_by: Path) -> str:
+    del rank
+    models = build(described_by)
+    try:
+        load_hf(models, folder, read_hf_config(described_by))
+    except (CheckpointError, ConfigError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "loaded"
+
+
+def test_missing_and_unexpected_tensors_are_listed(folder: Path) -> None:
+    _rewrite(folder, drop="model.norm.weight", **{"model.layers.0.extra": torch.zeros(2)})
+    with pytest.raises(
+        CheckpointError, match=r"1 missing: model\.norm\.weight; 1 unexpected: model\.layers\.0\.extra"
+    ):
+        load_hf([], folder, read_hf_config(folder))
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    _rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": torch.zeros(127, 64)})
+    (outcome,) = run_ranks(_load, 1, folder, folder)
+    assert "model.layers.1.mlp.up_proj.weight has shape (127, 64), expected (128, 64)" in outcome
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+def test_an_output_layer_beside_tied_embeddings_is_accepted(folder: Path) -> None:
+    _rewrite(folder, **{"lm_head.weight": torch.zeros(128, 64)})
+    assert run_ranks(_load, 1, folder, folder) == ["loaded"]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(60)
+def test_a_megatron_model_of_another_architecture_is_refused(folder: Path, model_folder: Folders) -> None:
+    def load_into_qwen3(rank: int) -> str:
+        del rank
+        models = build(folder)
+        llama = model_folder("llama", tied=True)
+        try:
+            load_hf(models, llama, read_hf_config(llama))
+        except ConfigError as error:
+            return str(error)
+        return "loaded"
+
+    (outcome,) = run_ranks(load_into_qwen3, 1)
+    assert "config.json does not explain" in outcome or "does not fit config.json" in outcome
+
+
+def test_a_folder_without_safetensors_says_what_it_holds(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        load_hf([], folder, read_hf_config(folder))
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x10")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        load_hf([], folder, read_hf_config(folder))
+
+
+def test_a_file_the_index_names_but_is_not_there_is_named(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"not there: model-00001-of-00002\.safetensors"):
+        load_hf([], folder, read_hf_config(folder))

@@ -1,0 +1,98 @@
+"""Writing a complete Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.tiny_models import VOCAB_SIZE
+from tests.weights.conftest import Folders
+from torch import Tensor
+
+from slime.errors import CheckpointError
+from slime.weights import save_hf
+from slime.weights.safetensors_folder import SafetensorsFolder
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("max_shard_bytes", [2**30, 100_000], ids=["one-file", "sharded"])
+def test_a_saved_folder_loads_in_transformers_with_equal_logits(
+    model_folder: Folders, tmp_path: Path, max_shard_bytes: int
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source, weights = model_folder("qwen3", seed=1), _tensors(model_folder("qwen3", seed=2))
+    save_hf(tmp_path / "out", iter(weights.items()), source, max_shard_bytes=max_shard_bytes)
+    tokens = torch.arange(VOCAB_SIZE)[None, :40]
+    logits = []
+    for folder in (tmp_path / "out", model_folder("qwen3", seed=2)):
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            logits.append(model(tokens).logits)
+    assert torch.equal(*logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert SafetensorsFolder(tmp_path / "out").names == weights.keys()
+
+
+def test_shards_stay_below_the_limit_and_the_index_adds_them_up(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    source = model_folder("llama")
+    save_hf(tmp_path / "out", iter(_tensors(source).items()), source, max_shard_bytes=100_000)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(sum(t.nbytes for t in load_file(file).values()) <= 100_000 for file in files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in _tensors(source).values())
+    assert set(index["weight_map"].values()) == {file.name for file in files}
+
+
+def test_the_configuration_states_the_type_that_was_written(model_folder: Folders, tmp_path: Path) -> None:
+    source = model_folder("llama")
+    named = ((name, tensor.bfloat16()) for name, tensor in _tensors(source).items())
+    save_hf(tmp_path / "out", named, source)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    source = model_folder("llama")
+    tensors = _tensors(source)
+    save_hf(tmp_path / "out", iter(tensors.items()), source)
+    part = [(name, tensor) for name, tensor in tensors.items() if name != "model.norm.weight"]
+    with pytest.raises(CheckpointError, match=r"missing \['model\.norm\.weight'\]"):
+        save_hf(tmp_path / "out", iter(part), source)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert _tensors(tmp_path / "out").keys() == tensors.keys()
+
+
+def test_a_folder_that_is_there_is_replaced(model_folder: Folders, tmp_path: Path) -> None:
+    old, new = model_folder("llama", seed=1), model_folder("llama", seed=2)
+    for folder in (old, new):
+        save_hf(tmp_path / "out", iter(_tensors(folder).items()), old)
+    assert torch.equal(_tensors(tmp_path / "out")["lm_head.weight"], _tensors(new)["lm_head.weight"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_tensors_are_taken_to_the_end_when_saving_fails(model_folder: Folders, tmp_path: Path) -> None:
+    """Other ranks gather with rank 0; they must not be left waiting."""
+    source = model_folder("llama")
+    taken: list[str] = []
+
+    def named() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in _tensors(source).items():
+            taken.append(name)
+            yield name, tensor
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save_hf(tmp_path / "file" / "out", named(), source)
+    assert len(taken) == len(_tensors(source))
