@@ -1,0 +1,1 @@
+"""Import paths that users of the field know; the definitions live elsewhere."""

@@ -1,0 +1,82 @@
+"""The batch plan: balanced, complete, equal counts, and always the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime.data import plan_micro_batches
+
+LENGTHS = st.lists(st.integers(1, 200), max_size=60)
+
+
+def tokens(lengths: list[int], members: list[int]) -> int:
+    return sum(lengths[i] for i in members)
+
+
+def flat(plan: list[list[list[int]]]) -> list[int]:
+    return [i for rank in plan for micro_batch in rank for i in micro_batch]
+
+
+def test_equal_samples_are_dealt_evenly() -> None:
+    plan = plan_micro_batches([10] * 8, num_ranks=2, max_tokens=20, micro_batch_size=None)
+    assert [[len(m) for m in rank] for rank in plan] == [[2, 2], [2, 2]]
+
+
+def test_a_sample_longer_than_the_limit_is_alone() -> None:
+    plan = plan_micro_batches([5, 500, 5], num_ranks=1, max_tokens=50, micro_batch_size=None)
+    assert plan == [[[1], [0, 2]]]
+
+
+def test_most_tokens_come_first() -> None:
+    [rank] = plan_micro_batches([1, 9, 5, 7], num_ranks=1, max_tokens=9, micro_batch_size=None)
+    totals = [tokens([1, 9, 5, 7], m) for m in rank]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_fewer_samples_than_ranks_leaves_ranks_with_empty_micro_batches() -> None:
+    plan = plan_micro_batches([4], num_ranks=3, max_tokens=10, micro_batch_size=None)
+    assert sorted(plan) == [[[]], [[]], [[0]]]
+
+
+def test_nothing_to_plan_gives_no_micro_batches() -> None:
+    assert plan_micro_batches([], num_ranks=2, max_tokens=10, micro_batch_size=None) == [[], []]
+
+
+def test_sizes_are_used_well() -> None:
+    lengths = [60, 40, 50, 50, 70, 30]
+    plan = plan_micro_batches(lengths, num_ranks=1, max_tokens=100, micro_batch_size=None)
+    assert len(plan[0]) == 3
+
+
+@pytest.mark.parametrize("name", ["num_ranks", "max_tokens", "micro_batch_size"])
+def test_limits_below_one_are_refused(name: str) -> None:
+    limits = {"num_ranks": 1, "max_tokens": 1, "micro_batch_size": None, name: 0}
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        plan_micro_batches([1], **limits)  # type: ignore[arg-type]
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 5), max_tokens=st.integers(1, 300))
+@settings(max_examples=300, deadline=None)
+def test_token_plans_hold_every_promise(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=None)
+    assert len(plan) == num_ranks
+    assert sorted(flat(plan)) == list(range(len(lengths)))
+    assert len({len(rank) for rank in plan}) == 1
+    for rank in plan:
+        assert all(len(m) <= 1 or tokens(lengths, m) <= max_tokens for m in rank)
+        filled = [bool(m) for m in rank]
+        assert filled == sorted(filled, reverse=True)
+    totals = [sum(tokens(lengths, m) for m in rank) for rank in plan]
+    assert max(totals) - min(totals) <= max(lengths, default=0)
+    assert plan == plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=None)
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 5), size=st.integers(1, 7))
+@settings(max_examples=300, deadline=None)
+def test_sample_plans_hold_every_promise(lengths: list[int], num_ranks: int, size: int) -> None:
+    plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=1, micro_batch_size=size)
+    assert sorted(flat(plan)) == list(range(len(lengths)))
+    assert {len(rank) for rank in plan} == {-(-len(lengths) // (num_ranks * size))}
+    assert all(len(m) <= size for rank in plan for m in rank)

@@ -1,0 +1,110 @@
+"""The training batch: which samples, in which optimizer step, with which mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slime.data import Group, Sample, Status, TrainBatch
+
+
+def sample(group: int, index: int, **change: object) -> Sample:
+    values = {"tokens": [1, 2, 3, 4], "response_length": 2, "reward": 1.0, "status": Status.COMPLETED}
+    return Sample(group_index=group, index=index, **{**values, **change})  # type: ignore[arg-type]
+
+
+def groups_of(*sizes: int) -> list[Group]:
+    index = iter(range(sum(sizes)))
+    return [Group(g, [sample(g, next(index)) for _ in range(size)]) for g, size in enumerate(sizes)]
+
+
+def test_columns_keep_group_order_and_exact_tokens() -> None:
+    groups = [
+        Group(7, [sample(7, 0, tokens=[5, 6, 7], response_length=1, reward=0.5, loss_mask=[0])]),
+        Group(9, [sample(9, 1, rollout_id=1), sample(9, 2, rollout_id=1, reward={"score": 2.0, "fmt": 1.0})]),
+    ]
+    batch = TrainBatch.from_groups(groups, rollout=3, num_steps=1)
+    assert batch.rollout == 3
+    assert [t.tolist() for t in batch.tokens] == [[5, 6, 7], [1, 2, 3, 4], [1, 2, 3, 4]]
+    assert batch.tokens[0].dtype == np.int32
+    assert batch.response_lengths.tolist() == [1, 2, 2]
+    assert [m.tolist() for m in batch.loss_masks] == [[0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert batch.rewards.tolist() == [0.5, 1.0, 2.0]
+    assert batch.group_ids.tolist() == [7, 9, 9]
+    assert batch.rollout_ids.tolist() == [0, 1, 1]
+
+
+def test_only_trainable_samples_enter() -> None:
+    group = Group(0, [sample(0, i, status=status) for i, status in enumerate(Status)])
+    batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
+    assert batch.rollout_ids.tolist() == [1, 2]  # COMPLETED and TRUNCATED
+
+
+def test_removed_samples_stay_in_the_statistics_and_out_of_the_loss() -> None:
+    group = Group(0, [sample(0, 0), sample(0, 1, remove_sample=True, reward=5.0)])
+    batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
+    assert batch.rewards.tolist() == [1.0, 5.0]
+    assert [m.tolist() for m in batch.loss_masks] == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_log_probs_are_there_when_every_sample_has_them() -> None:
+    with_them = [sample(0, 0, rollout_log_probs=[-0.5, -1.0]), sample(0, 1, rollout_log_probs=[0.0, -2.0])]
+    batch = TrainBatch.from_groups([Group(0, with_them)], rollout=0, num_steps=1)
+    assert batch.rollout_log_probs is not None
+    assert [x.tolist() for x in batch.rollout_log_probs] == [[-0.5, -1.0], [0.0, -2.0]]
+    one_without = [*with_them, sample(0, 2)]
+    assert TrainBatch.from_groups([Group(0, one_without)], rollout=0, num_steps=1).rollout_log_probs is None
+
+
+def test_groups_are_split_whole_where_steps_divide_them() -> None:
+    batch = TrainBatch.from_groups(groups_of(2, 3, 1, 4), rollout=0, num_steps=2)
+    assert batch.step_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_equal_groups_give_steps_of_the_global_batch_size_even_when_groups_must_split() -> None:
+    batch = TrainBatch.from_groups(groups_of(4, 4, 4), rollout=0, num_steps=2)
+    assert batch.step_ids.tolist() == [0] * 6 + [1] * 6
+
+
+def test_a_rollout_is_never_split() -> None:
+    rollouts = [0, 0, 0, 1, 2, 3]
+    group = Group(0, [sample(0, i, rollout_id=r) for i, r in enumerate(rollouts)])
+    batch = TrainBatch.from_groups([group], rollout=0, num_steps=2)
+    assert batch.step_ids.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_lost_sample_moves_no_other_to_another_step() -> None:
+    groups = groups_of(2, 2, 2, 2)
+    for lost in groups[0].samples:
+        lost.status = Status.FAILED
+    batch = TrainBatch.from_groups(groups, rollout=0, num_steps=4)
+    assert batch.step_ids.tolist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_supervised_samples_need_no_reward() -> None:
+    batch = TrainBatch.from_groups([Group(0, [sample(0, 0, reward=None)])], rollout=0, num_steps=1)
+    assert batch.rewards.tolist() == [0.0]
+
+
+def test_nothing_trainable_gives_an_empty_batch() -> None:
+    batch = TrainBatch.from_groups([Group(0, [sample(0, 0, status=Status.ABORTED)])], rollout=0, num_steps=1)
+    assert batch.tokens == [] and batch.step_ids.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_mask": [1]}, "1 entries in loss_mask, expected response_length = 2"),
+        ({"rollout_log_probs": [-1.0, -1.0, -1.0]}, "3 entries in rollout_log_probs"),
+        ({"response_length": 4}, "at least one prompt token"),
+        ({"response_length": 0}, "at least one response token"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainBatch.from_groups([Group(0, [sample(0, 0, **change)])], rollout=0, num_steps=1)
+
+
+def test_number_of_steps_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="num_steps is 0"):
+        TrainBatch.from_groups(groups_of(1), rollout=0, num_steps=0)
