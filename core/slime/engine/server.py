@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -74,7 +75,7 @@ class EngineServer:
 
     def stop(self) -> None:
         """End the server and everything it started, and remove the files it leaves behind."""
-        leftovers = _load_reports(self.process.pid)
+        leftovers = _shared_memory_files(self.process.pid)
         self.process.stop(grace_s=_CUDA_GRACE_S if self.spec.device == "cuda" else 0.0)
         for path in leftovers:
             path.unlink(missing_ok=True)
@@ -83,14 +84,13 @@ class EngineServer:
             self._scratch = None
 
 
-def _load_reports(group: int | None) -> set[Path]:
-    """The shared-memory files in which the schedulers of process group `group` report their load; SGLang
-    never removes them."""
+def _shared_memory_files(group: int | None) -> set[Path]:
+    """The shared-memory files that SGLang has made for process group `group` (load reports, message
+    queues); it never removes them."""
     found: set[Path] = set()
     for pid in living_members(group) if group is not None else ():
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.partition("/dev/shm/sglang_loads_")
-                if path[1]:
-                    found.add(Path(path[1] + path[2]))
+            found.update(
+                map(Path, re.findall(r"/dev/shm/sgl(?:ang_loads|_shm)_\S+", Path(f"/proc/{pid}/maps").read_text()))
+            )
     return found

@@ -1,0 +1,220 @@
+"""The rollout client: numbers against transformers on a real engine, its rules against injected faults."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from slime.engine.client import HttpPolicyClient
+from slime.engine.ports import free_port
+from slime.engine.server import EngineServer
+from slime.errors import DeadlineError, EngineError
+from slime.plugin import Generation, SamplingParams
+from tests.engine.conftest import FaultyEngine
+
+PROMPT = [40, 41, 42, 43]
+
+
+def generate(url: str, *samplings: SamplingParams, prompt: Sequence[int] = PROMPT, **options: Any) -> list[Generation]:
+    """One response for each of `samplings`, all in flight together."""
+
+    async def ask() -> list[Generation]:
+        async with HttpPolicyClient(url, **{"timeout_s": 30.0, **options}) as client:
+            return await asyncio.gather(*(client.generate(prompt, s) for s in samplings))
+
+    return asyncio.run(ask())
+
+
+def reference_log_probs(model_folder: Path, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+    """log softmax(logits / temperature) of the response tokens by transformers, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    log_probs = torch.log_softmax(logits / temperature, dim=-1)
+    return [float(x) for x in log_probs.gather(1, torch.tensor(response)[:, None])[:, 0]]
+
+
+# --- against a real engine ---
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_transformers_at_the_sampling_temperature(
+    engine: EngineServer, tiny_model: Path, temperature: float
+) -> None:
+    sampling = SamplingParams(max_new_tokens=48, temperature=temperature)
+    for generation in generate(engine.url, *[sampling] * 4):
+        expected = reference_log_probs(tiny_model, PROMPT, generation.tokens, temperature)
+        assert generation.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.engine
+def test_log_probs_are_over_the_whole_vocabulary_whatever_is_sampled_from(
+    engine: EngineServer, tiny_model: Path
+) -> None:
+    [generation] = generate(engine.url, SamplingParams(max_new_tokens=48, top_k=5, top_p=0.8))
+    expected = reference_log_probs(tiny_model, PROMPT, generation.tokens, 1.0)
+    assert generation.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.engine
+def test_many_prompts_of_different_lengths_at_once_get_the_right_log_probs(
+    engine: EngineServer, tiny_model: Path
+) -> None:
+    # Prompts of one batch share an attention call: each must see its own tokens only.
+    prompts = [[10 + (7 * i + j) % 90 for j in range(1 + i % 13)] for i in range(24)]
+
+    async def ask() -> list[Generation]:
+        async with HttpPolicyClient(engine.url, timeout_s=30) as client:
+            sampling = SamplingParams(max_new_tokens=12)
+            return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
+
+    for prompt, generation in zip(prompts, asyncio.run(ask()), strict=True):
+        expected = reference_log_probs(tiny_model, prompt, generation.tokens, 1.0)
+        assert generation.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.engine
+def test_temperature_zero_takes_the_likeliest_token_every_time(engine: EngineServer) -> None:
+    greedy = SamplingParams(max_new_tokens=20, temperature=0.0)
+    first, second = generate(engine.url, greedy, greedy)
+    assert first.tokens == second.tokens
+
+
+@pytest.mark.engine
+def test_finish_reasons_tell_a_stop_from_the_length_limit(engine: EngineServer) -> None:
+    [cut] = generate(engine.url, SamplingParams(max_new_tokens=5, temperature=0.0))
+    assert cut.finish_reason == "length" and len(cut.tokens) == 5
+    third = cut.tokens[2]
+    stops_at = cut.tokens.index(third) + 1
+    [stopped] = generate(engine.url, SamplingParams(max_new_tokens=5, temperature=0.0, stop_token_ids=(third,)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.tokens == cut.tokens[:stops_at], "the stop token is part of the response"
+    assert stopped.weight_versions == ["default"]
+
+
+@pytest.mark.engine
+def test_stop_strings_end_a_response(engine: EngineServer) -> None:
+    stop = tuple("0123456789abcdefghijklmnopqrstuv")
+    [stopped] = generate(engine.url, SamplingParams(max_new_tokens=200, stop=stop))
+    assert stopped.finish_reason == "stop"
+    assert stopped.meta["finish_reason"]["matched"] in stop, "ended by the string, not by the end-of-sequence token"
+
+
+@pytest.mark.engine
+def test_a_prompt_longer_than_the_context_is_an_engine_error(engine: EngineServer) -> None:
+    with pytest.raises(EngineError, match=r"/generate: status 400, answer: .*5000"):
+        generate(engine.url, SamplingParams(max_new_tokens=1), prompt=[40] * 5000)
+
+
+# --- its own rules ---
+
+
+def answer(**meta: Any) -> bytes:
+    fields = {
+        "finish_reason": {"type": "stop", "matched": 1},
+        "weight_version": "3",
+        "output_token_logprobs": [[-0.5, 11, None], [-0.25, 12, None]],
+        **meta,
+    }
+    return orjson.dumps({"text": "", "output_ids": [11, 12], "meta_info": fields})
+
+
+ONE = SamplingParams(max_new_tokens=2)
+
+
+def test_an_answer_is_taken_apart(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    spans = [{"version": v, "start": i, "end": i + 1} for i, v in enumerate(["1", "2", "2", "1"])]
+    stub = faulty_engine(lambda _: (200, answer(weight_versions=spans, cached_tokens=3)))
+    [generation] = generate(stub.url, ONE)
+    assert generation.tokens == [11, 12] and generation.log_probs == [-0.5, -0.25]
+    assert generation.finish_reason == "stop"
+    assert generation.weight_versions == ["1", "2"]
+    assert generation.meta["cached_tokens"] == 3
+
+
+def test_without_spans_the_one_version_is_taken(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer()))
+    assert generate(stub.url, ONE)[0].weight_versions == ["3"]
+
+
+def test_an_aborted_request_without_tokens_is_an_empty_response(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer(output_token_logprobs=[], finish_reason={"type": "abort"})))
+    [generation] = generate(stub.url, ONE)
+    assert (generation.tokens, generation.log_probs, generation.finish_reason) == ([], [], "abort")
+
+
+def test_a_log_prob_that_is_no_number_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer(output_token_logprobs=[[-1.0, 5, None], [None, 6, None]])))
+    with pytest.raises(EngineError, match="log-prob of response token 1 is not a number"):
+        generate(stub.url, ONE)
+
+
+def test_an_answer_of_another_shape_is_an_error_that_shows_it(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, b'{"choices": []}'))
+    with pytest.raises(EngineError, match=r"not one of SGLang's /generate.*'meta_info'.*choices"):
+        generate(stub.url, ONE)
+
+
+def test_an_engine_error_is_not_sent_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (500, b"scheduler is gone"))
+    with pytest.raises(EngineError, match="status 500, answer: scheduler is gone"):
+        generate(stub.url, ONE)
+    assert stub.requests == 1
+
+
+def test_a_request_that_times_out_is_not_sent_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    release = threading.Event()
+    stub = faulty_engine(lambda _: None if release.wait(30) else None)
+    with pytest.raises(DeadlineError, match=r"no answer within 0.3 s to a prompt of 4 tokens \(max_new_tokens 2\)"):
+        generate(stub.url, ONE, timeout_s=0.3)
+    release.set()
+    assert stub.requests == 1
+
+
+def test_a_connection_lost_during_generation_is_not_sent_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: None)
+    with pytest.raises(EngineError, match="the connection was lost before the answer came"):
+        generate(stub.url, ONE)
+    assert stub.requests == 1
+
+
+def test_a_refused_connection_is_tried_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    port = free_port()
+    timer = threading.Timer(0.3, lambda: faulty_engine(lambda _: (200, answer()), port))
+    timer.start()
+    [generation] = generate(f"http://127.0.0.1:{port}", ONE)
+    timer.join()
+    assert generation.tokens == [11, 12]
+
+
+def test_connecting_is_given_up_after_the_attempts() -> None:
+    with pytest.raises(EngineError, match="no connection in 3 attempts"):
+        generate(f"http://127.0.0.1:{free_port()}", ONE, connect_attempts=3, connect_backoff_s=0.01)
+
+
+def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    def slow(_: int) -> tuple[int, bytes]:
+        time.sleep(0.2)
+        return 200, answer()
+
+    stub = faulty_engine(slow)
+    assert len(generate(stub.url, *[ONE] * 6, concurrency=1, timeout_s=0.9)) == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "no tokens"), ([3, 128], "from 3 to 128"), ([-1, 3], "from -1 to 3")]
+)
+def test_prompts_an_engine_would_die_of_are_refused(prompt: list[int], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        generate("http://127.0.0.1:1", ONE, prompt=prompt, vocab_size=128)

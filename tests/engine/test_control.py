@@ -1,0 +1,169 @@
+"""The control plane against a real engine, and its errors against injected faults."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime.engine.client import HttpPolicyClient
+from slime.engine.control import EngineControl
+from slime.engine.ports import free_port
+from slime.engine.server import EngineServer
+from slime.errors import DeadlineError, EngineError
+from slime.plugin import Generation, SamplingParams
+from tests.engine.conftest import FaultyEngine
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [40, 41, 42, 43]
+
+
+def first_log_prob(server: EngineServer) -> float:
+    """Log-prob of the likeliest first token: a fingerprint of the weights."""
+
+    async def ask() -> Generation:
+        async with HttpPolicyClient(server.url, timeout_s=30) as client:
+            return await client.generate(PROMPT, SamplingParams(max_new_tokens=1, temperature=0.0))
+
+    return asyncio.run(ask()).log_probs[0]
+
+
+def in_flight(server: EngineServer, during: Callable[[], None], num_tokens: int = 600) -> Generation:
+    """A long request, and `during()` while it is being answered."""
+
+    async def both() -> Generation:
+        async with HttpPolicyClient(server.url, timeout_s=60) as client:
+            request = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=num_tokens)))
+            await asyncio.sleep(0.4)
+            assert not request.done()
+            await asyncio.to_thread(during)
+            return await request
+
+    return asyncio.run(both())
+
+
+def test_weights_from_disk_change_what_is_generated_and_the_version(
+    engine: EngineServer, tiny_model: Path, other_model: Path
+) -> None:
+    control = engine.control
+    before = first_log_prob(engine)
+    control.update_weights_from_disk(str(other_model), weight_version="7")
+    assert control.weight_version() == "7"
+    assert abs(first_log_prob(engine) - before) > 1e-3
+    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    assert first_log_prob(engine) == pytest.approx(before, abs=1e-6)
+
+
+def test_a_failed_update_is_an_error_and_keeps_the_weights(engine: EngineServer, tmp_path: Path) -> None:
+    before = first_log_prob(engine)
+    with pytest.raises(EngineError, match=r"POST http://.*/update_weights_from_disk: status 400, answer: .*"):
+        engine.control.update_weights_from_disk(str(tmp_path), weight_version="8")
+    assert engine.control.weight_version() == "default"
+    assert first_log_prob(engine) == pytest.approx(before, abs=1e-6)
+
+
+def test_a_weight_update_session_opens_once(engine: EngineServer) -> None:
+    engine.control.begin_weight_update()
+    with pytest.raises(EngineError, match="/begin_weight_update: status 400"):
+        engine.control.begin_weight_update()
+    engine.control.end_weight_update()
+    with pytest.raises(EngineError, match="/end_weight_update: status 400"):
+        engine.control.end_weight_update()
+
+
+def test_checksums_differ_between_weights_and_repeat_for_the_same(
+    engine: EngineServer, tiny_model: Path, other_model: Path
+) -> None:
+    control = engine.control
+    mine = control.weights_checksum()["ranks"]
+    control.update_weights_from_disk(str(other_model), weight_version="x")
+    others = control.weights_checksum()["ranks"]
+    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    assert mine != others
+    assert mine == control.weights_checksum()["ranks"]
+
+
+def test_leaving_an_unknown_group_is_an_error(engine: EngineServer) -> None:
+    with pytest.raises(EngineError, match="/destroy_weights_update_group: status 400"):
+        engine.control.destroy_weights_update_group("nobody")
+
+
+def test_a_part_per_rank_is_demanded_before_anything_is_sent(engine: EngineServer) -> None:
+    with pytest.raises(EngineError, match="got 2 serialised parts, expected one for each of the engine's 1 ranks"):
+        engine.control.update_weights_from_tensor(["a", "b"], weight_version="1")
+
+
+def test_a_paused_request_continues_under_the_new_weights(
+    endless_engine: EngineServer, tiny_model: Path, other_model: Path
+) -> None:
+    control = endless_engine.control
+
+    def update() -> None:
+        control.pause("retract")
+        control.flush_cache()
+        control.update_weights_from_disk(str(other_model), weight_version="new")
+        control.health(timeout_s=5)  # a paused engine is healthy, or the router would drop it
+        control.resume()
+
+    generation = in_flight(endless_engine, update)
+    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    assert generation.finish_reason == "length" and len(generation.tokens) == 600
+    assert generation.weight_versions == ["default", "new"]
+
+
+def test_an_aborted_request_returns_what_it_has(endless_engine: EngineServer) -> None:
+    generation = in_flight(endless_engine, endless_engine.control.abort_all, num_tokens=3000)
+    assert generation.finish_reason == "abort"
+    assert 0 < len(generation.tokens) < 3000
+    assert len(generation.log_probs) == len(generation.tokens)
+
+
+def test_pausing_with_abort_returns_requests_too(endless_engine: EngineServer) -> None:
+    generation = in_flight(endless_engine, lambda: endless_engine.control.pause("abort"), num_tokens=3000)
+    endless_engine.control.resume()
+    assert generation.finish_reason == "abort"
+
+
+def test_flushing_while_requests_run_is_refused(endless_engine: EngineServer) -> None:
+    def flush() -> None:
+        with pytest.raises(EngineError, match="/flush_cache: status 400"):
+            endless_engine.control.flush_cache()
+        endless_engine.control.abort_all()
+
+    in_flight(endless_engine, flush, num_tokens=3000)
+
+
+def test_server_info_shows_the_arguments_in_force(engine: EngineServer) -> None:
+    info = engine.control.server_info()
+    assert info["dtype"] == "float32" and info["attention_backend"] == "torch_native"
+
+
+def test_an_engine_that_never_answers_is_a_deadline_error_naming_the_call(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    release = threading.Event()
+    stub = faulty_engine(lambda _: None if release.wait(30) else None)
+    with pytest.raises(DeadlineError, match=rf"POST {stub.url}/pause_generation: no answer after 0.3 s"):
+        EngineControl(stub.url, timeout_s=0.3).pause()
+    release.set()
+
+
+def test_no_success_in_the_answer_is_an_error_despite_status_200(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, b'{"success": false, "message": "group is gone"}'))
+    with pytest.raises(EngineError, match="group is gone"):
+        EngineControl(stub.url).end_weight_update()
+
+
+def test_an_engine_that_is_gone_is_an_error_with_its_address() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(EngineError, match=f"GET {url}/health: ConnectionRefusedError"):
+        EngineControl(url).health()
+
+
+def test_a_url_without_a_port_is_refused() -> None:
+    with pytest.raises(EngineError, match="expected http://HOST:PORT"):
+        EngineControl("localhost:1234")

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from slime.engine.ports import free_port, port_in_use, require_free_port
+from slime.errors import ConfigError
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = free_port()
+    assert not port_in_use(port)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        assert port_in_use(port)
+
+
+def test_a_port_in_use_is_refused_with_the_option_that_asked_for_it() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"--router-port {port}: another process already listens") as caught:
+            require_free_port(port, "--router-port")
+    assert caught.value.exit_code == 2
+
+
+def test_a_port_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--router-port 70000.*1024 to 65535"):
+        require_free_port(70000, "--router-port")

@@ -1,0 +1,155 @@
+"""Supervision, with small Python programs as children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime.engine.children import DirectChild, living_members
+from slime.engine.process import SupervisedProcess
+from slime.errors import DeadlineError, EngineError
+
+SLEEP = "import time; print('sleeping', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Callable[[str], SupervisedProcess]:
+    def make(program: str) -> SupervisedProcess:
+        argv = [sys.executable, "-c", textwrap.dedent(program)]
+        log_path = tmp_path / "child.log"
+        return SupervisedProcess(
+            "the child", lambda: DirectChild(argv, env=os.environ, log_path=log_path), log_path=log_path
+        )
+
+    return make
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(
+    child: Callable[[str], SupervisedProcess],
+) -> None:
+    process = child("import sys; [print('line', i) for i in range(100)]; sys.exit('the disk is on fire')")
+    process.start()
+    with pytest.raises(EngineError) as caught:
+        process.wait_ready(lambda: False, timeout_s=20)
+    message = str(caught.value)
+    assert "the child ended with exit code 1" in message
+    assert "line 99" in message and "the disk is on fire" in message and "line 50\n" not in message
+    process.stop()
+
+
+def test_a_process_that_is_never_ready_runs_into_the_deadline(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(SLEEP)
+    process.start()
+    wait_until(lambda: "sleeping" in process.log_tail())
+    with pytest.raises(DeadlineError, match=r"the child was not ready after 0 s.*\nsleeping"):
+        process.wait_ready(lambda: False, timeout_s=0.2)
+    assert process.alive()
+    process.stop()
+
+
+def test_a_killed_process_is_noticed_and_reported(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(SLEEP)
+    process.start()
+    wait_until(lambda: "sleeping" in process.log_tail())
+    assert process.failure() is None and process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not process.alive())
+    failure = process.failure()
+    assert failure is not None and "killed by SIGKILL" in failure and "sleeping" in failure
+    process.stop()
+
+
+def test_stop_ends_grandchildren_too(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()")
+    process.start()
+    group = process.pid
+    assert group is not None
+    wait_until(lambda: "sleeping" in process.log_tail())
+    assert len(living_members(group)) == 2
+    process.stop()
+    assert living_members(group) == []
+    assert process.failure() is None, "a process stopped on purpose has not failed"
+
+
+def test_noticing_the_end_of_a_process_ends_what_it_left_behind(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); sys.exit(3)")
+    process.start()
+    group = process.pid
+    assert group is not None
+    wait_until(lambda: process.poll() == 3)
+    assert living_members(group) == []
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    process.start()
+    wait_until(lambda: "sleeping" in process.log_tail())
+    group = process.pid
+    assert group is not None
+    started = time.monotonic()
+    process.stop(grace_s=0.5)
+    assert 0.5 <= time.monotonic() - started < 5
+    assert living_members(group) == []
+
+
+def test_a_process_may_leave_by_itself_on_sigterm(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(
+        f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0))); {SLEEP}"
+    )
+    process.start()
+    wait_until(lambda: "sleeping" in process.log_tail())
+    process.stop(grace_s=20)
+    assert process.log_tail().endswith("bye")
+
+
+def test_a_program_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    process = SupervisedProcess(
+        "the child", lambda: DirectChild(["/no/such/program"], env={}, log_path=log_path), log_path=log_path
+    )
+    with pytest.raises(EngineError, match="the child could not be started"):
+        process.start()
+
+
+def test_starting_twice_is_refused(child: Callable[[str], SupervisedProcess]) -> None:
+    process = child(SLEEP)
+    process.start()
+    with pytest.raises(EngineError, match="started twice"):
+        process.start()
+    process.stop()
+
+
+def test_a_child_that_watches_its_parent_dies_with_it_even_by_sigkill(tmp_path: Path) -> None:
+    # The grandchild never gives other Python threads a chance to run, as the router does not.
+    busy = "from slime.engine.parent_watch import end_with_parent\nend_with_parent()\nprint('up', flush=True)\nwhile True: pass"
+    parent_program = textwrap.dedent(f"""
+        import os, sys, time
+        from pathlib import Path
+        from slime.engine.children import DirectChild
+        child = DirectChild([sys.executable, "-c", {busy!r}], env=os.environ, log_path=Path({str(tmp_path / "log")!r}))
+        print(child.pid, flush=True)
+        time.sleep(600)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", parent_program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    wait_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    assert living_members(group) == [group]
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: living_members(group) == [], timeout_s=2)

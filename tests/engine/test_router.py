@@ -1,0 +1,186 @@
+"""The stock router under slime's settings, before real engines and before injected faults."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slime.engine.children import living_members
+from slime.engine.client import HttpPolicyClient
+from slime.engine.ports import free_port
+from slime.engine.router import RouterServer
+from slime.engine.server import EngineServer
+from slime.errors import DeadlineError, EngineError
+from slime.plugin import Generation, SamplingParams
+from tests.engine.conftest import FaultyEngine
+from tests.support.engines import cpu_engine, running
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [40, 41, 42, 43]
+
+
+@pytest.fixture(scope="module")
+def two_engines(
+    tiny_model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[EngineServer]]:
+    """Two engines whose weight versions tell them apart."""
+    folder = tmp_path_factory.mktemp("engines")
+    servers = [
+        cpu_engine(tiny_model, folder, extra_args=("--weight-version", str(i)), fork_server=fork_server)
+        for i in range(2)
+    ]
+    with running(*servers):
+        yield servers
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Callable[..., RouterServer]]:
+    made: list[RouterServer] = []
+
+    def make(urls: list[str]) -> RouterServer:
+        made.append(RouterServer(urls, log_path=tmp_path / f"router-{len(made)}.log"))
+        made[-1].start()
+        made[-1].wait_ready(30)
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+def generate(url: str, sessions: list[str | None]) -> list[Generation]:
+    async def ask() -> list[Generation]:
+        async with HttpPolicyClient(url, timeout_s=30) as client:
+            sampling = SamplingParams(max_new_tokens=3)
+            return await asyncio.gather(*(client.generate(PROMPT, sampling, session=s) for s in sessions))
+
+    return asyncio.run(ask())
+
+
+def test_requests_are_spread_and_sessions_stay(
+    two_engines: list[EngineServer], router: Callable[..., RouterServer]
+) -> None:
+    front = router([e.url for e in two_engines])
+    assert {w["url"] for w in front.workers()} == {e.url for e in two_engines}
+    spread = Counter(g.weight_versions[0] for g in generate(front.url, [None] * 20))
+    assert spread["0"] >= 5 and spread["1"] >= 5
+    sessions: list[str | None] = [f"conversation-{i % 4}" for i in range(20)]
+    homes: dict[str | None, set[str]] = {}
+    for session, generation in zip(sessions, generate(front.url, sessions), strict=True):
+        homes.setdefault(session, set()).update(generation.weight_versions)
+    assert all(len(engines) == 1 for engines in homes.values())
+    assert {next(iter(engines)) for engines in homes.values()} == {"0", "1"}
+
+
+def test_sampling_fields_arrive_through_the_router(
+    two_engines: list[EngineServer], router: Callable[..., RouterServer]
+) -> None:
+    front = router([two_engines[0].url])
+
+    async def ask() -> Generation:
+        async with HttpPolicyClient(front.url, timeout_s=30) as client:
+            greedy = SamplingParams(max_new_tokens=5, temperature=0.0)
+            whole = await client.generate(PROMPT, greedy)
+            again = SamplingParams(max_new_tokens=5, top_k=1, stop_token_ids=(whole.tokens[0],), sampling_seed=3)
+            return await client.generate(PROMPT, again)
+
+    generation = asyncio.run(ask())
+    assert len(generation.tokens) == 1 and generation.finish_reason == "stop"
+
+
+def test_a_paused_engine_holds_requests_and_serves_them_later(
+    two_engines: list[EngineServer], router: Callable[..., RouterServer]
+) -> None:
+    paused = two_engines[0]
+    front = router([paused.url])
+
+    async def ask() -> Generation:
+        async with HttpPolicyClient(front.url, timeout_s=30) as client:
+            await asyncio.to_thread(paused.control.pause)
+            request = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=3)))
+            await asyncio.sleep(2.5)  # several health checks
+            assert not request.done()
+            await asyncio.to_thread(paused.control.resume)
+            return await request
+
+    assert asyncio.run(ask()).finish_reason == "length"
+
+
+def test_workers_come_and_go(two_engines: list[EngineServer], router: Callable[..., RouterServer]) -> None:
+    front = router([two_engines[0].url])
+    front.add_worker(two_engines[1].url)
+    deadline = time.monotonic() + 10
+    while len([w for w in front.workers() if w["is_healthy"]]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    front.remove_worker(two_engines[0].url)
+    while len(front.workers()) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {g.weight_versions[0] for g in generate(front.url, [None] * 6)} == {"1"}
+
+
+def test_work_on_an_engine_that_dies_is_done_by_another(
+    faulty_engine: Callable[..., FaultyEngine], two_engines: list[EngineServer], router: Callable[..., RouterServer]
+) -> None:
+    dying = faulty_engine(lambda _: None)  # accepts a request, then drops the connection
+    front = router([dying.url, two_engines[1].url])
+    generations = generate(front.url, [None] * 8)
+    assert {g.weight_versions[0] for g in generations} == {"1"}
+    assert dying.requests >= 1
+
+
+def test_a_slow_request_is_not_generated_twice(
+    faulty_engine: Callable[..., FaultyEngine], router: Callable[..., RouterServer]
+) -> None:
+    meta = {"finish_reason": {"type": "stop"}, "weight_version": "1", "output_token_logprobs": [[-1.0, 5, None]]}
+
+    def slow(_: int) -> tuple[int, bytes]:
+        time.sleep(3)
+        return 200, orjson.dumps({"text": "", "output_ids": [5], "meta_info": meta})
+
+    stub = faulty_engine(slow)
+    front = router([stub.url])
+    assert generate(front.url, [None])[0].tokens == [5]
+    assert stub.requests == 1
+
+
+def test_a_deadline_of_the_client_is_not_turned_into_another_attempt(
+    faulty_engine: Callable[..., FaultyEngine], router: Callable[..., RouterServer]
+) -> None:
+    stub = faulty_engine(lambda _: time.sleep(2))
+    front = router([stub.url])
+
+    async def ask() -> None:
+        async with HttpPolicyClient(front.url, timeout_s=0.5) as client:
+            await client.generate(PROMPT, SamplingParams(max_new_tokens=3))
+
+    with pytest.raises(DeadlineError):
+        asyncio.run(ask())
+    time.sleep(3)
+    assert stub.requests == 1
+
+
+def test_without_living_engines_the_client_is_told_soon(router: Callable[..., RouterServer]) -> None:
+    front = router([])
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="/generate: status 503"):
+        generate(front.url, [None])
+    assert time.monotonic() - started < 10
+
+
+def test_a_router_before_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
+    front = RouterServer([f"http://127.0.0.1:{free_port()}"], log_path=tmp_path / "router.log")
+    front.start()
+    with pytest.raises(DeadlineError, match="the router at .* was not ready after 1 s"):
+        front.wait_ready(1)
+    group = front.process.pid
+    front.stop()
+    assert group is not None and living_members(group) == []

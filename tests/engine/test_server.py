@@ -1,0 +1,153 @@
+"""Real servers: start, answer, end, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.engine.children import living_members
+from slime.engine.server import EngineServer, EngineSpec
+from slime.errors import EngineError
+from tests.support.engines import READY_S, cpu_engine, running
+
+pytestmark = pytest.mark.engine
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.05)
+
+
+def scheduler_of(server: EngineServer) -> psutil.Process:
+    assert server.process.pid is not None
+    [scheduler] = [p for p in psutil.Process(server.process.pid).children() if "scheduler" in p.name()]
+    return scheduler
+
+
+def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(tiny_model: Path, tmp_path: Path) -> None:
+    server = cpu_engine(tiny_model, tmp_path)
+    with running(server):
+        group = server.process.pid
+        assert group is not None
+        assert server.control.model_info()["model_path"] == str(tiny_model)
+        assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
+        maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in living_members(group))
+        shared = {Path(p) for p in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
+        scratch = Path(psutil.Process(group).environ()["TMPDIR"])
+        assert shared and all(p.exists() for p in shared) and scratch.is_dir()
+    assert living_members(group) == []
+    assert not any(p.exists() for p in shared) and not scratch.exists()
+    assert server.failure() is None
+
+
+def test_two_servers_share_one_import(tiny_model: Path, fork_server: Path, tmp_path: Path) -> None:
+    servers = [cpu_engine(tiny_model, tmp_path, fork_server=fork_server) for _ in range(2)]
+    with running(*servers):
+        assert {s.control.weight_version() for s in servers} == {"default"}
+        groups = [s.process.pid for s in servers]
+        parents = {psutil.Process(group).ppid() for group in groups}
+        assert len(set(groups)) == 2 and len(parents) == 1
+    assert [living_members(group) for group in groups if group is not None] == [[], []]
+
+
+def test_a_bad_model_folder_ends_the_start_with_the_servers_last_words(fork_server: Path, tmp_path: Path) -> None:
+    server = cpu_engine(tmp_path / "no-such-model", tmp_path, fork_server=fork_server)
+    server.start()
+    with pytest.raises(EngineError) as caught:
+        server.wait_ready(READY_S)
+    message = str(caught.value)
+    assert "ended with exit code 1" in message and str(server.spec.log_path) in message
+    assert "no-such-model" in message
+    server.stop()
+
+
+def test_an_unknown_server_argument_ends_the_start_with_sglangs_usage_error(
+    tiny_model: Path, fork_server: Path, tmp_path: Path
+) -> None:
+    server = cpu_engine(tiny_model, tmp_path, extra_args=("--no-such-option",), fork_server=fork_server)
+    server.start()
+    with pytest.raises(EngineError, match=r"ended with exit code 2(.|\n)*--no-such-option"):
+        server.wait_ready(READY_S)
+    server.stop()
+
+
+@pytest.mark.parametrize("victim", ["server", "scheduler"])
+def test_sigkill_of_any_part_is_noticed_with_log_lines(
+    victim: str, tiny_model: Path, fork_server: Path, tmp_path: Path
+) -> None:
+    server = cpu_engine(tiny_model, tmp_path, fork_server=fork_server)
+    with running(server):
+        group = server.process.pid
+        assert group is not None
+        if victim == "server":
+            os.kill(group, signal.SIGKILL)
+        else:
+            scheduler_of(server).kill()
+        wait_until(lambda: server.failure() is not None, timeout_s=10)
+        failure = server.failure()
+        assert failure is not None and "Last lines of" in failure
+        assert ("fired up" if victim == "server" else "crashed") in failure
+        assert living_members(group) == []
+
+
+def test_no_server_outlives_a_parent_that_is_killed(tiny_model: Path, tmp_path: Path) -> None:
+    program = textwrap.dedent(f"""
+        import time
+        from pathlib import Path
+        from tests.support.engines import cpu_engine
+        server = cpu_engine(Path({str(tiny_model)!r}), Path({str(tmp_path)!r}))
+        server.start()
+        server.wait_ready({READY_S})
+        print(server.process.pid, flush=True)
+        time.sleep(600)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    assert len(living_members(group)) >= 3
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: living_members(group) == [], timeout_s=3)
+
+
+def test_a_fork_server_takes_its_servers_along(tiny_model: Path, tmp_path: Path) -> None:
+    from slime.engine.arguments import server_environment
+    from slime.engine.fork_server import ForkServer
+
+    spec = EngineSpec(model_path=str(tiny_model), device="cpu", log_path=tmp_path / "unused.log")
+    host = ForkServer(env=server_environment(spec), log_path=tmp_path / "fork-server.log")
+    host.start()
+    server = cpu_engine(tiny_model, tmp_path, fork_server=host.address)
+    with running(server):
+        group = server.process.pid
+        assert group is not None and host.process.pid is not None
+        os.kill(host.process.pid, signal.SIGKILL)
+        wait_until(lambda: server.failure() is not None, timeout_s=5)
+        assert living_members(group) == []
+    failure = host.process.failure()
+    assert failure is not None and "the engine fork server was killed by SIGKILL" in failure
+    host.stop()
+
+
+def test_a_fork_server_is_refused_for_gpus(tmp_path: Path) -> None:
+    spec = EngineSpec(model_path="m", log_path=tmp_path / "log", device="cuda", fork_server=tmp_path / "socket")
+    with pytest.raises(EngineError, match="CPU engines only"):
+        EngineServer(spec)
+
+
+def test_a_fork_server_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    server = cpu_engine(tiny_model, tmp_path, fork_server=tmp_path / "socket")
+    with pytest.raises(EngineError, match=r"could not be started.*"):
+        server.start()
