@@ -1,0 +1,14 @@
+"""Options of the estimators."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from slime.plugin import Options
+
+
+class GRPOOptions(Options):
+    """Options of `grpo`."""
+
+    std_normalization: bool = Field(True, description="divide by the group's standard deviation; false: centre only")
+    eps: float = Field(1e-6, gt=0, description="added to the standard deviation before dividing by it")

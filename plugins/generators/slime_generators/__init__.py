@@ -1,0 +1,27 @@
+"""slime's own generators, registered as a third party registers its own."""
+
+from __future__ import annotations
+
+from slime.plugin import GeneratorSpec, hookimpl
+from slime_generators.options import SupervisedOptions
+
+slime_api = 1
+
+
+@hookimpl
+def slime_register_generators() -> list[GeneratorSpec]:
+    """The generators of this package."""
+    return [
+        GeneratorSpec(
+            name="single_turn",
+            factory="slime_generators.single_turn:SingleTurn",
+            summary="one response of the policy to the prompt",
+        ),
+        GeneratorSpec(
+            name="supervised",
+            factory="slime_generators.supervised:Supervised",
+            options=SupervisedOptions,
+            summary="the label as the response, for supervised fine-tuning",
+            needs_engine=False,
+        ),
+    ]

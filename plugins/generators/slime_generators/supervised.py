@@ -1,0 +1,45 @@
+"""The label as the response: supervised fine-tuning through the same loop."""
+
+from __future__ import annotations
+
+from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
+from slime_generators.options import SupervisedOptions
+
+
+class Supervised:
+    """Response = the label's tokens and the end-of-sequence token; no engine is asked.
+
+    A response longer than `--rollout-max-response-len` is cut there and counts as truncated, so its end is
+    not learned.
+    """
+
+    def __init__(self, options: SupervisedOptions, context: Context) -> None:
+        """Raises `ValueError` where the tokenizer lacks the end-of-sequence token that the options ask for."""
+        self._tokenizer = context.tokenizer
+        self._end: list[int] = []
+        if options.append_eos:
+            if self._tokenizer.eos_token_id is None:
+                raise ValueError("the tokenizer has no end-of-sequence token; set append_eos to false")
+            self._end = [self._tokenizer.eos_token_id]
+
+    async def generate(
+        self,
+        sample: Sample,
+        sampling: SamplingParams,
+        policy: PolicyClient,  # noqa: ARG002 - the contract of generators
+    ) -> list[Sample]:
+        """The sample with its label as response.  Raises `ValueError` for one without label or prompt tokens."""
+        if not sample.tokens:
+            raise ValueError(f"sample {sample.index} has no prompt tokens")
+        if sample.label is None:
+            raise ValueError(f"sample {sample.index} has no label to learn from; check --label-key")
+        whole = self._tokenizer.encode(sample.label, add_special_tokens=False) + self._end
+        response = whole[: sampling.max_new_tokens]
+        cut = len(response) < len(whole)
+        sample.tokens = sample.tokens + response
+        sample.response_length = len(response)
+        sample.response = sample.label if not cut else self._tokenizer.decode(response, skip_special_tokens=True)
+        sample.loss_mask = [1] * len(response)
+        sample.finish_reason = "length" if cut else "stop"
+        sample.status = Status.TRUNCATED if cut else Status.COMPLETED
+        return [sample]

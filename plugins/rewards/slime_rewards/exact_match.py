@@ -1,0 +1,48 @@
+"""Does the response say what the label says?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+from slime.plugin import Context, Reward, Sample
+from slime_rewards.options import ExactMatchOptions
+
+# A minus belongs to the number unless it follows something it can be subtracted from: 27-5 ends in 5.
+_NUMBER = re.compile(r"(?:(?<![\w)\]])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
+
+
+class ExactMatch:
+    """1.0 where the answer equals the label, else 0.0.  White space around either does not count.
+
+    A sample without label cannot be scored: `ValueError`.
+    """
+
+    def __init__(self, options: ExactMatchOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        self._options = options
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order."""
+        return [Reward(float(self._matches(sample))) for sample in samples]
+
+    def _matches(self, sample: Sample) -> bool:
+        if sample.label is None:
+            raise ValueError(f"sample {sample.index} has no label to compare with; check --label-key")
+        answer = sample.response
+        if self._options.after is not None:
+            _, marker, answer = answer.rpartition(self._options.after)
+            if not marker:
+                return False
+        if self._options.extract == "last_number":
+            number = _last_number(answer)
+            return number is not None and number == _last_number(sample.label)
+        return self._text(answer) == self._text(sample.label)
+
+    def _text(self, text: str) -> str:
+        return text.strip().casefold() if self._options.ignore_case else text.strip()
+
+
+def _last_number(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
