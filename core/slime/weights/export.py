@@ -6,7 +6,8 @@ to rank 0; replicated tensors and ranks that hold copies take no part.  With one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -135,7 +136,19 @@ def _receive_stage(place: Place, pp_rank: int) -> Named:
             yield name, part.view(shape)
 
 
-def drain(named: Iterable[object]) -> None:
-    """Iterate to the end, so that the other ranks' gathers complete though nobody wants the tensors."""
+@contextmanager
+def taken_to_the_end(named: Iterator[object]) -> Iterator[None]:
+    """Around a use of gathered tensors: whatever the body does with them, `named` is iterated to its end, so that the
+    other ranks' part in the gathers completes instead of waiting for its timeout.  Not on an interrupt."""
+    try:
+        yield
+    except Exception:
+        drain(named)
+        raise
+    drain(named)
+
+
+def drain(named: Iterator[object]) -> None:
+    """Iterate to the end: a rank's part in a gather whose result it does not want."""
     for _ in named:
         pass

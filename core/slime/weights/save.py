@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime.errors import CheckpointError
 from slime.weights.architectures import read_hf_config
-from slime.weights.export import drain
+from slime.weights.export import taken_to_the_end
 from slime.weights.families.base import HFConfig
 from slime.weights.families.table import family_of
 from slime.weights.safetensors_folder import INDEX_FILE, SINGLE_FILE
@@ -48,24 +48,28 @@ def save_hf(
 
     Raises `CheckpointError` where tensors of the model are missing or unknown, and where it cannot be written.
     """
+    with taken_to_the_end(named):
+        try:
+            _save(folder, named, source_folder, max_shard_bytes)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be written: {error}.") from error
+
+
+def _save(
+    folder: Path, named: Iterator[tuple[str, Tensor]], source_folder: Path, max_shard_bytes: int
+) -> None:
     config = read_hf_config(source_folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         work.chmod(0o755)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}.") from error
-    try:
         _copy_companions(source_folder, work)
         files = _write_tensors(work, named, max_shard_bytes)
         _check_complete(folder, {name for names in files.values() for name, _, _ in names}, config)
         _write_config(work, config, files)
         _move_into_place(work, folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        drain(named)
 
 
 Written = dict[str, list[tuple[str, int, torch.dtype]]]  # file -> (name, bytes, type) of each tensor

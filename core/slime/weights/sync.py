@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from slime.config.options import SyncOptions
-from slime.weights.export import drain
+from slime.weights.export import taken_to_the_end
 from slime.weights.transports.base import EngineControl, WeightTransport
 from slime.weights.transports.create import create_transport
 
@@ -40,13 +40,11 @@ class WeightSync:
 
     def push(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Send `named_hf_tensors` as weight version `version`.  Collective.  Raises `WeightSyncError`."""
-        try:
+        with taken_to_the_end(named):
             if self._connect is not None:
                 if self._transport is None:
                     self._transport = self._connect()
                 self._transport.send(named, version=version)
-        finally:
-            drain(named)
 
     def close(self) -> None:
         """Part from the engines."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from slime.errors import CheckpointError, WeightSyncError
-from slime.weights.export import drain
+from slime.weights.export import taken_to_the_end
 from slime.weights.save import save_hf
 from slime.weights.transports.base import EngineControl
 from slime.weights.transports.fleet import paused
@@ -39,7 +39,7 @@ class DiskTransport:
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Save while the engines go on generating, then have them load; see `WeightTransport.send`."""
-        try:
+        with taken_to_the_end(named):
             observed = named if self._check is None else self._check.observe(named)
             path = (self._folder / f"version-{version}").resolve()
             try:
@@ -53,8 +53,6 @@ class DiskTransport:
                         str(path), weight_version=version, flush_cache=False, timeout_s=fleet.remaining_s()
                     ),
                 )
-        finally:
-            drain(named)
         if self._current is not None and self._current != path:
             shutil.rmtree(self._current, ignore_errors=True)
         self._current = path

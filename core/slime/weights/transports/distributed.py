@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from slime.errors import WeightSyncError
-from slime.weights.export import drain
+from slime.weights.export import taken_to_the_end
 from slime.weights.transports.base import EngineControl
 from slime.weights.transports.broadcast_group import BroadcastGroup
 from slime.weights.transports.buckets import Bucket, buckets, dtype_name
@@ -68,15 +68,13 @@ class DistributedTransport:
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Broadcast bucket by bucket inside an update session; see `WeightTransport.send`."""
-        try:
+        with taken_to_the_end(named):
             if self._group is None:
                 raise WeightSyncError("Weight sync: not connected to engines; call connect() first.")
             observed = named if self._check is None else self._check.observe(named)
             with paused(self._engines, timeout_s=self._timeout_s, session=True, check=self._check) as fleet:
                 for bucket in buckets(observed, self._bucket_bytes):
                     self._send_bucket(fleet, self._group, bucket, version)
-        finally:
-            drain(named)
 
     def _send_bucket(self, fleet: Fleet, group: BroadcastGroup, bucket: Bucket, version: str) -> None:
         names = [name for name, _ in bucket]

@@ -52,7 +52,7 @@ class Fleet:
     def __init__(self, engines: Sequence[EngineControl], timeout_s: float) -> None:
         self.engines = list(engines)
         self.deadline = time.monotonic() + timeout_s
-        self._pool = futures.ThreadPoolExecutor(max_workers=max(1, len(self.engines)))
+        self._pool = futures.ThreadPoolExecutor(max_workers=max(1, 2 * len(self.engines)))
 
     def remaining_s(self) -> float:
         """Seconds to the deadline."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from slime.weights.export import drain
+from slime.weights.export import taken_to_the_end
 from slime.weights.transports.base import EngineControl
 from slime.weights.transports.buckets import buckets
 from slime.weights.transports.fleet import paused
@@ -37,15 +37,13 @@ class TensorTransport:
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Share bucket by bucket inside an update session; see `WeightTransport.send`."""
-        try:
+        with taken_to_the_end(named):
             observed = named if self._check is None else self._check.observe(named)
             limit = self._bucket_bytes if self._on_gpu else min(self._bucket_bytes, room_in_shared_memory())
             with paused(self._engines, timeout_s=self._timeout_s, session=True, check=self._check) as fleet:
                 for bucket in buckets(observed, limit):
                     shared = SharedBucket(bucket)
                     fleet.each("loading shared tensors", partial(_load, shared, version, fleet.remaining_s()))
-        finally:
-            drain(named)
 
     def close(self) -> None:
         """Forget the engines."""
