@@ -55,6 +55,12 @@ class EngineError(SlimeError, RuntimeError):
     """An SGLang engine or the router failed, died or did not answer in time."""
 
 
+class EngineStartError(EngineError):
+    """An engine or the router did not come up: most often an option it refuses.  Exit code 2."""
+
+    exit_code = 2
+
+
 class TrainerError(SlimeError, RuntimeError):
     """A Megatron rank failed."""
 

@@ -95,6 +95,6 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
     return 0
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
     """SIGTERM ends a run the way Ctrl-C does."""
     raise KeyboardInterrupt

@@ -11,10 +11,12 @@ from slime.cluster.actor_process import redirect_output
 from slime.cluster.waiting import wait_for
 from slime.config import RunConfig
 from slime.config.sglang_flags import sglang_argv
+from slime.engine.arguments import server_environment
+from slime.engine.fork_server import ForkServer
 from slime.engine.ports import free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec
-from slime.errors import EngineError
+from slime.errors import EngineError, EngineStartError
 
 
 class EngineActor:
@@ -46,9 +48,15 @@ class EngineGroup:
         self._config = config
         self._log_dir = run_dir / "logs"
         self._router: RouterServer | None = None
+        self._fork_server: ForkServer | None = None
         self._actors: list[Any] = []
         self.urls: list[str] = []
         self.tp_size = config.cluster.rollout_num_gpus_per_engine
+        if config.num_engines > 1 and not config.on_gpu:
+            # One import of SGLang for all engines of this host instead of one each.
+            log_path = self._log_dir / "engine-fork-server.log"
+            self._fork_server = ForkServer(env=server_environment(self._spec(0)), log_path=log_path)
+            self._fork_server.start()
         remote = ray.remote(EngineActor)
         for index in range(config.num_engines):
             spec = self._spec(index)
@@ -69,12 +77,16 @@ class EngineGroup:
             log_path=self._log_dir / f"engine-{index}.log",
             extra_args=sglang_argv(self._config.sglang),
             random_seed=self._config.data.rollout_seed + index,
+            fork_server=None if self._fork_server is None else self._fork_server.address,
         )
 
     def wait_ready(self) -> str:
         """Wait for all engines, start the router; the router's URL."""
         timeout = self._config.cluster.startup_timeout_s
-        self.urls = wait_for(self._starting, "starting the engines", timeout + 5)
+        try:
+            self.urls = wait_for(self._starting, "starting the engines", timeout + 5)
+        except EngineError as error:
+            raise EngineStartError(str(error)) from error
         port = self._config.cluster.router_port or free_port()
         self._router = RouterServer(self.urls, port=port, log_path=self._log_dir / "router.log")
         self._router.start()
@@ -112,3 +124,6 @@ class EngineGroup:
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []
+        if self._fork_server is not None:
+            self._fork_server.stop()
+            self._fork_server = None

@@ -13,7 +13,7 @@ import ray
 from slime.cluster.actor_process import load_same_plugins, redirect_output
 from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
-from slime.types import Sample
+from slime.observe.excerpt import Excerpt
 
 if TYPE_CHECKING:
     from slime.rollout.manager import EvalReport
@@ -27,8 +27,10 @@ class RolloutSummary:
     metrics: dict[str, float]
     #: the data source's state after this rollout's prompts were taken
     cursor: dict[str, Any]
-    #: a few samples to show
-    examples: list[Sample]
+    #: a question with answers, to show
+    examples: list[Excerpt]
+    #: why samples were lost, most frequent reason first
+    failures: list[str]
 
 
 class RolloutActor:
@@ -79,8 +81,7 @@ class RolloutActor:
         write_rollout(self._run_dir, number, rollout.groups)
         metrics = dict(rollout.metrics)
         metrics["time/batch"] = time.monotonic() - started
-        examples = [s for g in rollout.groups[:1] for s in g.samples[:1]]
-        return RolloutSummary(number, metrics, rollout.cursor, examples), batch
+        return RolloutSummary(number, metrics, rollout.cursor, rollout.examples, rollout.failures), batch
 
     async def evaluate(self, number: int) -> EvalReport:
         """All evaluation sets under the engines' current weights."""

@@ -180,7 +180,7 @@ class Run:
             except EngineError as error:
                 self._blame_dead_engine(error)
                 raise
-        self.observer.rollout_finished(summary.number, summary.metrics, summary.examples)
+        self.observer.rollout_finished(summary.number, summary.metrics, summary.examples, summary.failures)
         return TrainableRollout(summary, pending.batch)
 
     def generate(self, number: int) -> TrainableRollout:

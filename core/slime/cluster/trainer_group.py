@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class TrainerActor:
         """Build the model, optimizer and process groups (collective over the ranks)."""
         from slime.train.rank import MegatronRank
 
+        estimator, needs = self._estimator()
         local = self._rank_index % self._config.cluster.actor_num_gpus_per_node
         self._rank = MegatronRank(
             self._config,
@@ -47,22 +49,24 @@ class TrainerActor:
             local_rank=0 if self._config.on_gpu else local,  # Ray shows a GPU actor its own device only
             master_addr=master_addr,
             master_port=master_port,
-            estimator=self._estimator(),
+            estimator=estimator,
+            needs=needs,
         )
 
-    def _estimator(self) -> Any:
-        import logging
-
+    def _estimator(self) -> tuple[Any, frozenset[str]]:
+        """The estimator component and what it needs; none for supervised fine-tuning."""
         name = self._config.algorithm.advantage_estimator
         if self._config.algorithm.loss_type != "policy_loss" or name is None:
-            return None
+            return None, frozenset()
         context = Context(
             seed=self._config.run.seed,
             run_dir=self._run_dir,
             logger=logging.getLogger("slime.estimator"),
             config=self._config,
         )
-        return self._plugins.build("estimator", name, self._config.component_options.get("estimator", {}), context)
+        options = self._config.component_options.get("estimator", {})
+        estimator = self._plugins.build("estimator", name, options, context)
+        return estimator, self._plugins.find("estimator", name).spec.needs
 
     def train(self, batch: TrainBatch) -> dict[str, float]:
         """All optimizer steps of one rollout."""
@@ -75,17 +79,27 @@ class TrainerActor:
 
     def sync_weights(self, engine_urls: list[str], tp_size: int, version: str) -> None:
         """Send the weights to the engines (collective: every rank gathers, rank 0 sends)."""
-        from slime.weights.sync import WeightSync
+        from slime.weights.export import drain
 
+        named = self._rank.named_hf_weights()
+        if self._rank_index != 0:
+            drain(named)
+            return
         if self._transport is None:
-            self._transport = WeightSync.for_rank(
-                self._config,
-                rank=self._rank_index,
-                engine_urls=engine_urls,
-                tp_size=tp_size,
-                work_dir=self._run_dir / "weights",
-            )
-        self._transport.push(self._rank.named_hf_weights(), version=version)
+            self._transport = self._connect(engine_urls, tp_size)
+        self._transport.send(named, version=version)
+
+    def _connect(self, engine_urls: list[str], tp_size: int) -> Any:
+        from slime.engine.control import EngineControl
+        from slime.weights import create_transport
+
+        return create_transport(
+            self._config.sync,
+            [EngineControl(url, tp_size=tp_size) for url in engine_urls],
+            hf_folder=Path(str(self._config.checkpoint.hf_checkpoint)),
+            scratch=self._run_dir / "weights",
+            on_gpu=self._config.on_gpu,
+        )
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer, scheduler and random states (collective)."""
@@ -98,13 +112,13 @@ class TrainerActor:
     def export_hf(self, folder: Path) -> None:
         """Write a complete Hugging Face folder (collective; rank 0 writes)."""
         from slime.weights import save_hf
+        from slime.weights.export import drain
 
         named = self._rank.named_hf_weights()
         if self._rank_index == 0:
             save_hf(folder, named, Path(str(self._config.checkpoint.hf_checkpoint)))
         else:
-            for _ in named:
-                pass
+            drain(named)
 
     def close(self) -> None:
         """Leave the process groups in order."""

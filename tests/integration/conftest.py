@@ -1,0 +1,125 @@
+"""Whole runs of `slime train` as a user starts them: a child process, real engines, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.tiny_models import make_tiny_model
+
+MARK = "SLIME_TEST_RUN"
+
+
+def processes_marked(mark: str) -> list[psutil.Process]:
+    """Every living process that inherited the mark of one run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@dataclass
+class SlimeRun:
+    """One `slime train` child process."""
+
+    root: Path
+    process: subprocess.Popen[bytes]
+    mark: str
+    log: Path
+    name: str
+    output: str = field(default="", init=False)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "outputs" / self.name
+
+    def wait(self, timeout_s: float = 240.0) -> int:
+        """Exit code; `output` then holds what was printed."""
+        code = self.process.wait(timeout_s)
+        self.output = self.log.read_text(encoding="utf-8", errors="replace")
+        return code
+
+    def wait_for_output(self, pattern: str, timeout_s: float = 120.0) -> None:
+        """Until the run has printed something that matches `pattern`."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")):
+            assert self.process.poll() is None, f"ended early:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def left_over(self, within_s: float = 15.0) -> list[str]:
+        """Command lines of processes of this run that are still there after `within_s`."""
+        deadline = time.monotonic() + within_s
+        while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return [" ".join(p.cmdline())[:200] for p in found]
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl that describe training steps."""
+        text = (self.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+        return [row for row in map(json.loads, text.splitlines()) if "time/step" in row]
+
+    def prompts(self, rollout: int) -> list[str]:
+        """The prompts of one rollout, one per sample, in order."""
+        path = self.run_dir / "rollouts" / f"{rollout:06d}.jsonl"
+        return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with tokenizer."""
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", seed=0)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts with labels."""
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"q{i:03d}", "label": "a"}) + "\n" for i in range(64)))
+    return path
+
+
+@pytest.fixture
+def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
+    """Starts `slime train` with a small run's flags plus those given; ends what a failed test leaves."""
+    started: list[SlimeRun] = []
+
+    def start(*flags: str, name: str = "run", reward: bool = True) -> SlimeRun:
+        mark = uuid.uuid4().hex
+        log = tmp_path / f"{name}.log"
+        command = [str(Path(sys.executable).with_name("slime")), "train"]
+        command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
+        command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
+        command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-4"]
+        if reward:
+            command += ["--advantage-estimator", "grpo", "--reward", "exact_match"]
+        environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, *flags], cwd=tmp_path, env=environment, stdout=out, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )
+        run = SlimeRun(tmp_path, process, mark, log, name)
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        for process in processes_marked(run.mark):
+            process.kill()

@@ -1,0 +1,54 @@
+"""However a run ends, nothing of it is left running and the reason is on the screen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.conftest import SlimeRun, processes_marked
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+Start = Callable[..., SlimeRun]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_an_interrupted_run_ends_in_order(slime_train: Start, signum: signal.Signals, code: int) -> None:
+    run = slime_train("--num-rollout", "100000")
+    run.wait_for_output(r"\b2 +\d")  # a few steps in
+    os.killpg(run.process.pid, signum)  # as a terminal does: the whole foreground group
+    assert run.wait(60) == code, run.output
+    assert run.left_over() == []
+    assert "Traceback" not in run.output
+
+
+def test_a_driver_that_is_killed_takes_everything_with_it(slime_train: Start) -> None:
+    run = slime_train("--num-rollout", "100000")
+    run.wait_for_output(r"\b1 +\d")
+    run.process.kill()
+    run.process.wait(10)
+    assert run.left_over(within_s=30) == []
+
+
+def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
+    run = slime_train("--num-rollout", "100000")
+    run.wait_for_output(r"\b1 +\d")
+    engines = [p for p in processes_marked(run.mark) if "slime.engine.launch" in " ".join(p.cmdline())]
+    assert engines
+    min(engines, key=psutil.Process.create_time).kill()
+    assert run.wait(90) == 1, run.output
+    assert "engine 0" in run.output
+    assert "SIGKILL" in run.output
+    assert run.left_over() == []
+
+
+def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Start, tmp_path: Path) -> None:
+    run = slime_train("--num-rollout", "1", "--sglang-quantization", "no-such-scheme")
+    assert run.wait(120) == 2, run.output
+    assert "engine-0.log" in run.output
+    assert "no-such-scheme" in run.output
+    assert run.left_over() == []

@@ -1,0 +1,89 @@
+"""The real loop from end to end: Ray, Megatron-core, SGLang and its router."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.conftest import SlimeRun
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+Start = Callable[..., SlimeRun]
+
+
+def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behind(slime_train: Start, data: object) -> None:
+    run = slime_train(
+        "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
+        "--eval-prompt-data", "held", str(data), "--eval-interval", "3", "--save", "ckpt", "--save-hf", "export/{rollout}",
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert run.left_over() == []
+
+    steps = run.steps()
+    assert [row["step"] for row in steps] == [0, 1, 2]
+    for number, row in enumerate(steps):
+        assert row["weight_version"] == number + 2  # one sync before the first rollout, one after each
+        assert row["rollout/samples"] == 8
+        assert row["train/logprob_gap_max"] < 1e-4
+        assert all(math.isfinite(v) for v in row.values())
+    assert abs(steps[0]["train/kl"]) < 1e-5  # the first step starts at the reference
+    for name in ("config.toml", "plugins.json", "metrics.jsonl", "reward_curve.png"):
+        assert (run.run_dir / name).stat().st_size > 0, name
+    rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000001.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    assert all(row["weight_versions"] == ["2"] for row in rows)
+    assert all(row["status"] in ("completed", "truncated") for row in rows)
+    assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
+    assert (run.root / "export" / "3" / "model.safetensors").is_file()
+
+
+def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(slime_train: Start) -> None:
+    whole = slime_train("--num-rollout", "4", "--rollout-shuffle", name="whole")
+    assert whole.wait() == 0, whole.output
+    first = slime_train("--num-rollout", "2", "--rollout-shuffle", "--save", "ckpt", name="first")
+    assert first.wait() == 0, first.output
+    second = slime_train("--num-rollout", "4", "--rollout-shuffle", "--load", "ckpt", name="second")
+    assert second.wait() == 0, second.output
+
+    assert [row["step"] for row in second.steps()] == [2, 3]
+    assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [whole.prompts(i) for i in range(4)]
+    # the engines of the resumed run generated with the saved weights, or the gap would be large
+    assert second.steps()[0]["train/logprob_gap_max"] < 1e-4
+    assert second.steps()[0]["weight_version"] > first.steps()[-1]["weight_version"]
+
+
+def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:
+    run = slime_train(
+        "--async", "--async-buffer-size", "2", "--update-weights-interval", "2", "--num-rollout", "5",
+        "--rollout-num-gpus", "2", "--update-weight-transport", "disk",
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert run.left_over() == []
+    steps = run.steps()
+    assert [row["step"] for row in steps] == [0, 1, 2, 3, 4]
+    assert [row["weight_version"] for row in steps] == [1, 2, 2, 3, 3]
+    rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000002.jsonl").read_text().splitlines()]
+    assert {v for row in rows for v in row["weight_versions"]} <= {"1", "2"}
+
+
+def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train: Start) -> None:
+    run = slime_train("--num-rollout", "6", "--loss-type", "sft_loss", "--n-samples-per-prompt", "1", "--lr", "1e-2", reward=False)
+    assert run.wait() == 0, run.output
+    losses = [row["train/loss"] for row in run.steps()]
+    assert losses[-1] < losses[0]
+    assert not list((run.run_dir / "logs").glob("engine-*"))
+    assert not (run.run_dir / "logs" / "router.log").exists()
+
+
+@pytest.mark.parametrize("layout", [("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2"), ()])
+def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: tuple[str, ...]) -> None:
+    run = slime_train(
+        "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",
+        "--update-weight-transport", "tensor", *layout,
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert run.left_over() == []
+    assert all(row["train/logprob_gap_max"] < 1e-4 for row in run.steps())
