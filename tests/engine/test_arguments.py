@@ -40,7 +40,14 @@ def test_an_alias_counts_as_set() -> None:
 def test_a_gpu_engine_keeps_sglangs_own_defaults() -> None:
     arguments = server_arguments(spec(device="cuda", base_gpu_id=4), 1)
     assert value_of("--base-gpu-id", arguments) == ["4"]
-    assert not {"--dtype", "--max-total-tokens", "--sleep-on-idle"} & set(arguments)
+    cpu_only = {
+        "--dtype",
+        "--max-total-tokens",
+        "--sleep-on-idle",
+        "--attention-backend",
+        "--enable-deterministic-inference",
+    }
+    assert not cpu_only & set(arguments)
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment(spec(device="cuda"))
     assert "OMP_NUM_THREADS" not in server_environment(spec(device="cuda"))
 

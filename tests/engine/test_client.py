@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.engine.conftest import FaultyEngine
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
 from slime.plugin import Generation, SamplingParams
-from tests.engine.conftest import FaultyEngine
 
 PROMPT = [40, 41, 42, 43]
 
@@ -175,7 +175,7 @@ def test_an_engine_error_is_not_sent_again(faulty_engine: Callable[..., FaultyEn
 
 def test_a_request_that_times_out_is_not_sent_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
     release = threading.Event()
-    stub = faulty_engine(lambda _: None if release.wait(30) else None)
+    stub = faulty_engine(lambda _: release.wait(30) and None)
     with pytest.raises(DeadlineError, match=r"no answer within 0.3 s to a prompt of 4 tokens \(max_new_tokens 2\)"):
         generate(stub.url, ONE, timeout_s=0.3)
     release.set()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.engine.conftest import FaultyEngine
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
@@ -15,7 +16,6 @@ from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
 from slime.plugin import Generation, SamplingParams
-from tests.engine.conftest import FaultyEngine
 
 pytestmark = pytest.mark.engine
 
@@ -146,7 +146,7 @@ def test_an_engine_that_never_answers_is_a_deadline_error_naming_the_call(
     faulty_engine: Callable[..., FaultyEngine],
 ) -> None:
     release = threading.Event()
-    stub = faulty_engine(lambda _: None if release.wait(30) else None)
+    stub = faulty_engine(lambda _: release.wait(30) and None)
     with pytest.raises(DeadlineError, match=rf"POST {stub.url}/pause_generation: no answer after 0.3 s"):
         EngineControl(stub.url, timeout_s=0.3).pause()
     release.set()

@@ -108,9 +108,11 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(child: Callabl
 
 
 def test_a_process_may_leave_by_itself_on_sigterm(child: Callable[[str], SupervisedProcess]) -> None:
-    process = child(
-        f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0))); {SLEEP}"
-    )
+    process = child(f"""
+        import signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0)))
+        {SLEEP}
+    """)
     process.start()
     wait_until(lambda: "sleeping" in process.log_tail())
     process.stop(grace_s=20)
@@ -136,7 +138,7 @@ def test_starting_twice_is_refused(child: Callable[[str], SupervisedProcess]) ->
 
 def test_a_child_that_watches_its_parent_dies_with_it_even_by_sigkill(tmp_path: Path) -> None:
     # The grandchild never gives other Python threads a chance to run, as the router does not.
-    busy = "from slime.engine.parent_watch import end_with_parent\nend_with_parent()\nprint('up', flush=True)\nwhile True: pass"
+    busy = "import slime.engine.parent_watch as p; p.end_with_parent(); print('up', flush=True)\nwhile True: pass"
     parent_program = textwrap.dedent(f"""
         import os, sys, time
         from pathlib import Path

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tests.engine.conftest import FaultyEngine
+from tests.support.engines import cpu_engine, running
 
 from slime.engine.children import living_members
 from slime.engine.client import HttpPolicyClient
@@ -18,8 +20,6 @@ from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
 from slime.plugin import Generation, SamplingParams
-from tests.engine.conftest import FaultyEngine
-from tests.support.engines import cpu_engine, running
 
 pytestmark = pytest.mark.engine
 
@@ -179,7 +179,7 @@ def test_without_living_engines_the_client_is_told_soon(router: Callable[..., Ro
 def test_a_router_before_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
     front = RouterServer([f"http://127.0.0.1:{free_port()}"], log_path=tmp_path / "router.log")
     front.start()
-    with pytest.raises(DeadlineError, match="the router at .* was not ready after 1 s"):
+    with pytest.raises(DeadlineError, match=r"the router at .* was not ready after 1 s"):
         front.wait_ready(1)
     group = front.process.pid
     front.stop()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.engines import READY_S, cpu_engine, running
 
 from slime.engine.children import living_members
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError
-from tests.support.engines import READY_S, cpu_engine, running
 
 pytestmark = pytest.mark.engine
 

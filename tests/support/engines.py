@@ -32,7 +32,12 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def cpu_engine(
-    model: Path, log_folder: Path, *, extra_args: tuple[str, ...] = (), fork_server: Path | None = None, **spec: Any
+    model: Path,
+    log_folder: Path,
+    *,
+    extra_args: tuple[str, ...] = (),
+    fork_server: Path | None = None,
+    **spec: Any,
 ) -> EngineServer:
     """An engine that is not started yet; a small cache makes it start faster."""
     number = len(list(log_folder.glob("engine-*.log")))

@@ -96,7 +96,13 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
     return defaults | {
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",
+        # SGLang's default, where its native CPU kernels are missing; said outright, because it is decided
+        # too late for --enable-deterministic-inference, and so that all CPU hosts compute alike.
+        "--attention-backend": "torch_native",
         "--max-total-tokens": str(_cpu_cache_tokens(spec)),
+        # A request's `sampling_seed` decides its tokens, whatever else is in its batch; 3 % slower here.
+        # Not on GPUs, where it costs much more: there the user decides.
+        "--enable-deterministic-inference": None,
         # An idle scheduler otherwise spins, taking a whole core from the trainer.
         "--sleep-on-idle": None,
     }

@@ -7,6 +7,7 @@ is built and the answer decoded by orjson, and no Python loop runs per token.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import TracebackType
@@ -23,6 +24,7 @@ from slime.plugin import Generation, SamplingParams
 _SESSION_HEADER = "X-SMG-Routing-Key"
 _HEADERS = {"Content-Type": "application/json"}
 _EXCERPT = 500
+_SEED_BITS = 63
 #: seconds an idle connection is kept; shorter than a server keeps it (SGLang: 5), so that no request is
 #: sent into a connection that is just being closed
 _KEEP_ALIVE_S = 4.0
@@ -173,7 +175,9 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams) -> bytes:
         parameters["stop"] = sampling.stop
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = sampling.stop_token_ids
-    if sampling.sampling_seed is not None:
-        parameters["sampling_seed"] = sampling.sampling_seed
+    # Without a seed of its own, an engine that samples by seeds would give every request the same one, and
+    # so the same response to all samples of a prompt.
+    seed = sampling.sampling_seed
+    parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
     request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,135 @@
+"""Attention of a whole batch in one call gives what each sequence alone would get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from slime.cpu import sglang_attention
+from slime.cpu.sglang_attention import batched_decode, batched_extend
+
+HEADS, KV_HEADS, HEAD = 4, 2, 8
+
+
+@dataclass
+class Cache:
+    """A paged cache with sequences of the given lengths, scattered over its slots."""
+
+    keys: Tensor
+    values: Tensor
+    req_to_token: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+    @classmethod
+    def of(cls, lengths: list[int]) -> Cache:
+        generator = torch.Generator().manual_seed(0)
+        total = sum(lengths)
+        slots = torch.randperm(total, generator=generator) + 1  # slot 0 belongs to nobody
+        table = torch.full((len(lengths) + 3, max(lengths) + 5), 10**6, dtype=torch.int32)  # rubbish beyond the end
+        rows = torch.randperm(len(lengths) + 3, generator=generator)[: len(lengths)]
+        for row, length, mine in zip(rows, lengths, slots.split(lengths), strict=True):
+            table[row, :length] = mine.int()
+        keys, values = (torch.randn(total + 1, KV_HEADS, HEAD, generator=generator) for _ in range(2))
+        return cls(keys, values, table, rows, torch.tensor(lengths))
+
+    def sequence(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [KV_HEADS, S, HEAD] of one sequence."""
+        slots = self.req_to_token[self.req_pool_indices[index], : self.seq_lens[index]].long()
+        return self.keys[slots].transpose(0, 1), self.values[slots].transpose(0, 1)
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, self.req_to_token, self.req_pool_indices, self.seq_lens
+
+
+def refuse(*_args: Any, **_kwargs: Any) -> Tensor:
+    pytest.fail("fell back to one call per sequence")
+
+
+def test_decoding_ragged_sequences() -> None:
+    cache = Cache.of([5, 1, 17, 9])
+    query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
+    output = torch.empty_like(query)
+    batched_decode(refuse)(None, query, output, *cache.arguments(), scaling=0.3, enable_gqa=True)
+    for i in range(4):
+        keys, values = cache.sequence(i)
+        alone = scaled_dot_product_attention(query[i, :, None], keys, values, scale=0.3, enable_gqa=True)[:, 0]
+        torch.testing.assert_close(output[i], alone, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "news"),
+    [([0, 0, 0], [4, 4, 4]), ([0, 0, 0, 0], [3, 7, 5, 6]), ([6, 0, 3], [2, 8, 5])],
+    ids=["equal", "ragged", "after-cached-prefixes"],
+)
+def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
+    cache = Cache.of([p + n for p, n in zip(prefixes, news, strict=True)])
+    query = torch.randn(sum(news), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
+    output = torch.full_like(query, float("nan"))
+    extend = batched_extend(refuse)
+    extend(
+        None, query, output, *cache.arguments(), torch.tensor(prefixes), torch.tensor(news),
+        scaling=0.3, enable_gqa=True, causal=True,
+    )  # fmt: skip
+    start = 0
+    for i, (prefix, new) in enumerate(zip(prefixes, news, strict=True)):
+        keys, values = cache.sequence(i)
+        visible = torch.ones(new, prefix + new, dtype=torch.bool).tril(prefix)
+        mine = query[start : start + new].transpose(0, 1)
+        alone = scaled_dot_product_attention(mine, keys, values, attn_mask=visible, scale=0.3, enable_gqa=True)
+        torch.testing.assert_close(output[start : start + new], alone.transpose(0, 1), atol=1e-6, rtol=1e-6)
+        start += new
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Tensor:
+        self.calls += 1
+        return torch.empty(0)
+
+
+def decode(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
+    query = torch.randn(len(cache.seq_lens), HEADS, HEAD)
+    batched_decode(fallback)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
+
+
+def extend(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
+    lengths = cache.seq_lens
+    query = torch.randn(int(lengths.sum()), HEADS, HEAD)
+    batched_extend(fallback)(
+        None, query, torch.empty_like(query), *cache.arguments(), torch.zeros_like(lengths), lengths,
+        enable_gqa=True, **{"causal": True, **options},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{"sliding_window_size": 4}, {"is_cross_attn": True}, {"encoder_lens": torch.tensor([1, 1])}]
+)
+def test_what_padding_does_not_cover_is_left_to_the_original(options: dict[str, Any]) -> None:
+    for run in (decode, extend):
+        original = Recorder()
+        run(Cache.of([3, 4]), original, **options)
+        assert original.calls == 1
+
+
+def test_prompts_of_very_different_lengths_are_not_padded() -> None:
+    original = Recorder()
+    extend(Cache.of([2, 2, 2, 100]), original)
+    assert original.calls == 1
+
+
+def test_batches_too_large_to_gather_are_left_to_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", 3 * 4 * KV_HEADS * HEAD - 1)
+    for run in (decode, extend):
+        original = Recorder()
+        run(Cache.of([4, 4, 4]), original)
+        assert original.calls == 1
+        run(Cache.of([3, 3, 3]), refuse)
