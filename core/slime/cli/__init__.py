@@ -1,0 +1,1 @@
+"""The `slime` command: one file a subcommand."""

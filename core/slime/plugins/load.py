@@ -1,0 +1,96 @@
+"""Loads plugins one by one, each behind a boundary: whatever one does, the others load."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import pluggy
+
+from slime.plugins.component import Component, describe, remedy_for
+from slime.plugins.find import FoundPlugin
+from slime.plugins.validate import Defect, check_api, check_hooks, check_plugin_name, collect_components
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    """A plugin that works, as far as one can tell without building anything."""
+
+    found: FoundPlugin
+    module: ModuleType = field(compare=False, repr=False)
+    api: int
+    components: tuple[Component, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin that does not work."""
+
+    found: FoundPlugin
+    #: what is wrong, in one line
+    problem: str
+    remedy: str
+    #: the plugin API it says it was written for, where it says so
+    api: int | None = None
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"plugin {self.found.name} ({self.found.package}) is broken: {self.problem}. {self.remedy}"
+
+
+def load_each(
+    plugins: Sequence[FoundPlugin], manager: pluggy.PluginManager
+) -> tuple[list[LoadedPlugin], list[PluginFailure]]:
+    """Import, validate and register every plugin.  Never raises for a plugin's sake."""
+    by_name: dict[str, list[FoundPlugin]] = defaultdict(list)
+    for found in plugins:
+        by_name[found.name].append(found)
+    loaded: list[LoadedPlugin] = []
+    failures: list[PluginFailure] = []
+    for found in plugins:
+        rivals = [other for other in by_name[found.name] if other is not found]
+        if rivals and not found.own:
+            failures.append(_same_id(found, rivals))
+            continue
+        result = _load(found, manager)
+        if isinstance(result, LoadedPlugin):
+            loaded.append(result)
+        else:
+            failures.append(result)
+    return loaded, failures
+
+
+def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | PluginFailure:
+    """The boundary around one plugin's import and hooks."""
+    api: int | None = None
+    try:
+        check_plugin_name(found)
+        module = found.entry_point.load()
+        if not isinstance(module, ModuleType):
+            raise Defect(f"its entry point {found.entry} names a {type(module).__name__}, expected a module")
+        stated = getattr(module, "slime_api", None)
+        api = stated if type(stated) is int else None
+        checked_api = check_api(stated, found)
+        check_hooks(module, manager)
+        manager.register(module, found.name)
+        try:
+            components = collect_components(module, found, manager)
+        except BaseException:
+            manager.unregister(name=found.name)
+            raise
+    except Defect as defect:
+        return PluginFailure(found, str(defect), defect.remedy or remedy_for(found), api, defect)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around a plugin's import and hooks
+        return PluginFailure(found, describe(error), remedy_for(found, error), api, error)
+    return LoadedPlugin(found, module, checked_api, components)
+
+
+def _same_id(found: FoundPlugin, rivals: Sequence[FoundPlugin]) -> PluginFailure:
+    others = " and ".join(sorted(rival.distribution for rival in rivals))
+    return PluginFailure(
+        found,
+        f"its id {found.name} is also the id of a plugin of {others}",
+        f'Uninstall one of them, or write [plugins] deny = ["{found.distribution}"].',
+    )

@@ -1,0 +1,178 @@
+"""The plugins of one process, loaded once and frozen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from slime import hookspecs
+from slime.errors import PluginConflictError, PluginError, PluginLoadError, PluginNotFoundError, SlimeError
+from slime.plugin import Context, Options
+from slime.plugins.choose import Everything, PluginChoice, SkippedPlugin, check_requirements, choose_plugins
+from slime.plugins.component import Component, describe
+from slime.plugins.component_options import checked_options
+from slime.plugins.find import find_plugins
+from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
+from slime.plugins.observers import Observers
+from slime.plugins.provenance import FORMAT, fingerprint_of, provenance_of
+from slime.plugins.registry import Registry
+from slime.plugins.resolve import Resolved, check_needs, names_used
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+logger = logging.getLogger("slime.plugins")
+
+
+@dataclass(frozen=True)
+class PluginSet:
+    """What is installed and usable here.  Every process loads its own; `fingerprint` compares them."""
+
+    #: plugins that work, slime's own first, then by distribution and id
+    plugins: tuple[LoadedPlugin, ...]
+    #: plugins that do not
+    failures: tuple[PluginFailure, ...]
+    #: plugins that were not to be loaded
+    skipped: tuple[SkippedPlugin, ...]
+    #: names to components
+    registry: Registry
+    #: calls the observer hooks of every plugin
+    observers: Observers
+    #: whether a difference that could be overlooked is an error
+    strict: bool
+    _manager: pluggy.PluginManager
+
+    # --- components --------------------------------------------------------------------------------
+
+    def find(self, kind: str, name: str) -> Component:
+        """The component called `name` (while that is unique) or `PLUGIN/NAME`.
+
+        Raises `PluginNotFoundError`, `PluginConflictError`, or `PluginLoadError` where its plugin is broken.
+        """
+        return self.registry.find(kind, name)
+
+    def components(self, kind: str | None = None) -> list[Component]:
+        """Every component, or those of one kind."""
+        return [c for c in self.registry.components if kind is None or c.kind == kind]
+
+    def check_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Options:
+        """The options model of a component.  Raises `ConfigError` that names component and option."""
+        return checked_options(self.find(kind, name), options)
+
+    def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
+        """Import a component's class and make `Class(options, context)`.
+
+        Raises as `find` and `check_options` do, `PluginLoadError` where the class cannot be imported or
+        made, and `PluginContractError` where its object lacks a method of the contract.
+        """
+        component = self.find(kind, name)
+        return component.build(checked_options(component, options), context)
+
+    # --- a run ---------------------------------------------------------------------------------------
+
+    def resolve(self, config: RunConfig) -> dict[str, Resolved]:
+        """Kind -> the component that the run uses, with checked options.  Imports nothing heavy.
+
+        Raises `PluginLoadError` for a component that is missing, ambiguous or broken, `ConfigError` for
+        wrong options and for a need that the run does not meet.
+        """
+        used = {}
+        for kind, name in names_used(config).items():
+            component = self.find(kind, name)
+            check_needs(component, config)
+            used[kind] = Resolved(component, checked_options(component, config.component_options.get(kind, {})))
+        return used
+
+    def check_config(self, config: RunConfig) -> None:
+        """Let every plugin look at the configuration (`slime_check_config`); the first refusal is raised.
+
+        An error of a plugin that is not meant for the user becomes a `PluginError` that names it.
+        """
+        implementations = self._manager.hook.slime_check_config.get_hookimpls()
+        for plugin in self.plugins:
+            for implementation in implementations:
+                if implementation.plugin is not plugin.module:
+                    continue
+                try:
+                    implementation.function(**({"config": config} if implementation.argnames else {}))
+                except SlimeError:
+                    raise
+                except Exception as error:
+                    raise PluginError(
+                        f"slime_check_config() of plugin {plugin.found.name} ({plugin.found.package}) raised"
+                        f" {describe(error)}"
+                    ) from error
+
+    def provenance(self, config: RunConfig) -> dict[str, Any]:
+        """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
+        return provenance_of(self.plugins, self.resolve(config))
+
+    def check_resume(self, saved: Mapping[str, Any]) -> None:
+        """Compare with the `plugins.json` of a checkpoint.
+
+        A component that is missing now raises `PluginNotFoundError`; one that comes from another
+        distribution or version is a warning, and a `PluginLoadError` when plugins are strict.
+        """
+        if saved.get("format") != FORMAT:
+            raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
+        for kind, was in saved["used"].items():
+            package = f"{was['distribution']} {was['version']}"
+            try:
+                now = self.find(kind, was["id"]).found
+            except PluginNotFoundError as error:
+                raise PluginNotFoundError(
+                    f"the checkpoint was made with {kind} {was['id']} of {package}, which is missing. {error}"
+                ) from None
+            if (now.distribution, now.version) != (was["distribution"], was["version"]):
+                message = f"the checkpoint was made with {kind} {was['id']} of {package}, now it is of {now.package}"
+                if self.strict:
+                    raise PluginLoadError(f"{message}, and [plugins] strict is on")
+                logger.warning("%s", message)
+
+    def fingerprint(self) -> str:
+        """Equal in two processes that loaded the same plugins."""
+        return fingerprint_of(self.plugins)
+
+
+def load_plugins(options: PluginChoice) -> PluginSet:
+    """Load what the `[plugins]` section allows.
+
+    A broken plugin is a warning until something uses it.  Raises `PluginLoadError` for an unmet `require`,
+    `ConfigError` for an `allow` that names nothing, and when `strict`, `PluginLoadError` for any broken
+    plugin and `PluginConflictError` for any clash.
+    """
+    plugins = survey_plugins(options)
+    if options.strict and plugins.failures:
+        raise PluginLoadError("[plugins] strict is on, and " + "; ".join(map(str, plugins.failures)))
+    clashes = plugins.registry.clashes()
+    if options.strict and clashes:
+        raise PluginConflictError("[plugins] strict is on, and " + "; ".join(clashes))
+    for failure in plugins.failures:
+        logger.warning("%s It is only a problem for runs that use it.", failure)
+    return plugins
+
+
+def survey_plugins(options: PluginChoice | None = None) -> PluginSet:
+    """As `load_plugins`, without complaints about broken or clashing plugins: for looking at them."""
+    choice = Everything() if options is None else options
+    found = find_plugins()
+    check_requirements(found, choice.require)
+    chosen, skipped = choose_plugins(found, choice)
+    manager = pluggy.PluginManager("slime")
+    manager.add_hookspecs(hookspecs)
+    loaded, failures = load_each(chosen, manager)
+    return PluginSet(
+        plugins=tuple(loaded),
+        failures=tuple(failures),
+        skipped=tuple(skipped),
+        registry=Registry(
+            tuple(component for plugin in loaded for component in plugin.components), tuple(failures), tuple(skipped)
+        ),
+        observers=Observers(manager, [plugin.found for plugin in loaded]),
+        strict=choice.strict,
+        _manager=manager,
+    )

@@ -1,0 +1,156 @@
+"""Does a plugin module describe itself properly?  Each check raises `Defect` with what is wrong, in one line."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from slime.errors import did_you_mean
+from slime.plugin import API_VERSION, ComponentSpec, EstimatorSpec, Options, RewardSpec
+from slime.plugins.component import Component
+from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
+from slime.plugins.kinds import KINDS, Kind
+
+#: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
+ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
+
+_PLUGIN_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_COMPONENT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class Defect(Exception):
+    """What is wrong with a plugin, and what to do about it where that is known."""
+
+    def __init__(self, problem: str, remedy: str | None = None) -> None:
+        super().__init__(problem)
+        self.remedy = remedy
+
+
+def check_plugin_name(found: FoundPlugin) -> None:
+    """A plugin's id is half of its components' names."""
+    if not _PLUGIN_NAME.fullmatch(found.name):
+        raise Defect(f"its id {found.name!r} is not made of lower-case letters, digits, _ and -")
+
+
+def check_api(stated: object, found: FoundPlugin) -> int:
+    """The plugin was written for an API this slime speaks; returns that."""
+    speaks = " and ".join(map(str, ACCEPTED_APIS))
+    if stated is None:
+        raise Defect(
+            f"{found.entry} does not say which plugin API it was written for; expected `slime_api = {API_VERSION}`"
+        )
+    if type(stated) is not int:
+        raise Defect(f"{found.entry} has slime_api = {stated!r}, expected a whole number like {API_VERSION}")
+    if stated not in ACCEPTED_APIS:
+        newer = stated > API_VERSION
+        raise Defect(
+            f"written for plugin API {stated}, this slime speaks {speaks}",
+            f"Try: pip install -U {OWN_DISTRIBUTION if newer else found.distribution}",
+        )
+    return stated
+
+
+def check_hooks(module: ModuleType, manager: pluggy.PluginManager) -> None:
+    """Every function that looks like a hook is one, and asks only for what the hook passes.
+
+    pluggy itself accepts unknown names silently, so a misspelt hook would never be called.
+    """
+    known = {name: caller for name, caller in vars(manager.hook).items() if name.startswith("slime_")}
+    for name, member in vars(module).items():
+        if not inspect.isroutine(member):
+            continue
+        marked = getattr(member, "slime_impl", None)
+        hook = (marked or {}).get("specname") or name
+        if not marked and not name.startswith("slime_"):
+            continue
+        if hook not in known:
+            raise Defect(f"{name}() is no hook of slime.{did_you_mean(hook, known)}")
+        if not marked:
+            raise Defect(f"{name}() is not marked with @slime.plugin.hookimpl, so it would never be called")
+        if marked.get("wrapper") or marked.get("hookwrapper"):
+            raise Defect(f"{name}() is a hook wrapper, expected a plain function")
+        if inspect.iscoroutinefunction(member) or inspect.isgeneratorfunction(member):
+            raise Defect(f"{name}() is a coroutine or generator, expected a plain function: nobody would run it")
+        _check_parameters(name, member, known[hook].spec.argnames)
+
+
+def _check_parameters(name: str, function: Any, passed: tuple[str, ...]) -> None:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise Defect(f"{name}() has the parameter `{parameter}`, expected plain parameters only")
+        if parameter.name not in passed:
+            passes = f"only {', '.join(passed)}" if passed else "no arguments"
+            raise Defect(
+                f"{name}() asks for `{parameter.name}`, but this hook passes {passes}."
+                f"{did_you_mean(parameter.name, passed)}"
+            )
+
+
+def collect_components(module: ModuleType, found: FoundPlugin, manager: pluggy.PluginManager) -> tuple[Component, ...]:
+    """Call the plugin's registration hooks and check every spec."""
+    components: list[Component] = []
+    for kind in KINDS.values():
+        for implementation in getattr(manager.hook, kind.hook).get_hookimpls():
+            if implementation.plugin is not module:
+                continue
+            function = implementation.function
+            origin = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+            specs = function()
+            if not isinstance(specs, list | tuple):
+                raise Defect(
+                    f"{kind.hook}() returned a {type(specs).__name__}, expected a list of {kind.spec.__name__}"
+                )
+            for spec in specs:
+                check_spec(spec, kind)
+                if any(other.kind == kind.name and other.name == spec.name for other in components):
+                    raise Defect(f"{kind.hook}() registers {spec.name!r} twice")
+                components.append(Component(kind.name, spec, found, origin))
+    return tuple(components)
+
+
+def check_spec(spec: object, kind: Kind) -> None:
+    """A spec is of its kind and every field makes sense.  Nothing heavy is imported for it."""
+    if not isinstance(spec, kind.spec):
+        raise Defect(f"{kind.hook}() returned a {type(spec).__name__} in its list, expected {kind.spec.__name__}")
+    if not isinstance(spec.name, str) or not _COMPONENT_NAME.fullmatch(spec.name):
+        raise Defect(f"{kind.title} name {spec.name!r} is not made of lower-case letters, digits, _ and -")
+    title = f"{kind.title} {spec.name}"
+    if not isinstance(spec.factory, str) or not _FACTORY.fullmatch(spec.factory):
+        raise Defect(f'{title} has factory {spec.factory!r}, expected "package.module:Class"')
+    if not _module_exists(spec.factory.partition(":")[0]):
+        raise Defect(f"{title} has factory {spec.factory!r}, but there is no module {spec.factory.partition(':')[0]}")
+    if not (isinstance(spec.options, type) and issubclass(spec.options, Options)):
+        raise Defect(f"{title} has options {spec.options!r}, expected a subclass of slime.plugin.Options")
+    if not isinstance(spec.summary, str):
+        raise Defect(f"{title} has summary {spec.summary!r}, expected text")
+    _check_fields_of_kind(spec, title)
+
+
+def _check_fields_of_kind(spec: ComponentSpec, title: str) -> None:
+    if isinstance(spec, EstimatorSpec):
+        known = {"group", "critic", "reference"}
+        unknown = sorted(map(str, {spec.needs} if isinstance(spec.needs, str) else set(spec.needs) - known))
+        if unknown:
+            raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
+        if spec.ratio not in ("token", "sequence"):
+            raise Defect(f"{title} has ratio {spec.ratio!r}, expected 'token' or 'sequence'")
+    if isinstance(spec, RewardSpec):
+        if spec.scope not in ("sample", "group"):
+            raise Defect(f"{title} has scope {spec.scope!r}, expected 'sample' or 'group'")
+        if not isinstance(spec.timeout_s, int | float) or not 0 < spec.timeout_s < math.inf:
+            raise Defect(f"{title} has timeout_s {spec.timeout_s!r}, expected a positive number of seconds")
+
+
+def _module_exists(name: str) -> bool:
+    """Whether the module can be found.  Its packages are imported on the way, which are light by contract."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
