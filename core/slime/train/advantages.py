@@ -45,24 +45,28 @@ def _checked(name: str, advantages: Sequence[Tensor], masks: Sequence[Tensor]) -
         raise PluginContractError(
             f"{name}.advantages returned {len(advantages)} tensors; expected one for each of {len(masks)} samples."
         )
-    checked = []
     for i, (values, mask) in enumerate(zip(advantages, masks, strict=True)):
-        where = f"{name}.advantages, sample {i}"
-        if not isinstance(values, Tensor) or tuple(values.shape) != tuple(mask.shape):
+        if not isinstance(values, Tensor) or values.shape != mask.shape:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise PluginContractError(f"{where}: got {got}; expected a tensor of the mask's shape {tuple(mask.shape)}.")
-        values = values.detach().to("cpu", torch.float32)
-        if not bool(torch.isfinite(values).all()):
-            at = int((~torch.isfinite(values)).nonzero()[0])
-            raise PluginContractError(f"{where}: token {at} got {float(values[at])}; expected finite numbers.")
-        outside = values.ne(0) & mask.eq(0)
-        if bool(outside.any()):
-            at = int(outside.nonzero()[0])
             raise PluginContractError(
-                f"{where}: token {at} is masked out and got {float(values[at])}; expected 0 where loss_masks is 0."
+                f"{name}.advantages, sample {i}: got {got}; expected a tensor of the mask's shape {tuple(mask.shape)}."
             )
-        checked.append(values)
-    return checked
+    # One vector for the rest: a batch has thousands of short samples.
+    flat, mask = torch.cat(list(advantages)).detach().to("cpu", torch.float32), torch.cat(list(masks))
+    lengths = [part.numel() for part in masks]
+    for wrong, expected in (
+        (~torch.isfinite(flat), "finite numbers"),
+        (flat.ne(0) & mask.eq(0), "0, because the token's loss mask is 0"),
+    ):
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            value, sample = float(flat[at]), 0
+            while at >= lengths[sample]:
+                at, sample = at - lengths[sample], sample + 1
+            raise PluginContractError(
+                f"{name}.advantages, sample {sample}: token {at} got {value}; expected {expected}."
+            )
+    return list(flat.split(lengths))
 
 
 def _clone(batch: EstimatorBatch) -> EstimatorBatch:
@@ -82,7 +86,8 @@ def _check_untouched(name: str, before: EstimatorBatch, after: EstimatorBatch) -
         "kl": (before.kl or [], after.kl or []),
     }
     for column, (old, new) in columns.items():
-        if len(old) != len(new) or not all(torch.equal(a, b) for a, b in zip(old, new, strict=True)):
+        same = len(old) == len(new) and all(a.shape == b.shape for a, b in zip(old, new, strict=True))
+        if not same or (old and not torch.equal(torch.cat(list(old)), torch.cat(list(new)))):
             raise PluginContractError(
                 f"{name}.advantages changed batch.{column}; an estimator must not write to its input (clone it first)."
             )

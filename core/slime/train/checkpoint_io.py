@@ -18,6 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime.errors import CheckpointError
 
@@ -39,8 +40,8 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) 
         state["random"] = _gather_random_states()
         with _write_in_this_process():
             dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
-    except (OSError, CheckpointingException) as error:
-        raise CheckpointError(f"the training state could not be written to {folder}: {error}") from error
+    except (CheckpointException, CheckpointingException, OSError) as error:
+        raise CheckpointError(f"the training state could not be written to {folder}: {_reason(error)}") from error
 
 
 def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
@@ -61,9 +62,10 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
         )
     try:
         loaded = dist_checkpointing.load(state, str(folder))
-    except (CheckpointingException, KeyError, OSError, RuntimeError) as error:
+    except (CheckpointException, CheckpointingException, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} could not be loaded into this model: {error}. Is it a checkpoint of the same architecture?"
+            f"{folder} could not be loaded into this model: {_reason(error)}. Is it a checkpoint of the same"
+            " architecture?"
         ) from error
     with torch.no_grad():
         for number, chunk in enumerate(chunks):
@@ -76,6 +78,14 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
     states = loaded["random"]
     if len(states) == dist.get_world_size():
         _set_random_state(states[dist.get_rank()])
+
+
+def _reason(error: BaseException) -> str:
+    """One line; torch's CheckpointException holds the ranks' own errors, with tracebacks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error)
 
 
 def _metadata() -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from slime.plugin import Estimator, TokenBatch
 from slime.train.kl import kl_per_token
 from slime.train.objective import policy_loss
-from slime.train.packing import MicroBatch, gather_columns
+from slime.train.packing import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,14 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class LossColumns:
-    """Per-token data of the whole batch: each N x [T_i], None where there is none."""
+    """Per-token data of the whole batch, each [sum of T_i] float32 on the device; None where there is none."""
 
-    weights: Sequence[Any]
-    masks: Sequence[Any]
-    advantages: Sequence[Any] | None = None
-    old_log_probs: Sequence[Any] | None = None
-    ref_log_probs: Sequence[Any] | None = None
-    rollout_log_probs: Sequence[Any] | None = None
+    weights: Tensor
+    mask: Tensor
+    advantages: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    rollout_log_probs: Tensor | None = None
 
 
 def micro_batch_loss(
@@ -50,14 +48,10 @@ def micro_batch_loss(
     zero times an overflowed ratio would be NaN.  A micro-batch that does not count gives a zero that still
     carries gradients, so that all ranks go through the same steps.
     """
-    device = log_probs.device
-
-    def column(values: Sequence[Any]) -> Tensor:
-        return gather_columns(values, micro_batch.samples, device)
-
+    here = micro_batch.token_ids
     if not micro_batch.counts:
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
-    mask, weights = column(columns.masks), column(columns.weights)
+    mask, weights = columns.mask[here], columns.weights[here]
     trained = mask > 0
     current = log_probs.detach()
     sums = {"tokens": mask.sum(), "entropy": (entropy.detach() * mask).sum()}
@@ -66,9 +60,9 @@ def micro_batch_loss(
         per_token = -log_probs
     else:
         assert columns.advantages is not None
-        old = current if columns.old_log_probs is None else torch.where(trained, column(columns.old_log_probs), current)
+        old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)
         if columns.rollout_log_probs is not None:
-            gap = torch.where(trained, (old - column(columns.rollout_log_probs)).abs(), 0.0)
+            gap = torch.where(trained, (old - columns.rollout_log_probs[here]).abs(), 0.0)
             sums["logprob_gap"] = gap.sum()
             if gap.numel():
                 sums["logprob_gap_max"] = gap.max()
@@ -76,7 +70,7 @@ def micro_batch_loss(
             TokenBatch(
                 log_probs=log_probs,
                 old_log_probs=old,
-                advantages=column(columns.advantages),
+                advantages=columns.advantages[here],
                 loss_mask=mask,
                 sequence_ids=micro_batch.sequence_ids,
                 num_sequences=len(micro_batch.samples),
@@ -87,7 +81,7 @@ def micro_batch_loss(
         )
         sums |= {name: torch.where(trained, values, 0.0).sum() for name, values in seen.items()}
         if columns.ref_log_probs is not None:
-            ref = torch.where(trained, column(columns.ref_log_probs), current)
+            ref = torch.where(trained, columns.ref_log_probs[here], current)
             kl = kl_per_token(log_probs, ref, terms.kl_loss_type)
             sums["kl"] = (kl.detach() * mask).sum()
             if terms.kl_loss_coef:

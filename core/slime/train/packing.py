@@ -40,6 +40,7 @@ class MicroBatch:
     #: [R_l] int64 where each of them stands among the R; None when all are here, in order
     slots: Tensor | None
     sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
+    token_ids: Tensor  #: [R] int64, where each response token stands among all of the batch
 
     @property
     def response_tokens(self) -> int:
@@ -63,7 +64,8 @@ class PackingRule:
         Raises `TrainerError` for a sample whose first response token has nothing before it.
         """
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1
-        ids, lengths, rows, targets, sequence = [], [], [], [], []
+        ids, lengths, rows, targets, sequence, tokens = [], [], [], [], [], []
+        begins = np.cumsum(batch.response_lengths) - batch.response_lengths
         start = 0
         for number, i in enumerate(samples):
             whole = batch.tokens[i]
@@ -80,6 +82,7 @@ class PackingRule:
             rows.append(np.arange(start + prompt - 1, start + prompt - 1 + response))
             targets.append(whole[prompt:])
             sequence.append(np.full(response, number))
+            tokens.append(np.arange(begins[i], begins[i] + response))
             lengths.append(padded)
             start += padded
         # Sequence parallelism divides this rank's tokens; pad the total as one more sequence that nothing refers to.
@@ -95,6 +98,7 @@ class PackingRule:
             rows=_int64(np.concatenate(rows)),
             targets=_int64(np.concatenate(targets)),
             sequence=_int64(np.concatenate(sequence)),
+            token_ids=_int64(np.concatenate(tokens)),
         )
 
     def _local(
@@ -107,6 +111,7 @@ class PackingRule:
         rows: Tensor,
         targets: Tensor,
         sequence: Tensor,
+        token_ids: Tensor,
     ) -> MicroBatch:
         """This rank's share of a micro-batch described over whole sequences."""
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -144,13 +149,14 @@ class PackingRule:
             targets=targets.to(self.device),
             slots=None if slots is None else slots.to(self.device),
             sequence_ids=sequence.to(self.device),
+            token_ids=token_ids.to(self.device),
         )
 
 
-def gather_columns(columns: Sequence[Any], samples: Sequence[int], device: torch.device) -> Tensor:
-    """A per-sample column (N x [T_i]) for some samples, concatenated: [R] float32 on the device."""
-    parts = [torch.as_tensor(columns[i], dtype=torch.float32) for i in samples]
-    return torch.cat(parts).to(device) if parts else torch.zeros(0, device=device)
+def flat_column(parts: Sequence[Any], device: torch.device) -> Tensor:
+    """A per-sample column, N x [T_i], as one float32 vector over the batch's response tokens, on the device."""
+    flat = torch.cat(list(parts)) if isinstance(parts[0], Tensor) else torch.from_numpy(np.concatenate(parts))
+    return flat.to(device, torch.float32)
 
 
 def _int64(array: np.ndarray[Any, Any]) -> Tensor:

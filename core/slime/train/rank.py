@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from slime.train.forward import Pipeline
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from slime.train.model import build_chunks, connect_schedule, wrap_chunks
 from slime.train.optimizer import build_optimizer, build_scheduler
-from slime.train.packing import MicroBatch, PackingRule
+from slime.train.packing import MicroBatch, PackingRule, flat_column
 from slime.train.reference import ReferenceWeights
 from slime.train.scoring import score_batch
 from slime.train.settings import TrainSettings, train_settings
@@ -149,9 +149,11 @@ class MegatronRank:
         self, batch: TrainBatch, seconds: dict[str, float], *, several_steps: bool
     ) -> tuple[LossColumns, dict[str, float]]:
         """Per-token data that must be known before the first step, and metrics of the advantages."""
-        weights = loss_weights(batch, per_token=self._config.algorithm.calculate_per_token_loss)
+        flat = partial(flat_column, device=self._device)
+        weights = flat(loss_weights(batch, per_token=self._config.algorithm.calculate_per_token_loss))
+        mask = flat(batch.loss_masks)
         if self._estimator is None:
-            return LossColumns(weights=weights, masks=batch.loss_masks), {}
+            return LossColumns(weights, mask), {}
         ref = old = kl = None
         if self._reference is not None:
             with _timed(seconds, "time/ref_log_probs"), self._reference.in_model():
@@ -165,14 +167,14 @@ class MegatronRank:
                 kl = [a - b for a, b in zip(old, ref, strict=True)]
             advantages = estimate(self._estimator, batch, kl)
         columns = LossColumns(
-            weights=weights,
-            masks=batch.loss_masks,
-            advantages=advantages,
-            old_log_probs=old,
-            ref_log_probs=ref,
-            rollout_log_probs=batch.rollout_log_probs,
+            weights,
+            mask,
+            advantages=flat(advantages),
+            old_log_probs=None if old is None else flat(old),
+            ref_log_probs=None if ref is None else flat(ref),
+            rollout_log_probs=None if batch.rollout_log_probs is None else flat(batch.rollout_log_probs),
         )
-        return columns, _advantage_metrics(advantages, batch)
+        return columns, _advantage_metrics(torch.cat(advantages), torch.from_numpy(np.concatenate(batch.loss_masks)))
 
     def _step(
         self,
@@ -313,9 +315,8 @@ def _means(sums: dict[str, float], *, steps: int) -> dict[str, float]:
     return metrics
 
 
-def _advantage_metrics(advantages: Sequence[Tensor], batch: TrainBatch) -> dict[str, float]:
-    values = torch.cat(list(advantages)).double()
-    values = values[torch.cat([torch.as_tensor(mask) for mask in batch.loss_masks]) > 0]
+def _advantage_metrics(advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    values = advantages[mask > 0].double()
     if not values.numel():
         return {}
     return {

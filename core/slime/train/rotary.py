@@ -6,6 +6,8 @@ Megatron applies it sequence by sequence in Python unless TransformerEngine's fu
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from megatron.core.models.common.embeddings import rope_utils
 from torch import Tensor
@@ -35,12 +37,38 @@ def rotary_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor, cp_size: int = 1, c
     """
     angles = freqs.view(freqs.size(0), 1, -1)
     positions = packed_positions(cu_seqlens, cp_size, cp_rank)
-    rotated = angles.size(-1)
-    cos, sin = (f(angles).to(t.dtype).index_select(0, positions) for f in (torch.cos, torch.sin))
-    turn, rest = (t, None) if rotated == t.size(-1) else (t[..., :rotated], t[..., rotated:])
-    first, second = turn.chunk(2, dim=-1)
-    out = turn * cos + torch.cat((-second, first), dim=-1) * sin
-    return out if rest is None else torch.cat((out, rest), dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin): one pass over t less.
+    sin[..., : sin.size(-1) // 2].neg_()
+    cos, sin = (table.to(t.dtype).index_select(0, positions) for table in (cos, sin))
+    if angles.size(-1) == t.size(-1):
+        return _rotate(t, cos, sin)
+    turned = _rotate(t[..., : angles.size(-1)], cos, sin)
+    return torch.cat((turned, t[..., angles.size(-1) :]), dim=-1)
+
+
+def _rotate(t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    turned: Tensor = _Rotate.apply(t, cos, signed_sin)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """t cos + swap(t) sin, halves swapped; the gradient is the rotation backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        return torch.addcmul(t * cos, _swap_halves(t), signed_sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, signed_sin = ctx.saved_tensors
+        return torch.addcmul(grad * cos, _swap_halves(grad), signed_sin, value=-1), None, None
+
+
+def _swap_halves(t: Tensor) -> Tensor:
+    first, second = t.chunk(2, dim=-1)
+    return torch.cat((second, first), dim=-1)
 
 
 def install_rotary() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,18 +24,11 @@ def score_batch(
     micro_batches   this data-parallel rank's share; over all ranks each sample appears once among those that count
     """
     scored = pipeline.score(micro_batches)
-    ends = np.concatenate([[0], np.cumsum(batch.response_lengths)]).tolist()
-    flat = torch.zeros(ends[-1], device=device)
+    flat = torch.zeros(int(batch.response_lengths.sum()), device=device)
     if speaks():
         for micro_batch, values in zip(micro_batches, scored, strict=True):
-            if not micro_batch.counts:
-                continue
-            at = 0
-            for i in micro_batch.samples:
-                length = ends[i + 1] - ends[i]
-                flat[ends[i] : ends[i + 1]] = values[at : at + length]
-                at += length
+            if micro_batch.counts:
+                flat[micro_batch.token_ids] = values
     # Each entry has one speaker, so the sum is a copy.
     dist.all_reduce(flat)
-    flat = flat.cpu()
-    return [flat[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return list(flat.cpu().split(batch.response_lengths.tolist()))

@@ -1,0 +1,77 @@
+"""What the estimator is shown, and what happens when it breaks its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from slime.errors import PluginContractError
+from slime.plugin import Advantages, EstimatorBatch
+from slime.train.advantages import estimate
+from tests.train.harness import Centred, make_batch
+
+
+class Answer:
+    """An estimator that answers with what a function makes of the batch."""
+
+    def __init__(self, make: Callable[[EstimatorBatch], object]) -> None:
+        self.make = make
+
+    def advantages(self, batch: EstimatorBatch) -> object:
+        return self.make(batch)
+
+
+def good(batch: EstimatorBatch) -> list[torch.Tensor]:
+    return [mask.clone() for mask in batch.loss_masks]
+
+
+def changed(batch: EstimatorBatch, sample: int, token: int, value: float) -> Advantages:
+    values = good(batch)
+    values[sample][token] = value
+    return Advantages(values)
+
+
+def test_advantages_come_back_per_token() -> None:
+    batch = make_batch(samples=4, group=2)
+    values = estimate(Centred(), batch)
+    mean = batch.rewards[:2].mean()
+    for value, mask in zip(values[0].tolist(), batch.loss_masks[0].tolist(), strict=True):
+        assert value == pytest.approx((float(batch.rewards[0]) - mean) * mask, abs=1e-6)
+
+
+def test_the_estimator_sees_kl_where_there_is_a_reference() -> None:
+    batch = make_batch(samples=4)
+    seen: list[EstimatorBatch] = []
+    kl = [torch.full((int(n),), 0.5) for n in batch.response_lengths]
+    estimate(Answer(lambda b: seen.append(b) or Advantages(good(b))), batch, kl)  # type: ignore[arg-type, func-returns-value]
+    assert seen[0].kl is not None
+    assert all(torch.equal(a, b) for a, b in zip(seen[0].kl, kl, strict=True))
+
+
+def scribble(batch: EstimatorBatch) -> Advantages:
+    batch.rewards.add_(1)
+    return Advantages(good(batch))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda b: good(b), "returned list; expected slime.plugin.Advantages"),
+        (lambda b: Advantages(good(b)[:-1]), "returned 3 tensors; expected one for each of 4 samples"),
+        (lambda b: Advantages([v[None] for v in good(b)]), r"sample 0: got \(1, \d+\); expected .* mask's shape"),
+        (lambda b: Advantages([0.0] * 4), "sample 0: got float"),
+        (lambda b: changed(b, 2, 1, float("nan")), "sample 2: token 1 got nan; expected finite"),
+        (lambda b: changed(b, 3, 0, 0.5), "sample 3: token 0 got 0.5; expected 0, because the token's loss mask"),
+        (scribble, r"changed batch\.rewards"),
+    ],
+    ids=["no Advantages", "a sample short", "wrong shape", "no tensor", "nan", "not zero where masked", "input changed"],
+)
+def test_a_contract_violation_names_estimator_place_got_and_expected(
+    make: Callable[[EstimatorBatch], object], message: str
+) -> None:
+    batch = make_batch(samples=4, response=(3, 9))
+    with pytest.raises(PluginContractError, match=message) as error:
+        estimate(Answer(make), batch)  # type: ignore[arg-type]
+    assert "Answer.advantages" in str(error.value)

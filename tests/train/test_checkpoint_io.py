@@ -1,0 +1,140 @@
+"""The training state survives the disk, exactly and under another layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.data import TrainBatch
+from slime.errors import CheckpointError
+from tests.train.conftest import Folders
+from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+
+TP = {"tensor_model_parallel_size": 2}
+PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
+
+
+def state(rank: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+
+
+def save_and_go_on(place: Place, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
+    """Two steps, save, one more step: its metrics and weights."""
+    rank = place.start(config, Centred())
+    for batch in batches[:2]:
+        rank.train(batch)
+    torch.manual_seed(99 + place.rank)
+    rank.save(folder)
+    random = torch.rand(3)
+    metrics = rank.train(batches[2])
+    answer = metrics, state(rank), random
+    rank.close()
+    return answer
+
+
+def load_and_go_on(place: Place, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
+    rank = place.start(config, Centred())
+    rank.load(folder)
+    random = torch.rand(3)
+    metrics = rank.train(batches[2])
+    answer = metrics, state(rank), random
+    rank.close()
+    return answer
+
+
+def config_for(folder: Path, world_size: int, sizes: dict[str, Any]) -> Any:
+    schedule = {"lr_decay_style": "linear", "lr_decay_iters": 10, "lr_warmup_iters": 1, "min_lr": 1e-4}
+    return make_config(folder, world_size=world_size, megatron=sizes | schedule, max_tokens_per_gpu=60)
+
+
+BATCHES = [make_batch(seed=seed) for seed in range(3)]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [((1, {}), (1, {})), ((2, {}), (2, {})), ((2, TP), (2, TP)), ((2, TP), (2, PP)), ((2, PP), (1, {})), ((2, {}), (1, {}))],
+    ids=["one", "data 2", "tensor 2", "tensor 2 to pipeline 2", "pipeline 2 to one", "data 2 to one"],
+)
+def test_loading_continues_as_if_nothing_had_happened(
+    saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen3", tied=True)
+    first = run_ranks(save_and_go_on, saved[0], config_for(folder, *saved), tmp_path / "state", BATCHES)
+    second = run_ranks(load_and_go_on, loaded[0], config_for(folder, *loaded), tmp_path / "state", BATCHES)
+    exact = saved == loaded
+    for name in ("loss", "grad_norm", "lr", "entropy"):
+        assert second[0][0][name] == (first[0][0][name] if exact else pytest.approx(first[0][0][name], rel=1e-4))
+    for name, weight in first[0][1].items():
+        assert (second[0][1][name] - weight).abs().max() <= (0 if exact else 1e-5), name
+    if exact:
+        for before, after in zip(first, second, strict=True):
+            assert torch.equal(before[2], after[2]), "random states differ"
+
+
+def load_weights(place: Place, config: Any, folder: Path, batch: TrainBatch) -> Any:
+    rank = place.start(config, Centred())
+    rank.load(folder, weights_only=True)
+    with rank._reference.in_model():
+        reference = rank.log_probs(batch)
+    answer = state(rank), rank.train(batch), reference, rank._scheduler.num_steps
+    rank.close()
+    return answer
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+def test_weights_only_takes_weights_and_makes_them_the_reference(model_folder: Folders, tmp_path: Path) -> None:
+    folder = model_folder("qwen3", tied=True)
+    ((_, _, _),) = run_ranks(save_and_go_on, 1, config_for(folder, 1, {}), tmp_path / "state", BATCHES)
+    ((weights_at_save, *_),) = run_ranks(
+        load_weights, 1, make_config(folder, use_kl_loss=True), tmp_path / "state", BATCHES[0]
+    )
+    ((_, metrics, reference, steps),) = run_ranks(
+        load_weights, 1, make_config(folder, use_kl_loss=True), tmp_path / "state", BATCHES[0]
+    )
+    assert steps == 1  # the one step of this run
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert all(np.isfinite(part).all() for part in reference)
+    original = _weights(folder)
+    moved = max((weights_at_save[name] - original[name]).abs().max().item() for name in weights_at_save)
+    assert moved > 1e-3
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def refuse(place: Place, config: Any, folder: Path) -> str:
+    rank = place.start(config, Centred())
+    try:
+        rank.load(folder)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        rank.close()
+    return "loaded"
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)
+def test_a_folder_without_a_complete_checkpoint_is_refused(model_folder: Folders, tmp_path: Path) -> None:
+    (message,) = run_ranks(refuse, 1, make_config(model_folder("qwen3", tied=True)), tmp_path)
+    assert "no complete training checkpoint" in message
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)
+def test_a_checkpoint_of_another_architecture_is_refused(model_folder: Folders, tmp_path: Path) -> None:
+    small = model_folder("qwen3", tied=True)
+    run_ranks(save_and_go_on, 1, config_for(small, 1, {}), tmp_path / "state", BATCHES)
+    other = model_folder("qwen3", tied=True, num_hidden_layers=4)
+    (message,) = run_ranks(refuse, 1, config_for(other, 1, {}), tmp_path / "state")
+    assert "same architecture" in message

@@ -1,0 +1,147 @@
+"""Loss, gradients and training do not depend on the parallel layout or on micro-batching."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.data import TrainBatch
+from tests.train.conftest import Folders
+from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+
+PP = {"pipeline_model_parallel_size": 2}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tensor 2": (2, {"tensor_model_parallel_size": 2}),
+    "tensor 2, sequence": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "pipeline 2": (2, PP),
+    "pipeline 2, virtual 2": (2, PP | {"num_layers_per_virtual_pipeline_stage": 1}),
+    "data 2": (2, {}),
+    "context 2": (2, {"context_parallel_size": 2}),
+}
+#: what a padded or masked or repeated token would upset: ragged lengths, masks, shared rollouts, KL and entropy
+TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "entropy_coef": 0.1, "kl_coef": 0.1}
+
+
+def config_for(folder: Path, layout: str | None, *, per_token: bool = False, **options: Any) -> Any:
+    world_size, sizes = LAYOUTS[layout] if layout else (1, {})
+    megatron = sizes | options.pop("megatron", {})
+    options = {"max_tokens_per_gpu": 45} | TERMS | options
+    return make_config(
+        folder, world_size=world_size, megatron=megatron, calculate_per_token_loss=per_token, **options
+    )
+
+
+def gradients(place: Place, config: Any, batch: TrainBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Metrics, and on rank 0 the full gradients of one step under Hugging Face names."""
+    rank = place.start(config, Centred(kl_coef=0.2))
+    rank._optimizer.step = lambda: (True, 0.0, None)
+    # the reference must differ from the policy, or KL has no gradient
+    with torch.no_grad():
+        for held in rank._reference._held:
+            held.mul_(1.05)
+    metrics = rank.train(batch)
+    for chunk in rank._bare:
+        for parameter in chunk.parameters():
+            parameter.data.copy_(parameter.main_grad)
+    full = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    rank.close()
+    return metrics, full
+
+
+def training(place: Place, config: Any, batches: list[TrainBatch]) -> tuple[list[dict[str, float]], Any, Any]:
+    """Metrics of each rollout, log-probs and, on rank 0, the weights at the end."""
+    rank = place.start(config, Centred(kl_coef=0.2))
+    metrics = [rank.train(batch) for batch in batches]
+    log_probs = rank.log_probs(batches[0])
+    full = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    rank.close()
+    return metrics, log_probs, full
+
+
+@cache
+def one_rank_gradients(folder: Path, per_token: bool) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    config = config_for(folder, None, per_token=per_token, megatron={"use_distributed_optimizer": False})
+    (answer,) = run_ranks(gradients, 1, config, make_batch(samples=9))
+    return answer  # type: ignore[no-any-return]
+
+
+@cache
+def one_rank_training(folder: Path) -> Any:
+    return run_ranks(training, 1, config_for(folder, None), batches())[0]
+
+
+def batches() -> list[TrainBatch]:
+    return [make_batch(seed=seed, samples=9, steps=2, group=3, rollout_log_probs=True) for seed in (1, 2)]
+
+
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+
+
+def assert_close(got: dict[str, float], expected: dict[str, float], skip: tuple[str, ...] = ()) -> None:
+    assert set(got) == set(expected)
+    for name in set(got) - set(skip):
+        assert got[name] == pytest.approx(expected[name], abs=2e-5, rel=2e-5), name
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradients_equal_those_of_one_rank(layout: str, per_token: bool, model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
+    expected_metrics, expected = one_rank_gradients(folder, per_token)
+    # Without the distributed optimizer gradients end up whole on every data-parallel rank.
+    config = config_for(folder, layout, per_token=per_token, megatron={"use_distributed_optimizer": False})
+    answers = run_ranks(gradients, LAYOUTS[layout][0], config, make_batch(samples=9))
+    for metrics, _ in answers:
+        assert_close(untimed(metrics), untimed(expected_metrics), skip=("micro_batches",))
+    got = answers[0][1]
+    assert set(got) == set(expected)
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 1e-4, name
+        assert (got[name] - gradient).abs().max() < 1e-5, name
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_equals_that_of_one_rank(layout: str, model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
+    expected_metrics, expected_log_probs, expected = one_rank_training(folder)
+    answers = run_ranks(training, LAYOUTS[layout][0], config_for(folder, layout), batches())
+    for metrics, log_probs, _ in answers:
+        for got, want in zip(metrics, expected_metrics, strict=True):
+            assert_close(untimed(got), untimed(want), skip=("micro_batches",))
+        assert untimed(metrics[-1]) == untimed(answers[0][0][-1])
+        assert max(np.abs(a - b).max() for a, b in zip(log_probs, expected_log_probs, strict=True)) < 2e-4
+    for name, weight in expected.items():
+        assert (answers[0][2][name] - weight).abs().max() < 2e-4, name
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"micro_batch_size": 1},
+        {"micro_batch_size": 3},
+        {"max_tokens_per_gpu": 10},
+        {"max_tokens_per_gpu": 8192},
+    ],
+    ids=str,
+)
+def test_micro_batching_does_not_change_loss_or_gradients(budget: dict[str, int], model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
+    expected_metrics, expected = one_rank_gradients(folder, False)
+    config = config_for(folder, None, megatron={"use_distributed_optimizer": False}, **budget)
+    ((metrics, got),) = run_ranks(gradients, 1, config, make_batch(samples=9))
+    assert metrics["micro_batches"] != expected_metrics["micro_batches"]
+    assert_close(untimed(metrics), untimed(expected_metrics), skip=("micro_batches",))
+    for name, gradient in expected.items():
+        assert (got[name] - gradient).abs().max() < 1e-5, name

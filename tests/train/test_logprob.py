@@ -1,0 +1,103 @@
+"""Log-probability and entropy against torch, in value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.train.logprob import log_probs_and_entropy
+from tests.train.harness import Place, run_ranks
+
+VOCAB, PADDED, ROWS = 50, 56, 24
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """logits [ROWS, PADDED], rows, targets, and weights of the two results in a scalar."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(ROWS, PADDED, generator=generator) * 4
+    rows = torch.randperm(ROWS, generator=generator)[: ROWS - 5]
+    targets = torch.randint(0, VOCAB, (rows.numel(),), generator=generator)
+    targets[:2] = torch.tensor([0, VOCAB - 1])
+    return logits, rows, targets, torch.randn(rows.numel(), generator=generator), torch.randn(rows.numel(), generator=generator)
+
+
+def expected(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    logits, rows, targets, a, b = inputs()
+    logits = logits.double().requires_grad_()
+    log_p = (logits[rows, :VOCAB] / temperature).log_softmax(-1)
+    log_probs = log_p.gather(-1, targets[:, None]).squeeze(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    ((log_probs * a).sum() + (entropy * b).sum()).backward()
+    assert logits.grad is not None
+    return log_probs.detach(), entropy.detach(), logits.grad
+
+
+def ours(
+    part: Tensor, temperature: float, group: torch.distributed.ProcessGroup | None, chunk_elements: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, rows, targets, a, b = inputs()
+    part = part.clone().requires_grad_()
+    before = part.detach().clone()
+    log_probs, entropy = log_probs_and_entropy(
+        part, rows, targets, temperature=temperature, vocab_size=VOCAB, group=group, chunk_elements=chunk_elements
+    )
+    ((log_probs * a).sum() + (entropy * b).sum()).backward()
+    assert torch.equal(part.detach(), before), "logits were modified"
+    assert part.grad is not None
+    return log_probs.detach(), entropy.detach(), part.grad
+
+
+def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert (one - other).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 200, 1 << 24])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_those_of_log_softmax(temperature: float, chunk_elements: int) -> None:
+    assert_equal(ours(inputs()[0], temperature, None, chunk_elements), expected(temperature))
+
+
+def test_entropy_gradient_is_left_out_when_nothing_asks_for_it() -> None:
+    logits, rows, targets, a, _ = inputs()
+    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    log_probs, _ = log_probs_and_entropy(mine, rows, targets, temperature=1.0, vocab_size=VOCAB)
+    (log_probs * a).sum().backward()
+    log_p = theirs[rows, :VOCAB].log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+    (log_p * a).sum().backward()
+    assert mine.grad is not None and theirs.grad is not None
+    assert (mine.grad - theirs.grad).abs().max() < 1e-6
+
+
+def test_half_precision_logits_are_computed_in_float32() -> None:
+    logits, rows, targets, _, _ = inputs()
+    half = logits.bfloat16()
+    log_probs, entropy = log_probs_and_entropy(half, rows, targets, temperature=1.0, vocab_size=VOCAB)
+    want = half.float()[rows, :VOCAB].log_softmax(-1)
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    assert (log_probs - want.gather(-1, targets[:, None]).squeeze(-1)).abs().max() < 2e-6
+
+
+def _vocabulary_in_two(place: Place) -> list[tuple[Tensor, Tensor, Tensor]]:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{place.port}", rank=place.rank, world_size=place.world_size
+    )
+    part = inputs()[0].chunk(2, dim=-1)[place.rank]
+    answers = [ours(part, temperature, dist.group.WORLD, 100) for temperature in (1.0, 0.6)]
+    dist.barrier()
+    dist.destroy_process_group()
+    return answers
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)
+def test_two_vocabulary_parts_give_the_values_and_gradients_of_one() -> None:
+    answers = run_ranks(_vocabulary_in_two, 2)
+    for number, temperature in enumerate((1.0, 0.6)):
+        log_probs, entropy, grad = expected(temperature)
+        for place in range(2):
+            part = grad.chunk(2, dim=-1)[place]
+            assert_equal(answers[place][number], (log_probs, entropy, part))

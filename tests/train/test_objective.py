@@ -1,0 +1,117 @@
+"""The clipped surrogate and the KL estimators on numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.errors import ConfigError, PluginContractError
+from slime.plugin import TokenBatch
+from slime.train.kl import kl_per_token
+from slime.train.objective import clipped_surrogate, policy_loss
+
+
+def tokens(ratios: list[float], advantages: list[float]) -> TokenBatch:
+    """Old log-probs of -1 and clip bounds 0.8 and 1.3."""
+    count = len(ratios)
+    log_probs = (torch.tensor(ratios).log() - 1.0).requires_grad_()
+    return TokenBatch(
+        log_probs=log_probs,
+        old_log_probs=torch.full((count,), -1.0),
+        advantages=torch.tensor(advantages),
+        loss_mask=torch.ones(count),
+        sequence_ids=torch.zeros(count, dtype=torch.int64),
+        num_sequences=1,
+        eps_clip=0.2,
+        eps_clip_high=0.3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [
+        (1.0, 2.0, -2.0, -2.0, 0),  # inside the bounds: -r A, d/dlogp = -r A
+        (1.1, -2.0, 2.2, 2.2, 0),
+        (1.5, 2.0, -2.6, 0.0, 1),  # above, A > 0: held at 1.3
+        (1.5, -2.0, 3.0, 3.0, 0),  # above, A < 0: the plain branch is worse, so it counts
+        (0.5, 2.0, -1.0, -1.0, 0),  # below, A > 0: plain
+        (0.5, -2.0, 1.6, 0.0, 1),  # below, A < 0: held at 0.8
+        (1.5, 0.0, 0.0, 0.0, 0),
+    ],
+)
+def test_clipped_surrogate_by_hand(ratio: float, advantage: float, loss: float, slope: float, clipped: int) -> None:
+    batch = tokens([ratio], [advantage])
+    values, metrics = clipped_surrogate(batch)
+    (grad,) = torch.autograd.grad(values.sum(), batch.log_probs)
+    assert values.item() == pytest.approx(loss, abs=1e-6)
+    assert grad.item() == pytest.approx(slope, abs=1e-6)
+    assert metrics["ratio"].item() == pytest.approx(ratio)
+    assert metrics["clip_fraction"].item() == clipped
+
+
+@pytest.mark.parametrize(
+    ("kind", "d", "value", "slope"),
+    [
+        # d = log pi_ref - log pi; the slope is that in log pi
+        ("k1", 0.5, -0.5, 1.0),
+        ("k2", 0.5, 0.125, -0.5),
+        ("k3", 0.5, math.e**0.5 - 1.5, 1 - math.e**0.5),
+        ("k3", -1.0, math.e**-1, 1 - math.e**-1),
+        ("low_var_kl", 0.5, math.e**0.5 - 1.5, 1 - math.e**0.5),
+        ("low_var_kl", 5.0, 10.0, 0.0),
+        ("k3", 5.0, math.e**5 - 6, 1 - math.e**5),
+    ],
+)
+def test_kl_estimators_by_hand(kind: str, d: float, value: float, slope: float) -> None:
+    log_probs = torch.tensor([-2.0], requires_grad=True)
+    kl = kl_per_token(log_probs, torch.tensor([-2.0 + d]), kind)
+    (grad,) = torch.autograd.grad(kl.sum(), log_probs)
+    assert kl.item() == pytest.approx(value, rel=1e-5)
+    assert grad.item() == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def test_k1_and_k3_are_unbiased() -> None:
+    pi, ref = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    exact = float((pi * (pi / ref).log()).sum())
+    for kind in ("k1", "k3"):
+        assert float((pi * kl_per_token(pi.log(), ref.log(), kind)).sum()) == pytest.approx(exact, rel=1e-5)
+
+
+def test_unknown_kl_kind_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean low_var_kl"):
+        kl_per_token(torch.zeros(1), torch.zeros(1), "low_var")
+
+
+class Own:
+    """An estimator with an objective of its own."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def objective(self, batch: TokenBatch) -> object:
+        return (-batch.log_probs, {"m": batch.advantages}) if self.answer is None else self.answer
+
+
+def test_an_estimators_objective_replaces_the_surrogate() -> None:
+    batch = tokens([1.5, 0.5], [1.0, 1.0])
+    loss, metrics = policy_loss(batch, Own(None))  # type: ignore[arg-type]
+    assert torch.equal(loss, -batch.log_probs)
+    assert torch.equal(metrics["m"], batch.advantages)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (torch.zeros(2), "returned Tensor"),
+        ((torch.zeros(()), {}), r"loss of shape \(\); expected one entry per token, \(2,\)"),
+        ((torch.zeros(2), {"m": torch.zeros(3)}), r"metric 'm' is \(3,\)"),
+        ((torch.zeros(2), [1]), "metrics of type list"),
+    ],
+)
+def test_a_broken_objective_is_named(answer: Tensor | tuple[object, object], message: str) -> None:
+    with pytest.raises(PluginContractError, match=message) as error:
+        policy_loss(tokens([1.0, 1.0], [1.0, 1.0]), Own(answer))  # type: ignore[arg-type]
+    assert "Own.objective" in str(error.value)

@@ -1,0 +1,241 @@
+"""One rank's training: reference, supervised loss, several steps, metrics, and errors with their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.data import TrainBatch
+from slime.errors import ConfigError, SlimeError
+from slime.plugin import Advantages, EstimatorBatch, TokenBatch
+from tests.train.conftest import Folders
+from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
+
+
+def reference_log_probs(place: Place, config: Any, batch: TrainBatch) -> Any:
+    rank = place.start(config, Centred())
+    initial = rank.log_probs(batch)
+    metrics = [rank.train(batch) for _ in range(3)]
+    after = rank.log_probs(batch)
+    with rank._reference.in_model():
+        reference = rank.log_probs(batch)
+    again = rank.log_probs(batch)
+    rank.close()
+    return initial, after, reference, again, metrics
+
+
+def test_the_reference_stays_the_initial_policy(model_folder: Folders) -> None:
+    config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True, kl_loss_coef=0.0)
+    ((initial, after, reference, again, metrics),) = run_ranks(reference_log_probs, 1, config, make_batch())
+    assert max(np.abs(a - b).max() for a, b in zip(initial, after, strict=True)) > 1e-2
+    for a, b in zip(initial, reference, strict=True):
+        assert np.array_equal(a, b)
+    for a, b in zip(after, again, strict=True):
+        assert np.array_equal(a, b)
+    assert metrics[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics[2]["kl"] > metrics[1]["kl"] > 1e-5
+
+
+def test_ref_load_names_another_reference(model_folder: Folders) -> None:
+    policy, other = model_folder("qwen3", tied=True), model_folder("qwen3", seed=2, tied=True)
+    batch = make_batch()
+    config = make_config(policy, use_kl_loss=True, ref_load=str(other))
+    ((_, _, reference, _, _),) = run_ranks(reference_log_probs, 1, config, batch)
+    ((expected, *_),) = run_ranks(reference_log_probs, 1, make_config(other, use_kl_loss=True), batch)
+    for a, b in zip(reference, expected, strict=True):
+        assert np.array_equal(a, b)
+
+
+def supervised(place: Place, config: Any, batch: TrainBatch) -> list[dict[str, float]]:
+    rank = place.start(config)
+    metrics = [rank.train(batch) for _ in range(6)]
+    rank.close()
+    return metrics
+
+
+def test_supervised_loss_is_the_mean_negative_log_prob_and_falls(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    batch = make_batch(masked=False)
+    config = make_config(folder, loss_type="sft_loss", calculate_per_token_loss=True)
+    (metrics,) = run_ranks(supervised, 1, config, batch)
+    ((initial, *_),) = run_ranks(reference_log_probs, 1, make_config(folder, use_kl_loss=True), batch)
+    assert metrics[0]["loss"] == pytest.approx(-np.concatenate(initial).mean(), rel=1e-5)
+    losses = [one["loss"] for one in metrics]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+    assert "ratio" not in metrics[0] and "kl" not in metrics[0]
+
+
+def several_steps(place: Place, config: Any, batch: TrainBatch) -> Any:
+    rank = place.start(config, Centred())
+    old = rank.log_probs(batch)
+    metrics = rank.train(batch)
+    rank.close()
+    return old, metrics
+
+
+def test_metrics_of_a_rollout_with_several_steps(model_folder: Folders) -> None:
+    batch = make_batch(samples=8, steps=2, rollout_log_probs=True)
+    config = make_config(model_folder("qwen3", tied=True), megatron={"lr_decay_style": "linear", "lr_decay_iters": 4})
+    ((old, metrics),) = run_ranks(several_steps, 1, config, batch)
+    assert batch.rollout_log_probs is not None
+    mask = np.concatenate(batch.loss_masks) > 0
+    gap = np.abs(np.concatenate(old) - np.concatenate(batch.rollout_log_probs))[mask]
+    assert metrics["logprob_gap_mean"] == pytest.approx(gap.mean(), rel=1e-4)
+    assert metrics["logprob_gap_max"] == pytest.approx(gap.max(), rel=1e-4)
+    assert metrics["tokens"] == mask.sum()
+    assert metrics["lr"] == pytest.approx(1e-2 * 3 / 4)  # that of the last step taken, the second of four
+    assert metrics["ratio"] != 1.0  # the second step's policy has moved away from the old log-probs
+    assert metrics["time/old_log_probs"] > 0 and metrics["time/forward_backward"] > 0
+
+
+def test_one_step_needs_no_pass_for_old_log_probs(model_folder: Folders) -> None:
+    ((_, metrics),) = run_ranks(several_steps, 1, make_config(model_folder("qwen3", tied=True)), make_batch())
+    assert "time/old_log_probs" not in metrics
+    assert metrics["ratio"] == 1.0
+
+
+def test_fewer_samples_than_data_parallel_ranks(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    batch = make_batch(samples=1, masked=False, response=(5, 5))
+    (_, alone), *_ = run_ranks(several_steps, 1, make_config(folder, entropy_coef=0.1), batch)
+    answers = run_ranks(several_steps, 2, make_config(folder, world_size=2, entropy_coef=0.1), batch)
+    for _, metrics in answers:
+        for name in ("loss", "grad_norm", "entropy", "tokens"):
+            assert metrics[name] == pytest.approx(alone[name], rel=1e-5), name
+
+
+def vocabulary_padding(place: Place, config: Any, batch: TrainBatch) -> Any:
+    rank = place.start(config, Centred())
+    log_probs = rank.log_probs(batch)
+    rank.train(batch)
+    shapes = {name: tuple(tensor.shape) for name, tensor in rank.named_hf_weights()}
+    rank.close()
+    return log_probs, shapes
+
+
+def test_a_vocabulary_that_ranks_cannot_share_is_padded_without_effect(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True, vocab_size=131)
+    batch = make_batch()
+    ((expected, shapes),) = run_ranks(vocabulary_padding, 1, make_config(folder), batch)
+    padded = {"tensor_model_parallel_size": 2, "make_vocab_size_divisible_by": 128}
+    answers = run_ranks(vocabulary_padding, 2, make_config(folder, world_size=2, megatron=padded), batch)
+    for log_probs, _ in answers:
+        assert max(np.abs(a - b).max() for a, b in zip(log_probs, expected, strict=True)) < 1e-5
+    assert answers[0][1] == shapes
+    assert shapes["model.embed_tokens.weight"][0] == 131
+
+
+class Overflow(Centred):
+    """An objective without end."""
+
+    def objective(self, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return batch.log_probs * float("inf"), {}
+
+
+class Steep:
+    """Advantages that are finite, give a finite loss, and overflow the gradient's norm."""
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        return Advantages([mask * 3e38 for mask in batch.loss_masks])
+
+
+class Wrong:
+    """An estimator that leaves a sample out."""
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        return Advantages(batch.loss_masks[:-1])
+
+
+def errors(place: Place, config: Any, batch: TrainBatch, estimator: Any) -> tuple[str, str, bool]:
+    rank = place.start(config, estimator)
+    before = rank.log_probs(batch)
+    try:
+        rank.train(batch)
+    except SlimeError as error:
+        same = all(np.array_equal(a, b) for a, b in zip(before, rank.log_probs(batch), strict=True))
+        return type(error).__name__, str(error), same
+    finally:
+        rank.close()
+    return "", "trained", False
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kind", "message", "untouched"),
+    [
+        (Overflow(), "TrainerError", "rollout 0, step 0: the loss is", True),
+        (Steep(), "TrainerError", "rollout 0, step 0: the gradient norm is inf at loss -3e+38", False),
+        (Wrong(), "PluginContractError", "Wrong.advantages", True),
+    ],
+    ids=["loss", "gradient", "contract"],
+)
+def test_errors_reach_every_rank_with_their_numbers(
+    estimator: Any, kind: str, message: str, untouched: bool, model_folder: Folders
+) -> None:
+    stages = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
+    config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron=stages)
+    for name, text, same in run_ranks(errors, 2, config, make_batch(masked=False), estimator):
+        assert name == kind
+        assert message in text
+        assert same or not untouched
+
+
+def start_only(place: Place, config: Any) -> str:
+    try:
+        place.start(config, Centred()).close()
+    except ConfigError as error:
+        return str(error)
+    return "started"
+
+
+def test_a_reference_of_another_architecture_is_refused(model_folder: Folders) -> None:
+    config = make_config(
+        model_folder("qwen3", tied=True), use_kl_loss=True, ref_load=str(model_folder("llama", tied=True))
+    )
+    (message,) = run_ranks(start_only, 1, config)
+    assert "another architecture" in message and "qk_layernorm" in message
+
+
+def restart(place: Place, config: Any) -> str:
+    """An error while building must leave the process groups, so that the process can end or start again."""
+    import torch.distributed as dist
+
+    try:
+        place.start(dataclass_with(config, ref_load="/nowhere"), Centred())
+    except ConfigError:
+        return f"groups left: {dist.is_initialized()}"
+    return "started"
+
+
+def dataclass_with(config: Any, **checkpoint: Any) -> Any:
+    config.checkpoint = config.checkpoint.model_copy(update=checkpoint)
+    return config
+
+
+def test_process_groups_end_when_building_fails(model_folder: Folders) -> None:
+    config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True)
+    assert run_ranks(restart, 1, config) == ["groups left: False"]
+
+
+def empty(place: Place, config: Any) -> str:
+    rank = place.start(config, Centred())
+    batch = make_batch(samples=1)
+    nothing = dataclasses.replace(batch, tokens=[], loss_masks=[], response_lengths=batch.response_lengths[:0])
+    try:
+        rank.train(nothing)
+    except SlimeError as error:
+        return str(error)
+    finally:
+        rank.close()
+    return "trained"
+
+
+def test_a_batch_without_samples_is_refused(model_folder: Folders) -> None:
+    (message,) = run_ranks(empty, 1, make_config(model_folder("qwen3", tied=True)))
+    assert "no trainable sample" in message
