@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,11 @@ def test_a_free_port_can_be_listened_on() -> None:
         server.bind(("127.0.0.1", port))
         server.listen()
         assert port_in_use(port)
+
+
+def test_free_ports_are_none_the_kernel_gives_to_outgoing_connections() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(free_port() < max(first_ephemeral, 20_100) for _ in range(50))
 
 
 def test_a_port_in_use_is_refused_with_the_option_that_asked_for_it() -> None:

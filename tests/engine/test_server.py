@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,24 +101,44 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
         assert living_members(group) == []
 
 
-def test_no_server_outlives_a_parent_that_is_killed(tiny_model: Path, tmp_path: Path) -> None:
-    program = textwrap.dedent(f"""
-        import time
-        from pathlib import Path
-        from tests.support.engines import cpu_engine
-        server = cpu_engine(Path({str(tiny_model)!r}), Path({str(tmp_path)!r}))
-        server.start()
-        server.wait_ready({READY_S})
-        print(server.process.pid, flush=True)
-        time.sleep(600)
-    """)
+PARENT = """
+import time
+from pathlib import Path
+from slime.engine.arguments import server_environment
+from slime.engine.fork_server import ForkServer
+from tests.support.engines import READY_S, cpu_engine
+model, folder, address = Path({model!r}), Path({folder!r}), {address!r} and Path({address!r})
+host = None
+if {own_fork_server}:
+    host = ForkServer(env=server_environment(cpu_engine(model, folder).spec), log_path=folder / "fork-server.log")
+    host.start()
+    address = host.address
+server = cpu_engine(model, folder, fork_server=address)
+server.start()
+server.wait_ready(READY_S)
+print(server.process.pid, host.process.pid if host else server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("launched", ["directly", "by a fork server of others", "by a fork server of its own"])
+def test_no_server_outlives_a_parent_that_is_killed(
+    launched: str, tiny_model: Path, fork_server: Path, tmp_path: Path
+) -> None:
+    program = PARENT.format(
+        model=str(tiny_model),
+        folder=str(tmp_path),
+        address=str(fork_server) if "others" in launched else None,
+        own_fork_server="own" in launched,
+    )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    group = int(parent.stdout.readline())
-    assert len(living_members(group)) >= 3
+    groups = {int(pid) for pid in parent.stdout.readline().split()}
+    assert len(groups) == (2 if "own" in launched else 1)
+    assert sum(len(living_members(group)) for group in groups) >= 3
     parent.kill()
     parent.wait()
-    wait_until(lambda: living_members(group) == [], timeout_s=3)
+    wait_until(lambda: not any(living_members(group) for group in groups), timeout_s=3)
 
 
 def test_a_fork_server_takes_its_servers_along(tiny_model: Path, tmp_path: Path) -> None:

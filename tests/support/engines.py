@@ -48,7 +48,7 @@ def cpu_engine(
             model_path=str(model),
             device="cpu",
             log_path=log_path,
-            extra_args=("--max-total-tokens", "16384", *extra_args),
+            extra_args=("--max-total-tokens", "16384", "--max-running-requests", "256", *extra_args),
             fork_server=fork_server,
             **spec,
         )

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
+from pathlib import Path
 
 from slime.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
 
+#: free ports are taken from here, as far as the range is below the kernel's
+_RANGE = (20_000, 32_767)
+_ATTEMPTS = 64
+
+
 def free_port(host: str = LOOPBACK) -> int:
-    """A port nobody listens on now.  The kernel does not hand it out again soon, but does not reserve it."""
+    """A port nobody listens on now, for a server that will listen on it in a few seconds.
+
+    Nothing reserves it until then.  It comes from below the range in which the kernel picks ports for
+    outgoing connections, because one of those would otherwise take it every now and then: a run makes hundreds
+    while its engines start.
+    """
+    low, high = _RANGE[0], min(_RANGE[1], _first_ephemeral_port() - 1)
+    if high - low >= _ATTEMPTS:
+        for port in random.sample(range(low, high + 1), _ATTEMPTS):
+            if not port_in_use(port, host):
+                return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
 
 
 def port_in_use(port: int, host: str = LOOPBACK) -> bool:
