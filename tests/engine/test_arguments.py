@@ -65,6 +65,11 @@ def test_tensor_parallel_on_cpu_names_a_core_per_rank() -> None:
     assert server_environment(spec(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|2"
 
 
+def test_seeded_sampling_can_be_turned_off_on_cpu() -> None:
+    assert "--enable-deterministic-inference" in server_arguments(spec(), 1)
+    assert "--enable-deterministic-inference" not in server_arguments(spec(seeded_sampling=False), 1)
+
+
 def test_seed_and_context_length_are_passed_on() -> None:
     arguments = server_arguments(spec(random_seed=7, context_length=100), 1)
     assert value_of("--random-seed", arguments) == ["7"]

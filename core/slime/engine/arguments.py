@@ -52,6 +52,9 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     context_length: int | None = None  #: None: the model's
     random_seed: int | None = None
+    #: on CPU: a request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower).  On GPUs
+    #: it costs much more, so there it takes SGLang's own --enable-deterministic-inference.
+    seeded_sampling: bool = True
     base_gpu_id: int = 0  #: the first of the `tp_size` GPUs it uses
     #: address of the host's `slime.engine.fork_server.ForkServer`; CPU only
     fork_server: Path | None = None
@@ -93,6 +96,8 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
     if spec.device == "cuda":
         defaults["--base-gpu-id"] = str(spec.base_gpu_id)
         return defaults
+    if spec.seeded_sampling:
+        defaults["--enable-deterministic-inference"] = None
     return defaults | {
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",
@@ -100,9 +105,6 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         # too late for --enable-deterministic-inference, and so that all CPU hosts compute alike.
         "--attention-backend": "torch_native",
         "--max-total-tokens": str(_cpu_cache_tokens(spec)),
-        # A request's `sampling_seed` decides its tokens, whatever else is in its batch; 3 % slower here.
-        # Not on GPUs, where it costs much more: there the user decides.
-        "--enable-deterministic-inference": None,
         # An idle scheduler otherwise spins, taking a whole core from the trainer.
         "--sleep-on-idle": None,
     }
