@@ -14,8 +14,12 @@ class PluginOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    allow: list[str] | None = Field(None, description="load only these third-party plugins; default: all installed")
-    deny: list[str] = Field([], description="never load these plugins")
-    autoload: bool = Field(True, description="false: third-party plugins load only when `allow` names them")
-    strict: bool = Field(False, description="stop when any plugin is broken, used or not, or of another version on resume")
-    require: list[str] = Field([], description='distributions that must be installed, as "name>=1.2,<2"')
+    allow: list[str] | None = Field(
+        default=None, description="load only these third-party plugins; default: all installed"
+    )
+    deny: list[str] = Field(default=[], description="never load these plugins")
+    autoload: bool = Field(default=True, description="false: third-party plugins load only when `allow` names them")
+    strict: bool = Field(
+        default=False, description="stop when any plugin is broken, used or not, or of another version on resume"
+    )
+    require: list[str] = Field(default=[], description='distributions that must be installed, as "name>=1.2,<2"')

@@ -10,4 +10,4 @@ from slime.plugin import Options
 class SupervisedOptions(Options):
     """Options of `supervised`."""
 
-    append_eos: bool = Field(True, description="end the response with the tokenizer's end-of-sequence token")
+    append_eos: bool = Field(default=True, description="end the response with the tokenizer's end-of-sequence token")

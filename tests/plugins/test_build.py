@@ -1,0 +1,134 @@
+"""Building components: options checked, class imported, contract looked at."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from slime.errors import ConfigError, DataError, PluginContractError, PluginError, PluginLoadError
+from slime.plugin import Context
+from slime.plugins import survey_plugins
+
+OPTIONS = """
+    import slime.plugin as sp
+
+    slime_api = 1
+
+    class Opts(sp.Options):
+        timeout: float = 1.0
+        name: str
+
+    @sp.hookimpl
+    def slime_register_rewards():
+        return [sp.RewardSpec(name="opt", factory="slime_reward_math_impl:Impl", options=Opts)]
+"""
+
+
+def test_build_gives_the_class_its_options_and_context(install_reward: Any, context: Context) -> None:
+    install_reward("math", "opt", source=OPTIONS)
+    plugins = survey_plugins()
+    assert "slime_reward_math_impl" not in sys.modules  # the implementation is imported when it is built
+    made = plugins.build("reward", "opt", {"name": "n", "timeout": "2"}, context)
+    assert (made.options.timeout, made.options.name, made.context) == (2.0, "n", context)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"name": "n", "timeuot": 1},
+            r"options of reward math/opt \(slime-reward-math 0.3.1\): there is no option 'timeuot'. Did you mean timeout",
+        ),
+        ({"name": "n", "timeout": "soon"}, r"'timeout' is 'soon': .*valid number"),
+        ({}, r"'name' is required"),
+    ],
+)
+def test_wrong_options_name_component_and_option(install_reward: Any, options: dict[str, Any], message: str) -> None:
+    install_reward("math", "opt", source=OPTIONS)
+    with pytest.raises(ConfigError, match=message):
+        survey_plugins().check_options("reward", "math/opt", options)
+
+
+def test_options_are_checked_before_anything_is_imported(install_reward: Any, context: Context) -> None:
+    install_reward("math", "opt", source=OPTIONS, impl="raise RuntimeError\n")
+    with pytest.raises(ConfigError):
+        survey_plugins().build("reward", "opt", {"nme": "n"}, context)
+
+
+def test_a_missing_class_is_named_with_the_nearest(install_reward: Any, context: Context) -> None:
+    install_reward("math", "boxed", impl="class Imple: pass\n")
+    message = (
+        r"names the class slime_reward_math_impl:Impl, but slime_reward_math_impl has no Impl. Did you mean Imple\?"
+    )
+    with pytest.raises(PluginLoadError, match=message):
+        survey_plugins().build("reward", "boxed", {}, context)
+
+
+def test_an_implementation_that_does_not_import_names_package_and_remedy(install_reward: Any, context: Context) -> None:
+    install_reward("math", "boxed", impl="import sympie\n")
+    message = (
+        r"reward math/boxed \(slime-reward-math 0.3.1\) cannot be imported: ModuleNotFoundError.*pip install sympie"
+    )
+    with pytest.raises(PluginLoadError, match=message):
+        survey_plugins().build("reward", "boxed", {}, context)
+
+
+def test_a_constructor_that_raises_is_attributed(install_reward: Any, context: Context) -> None:
+    impl = "class Impl:\n    def __init__(self, options, context): raise KeyError('url')\n"
+    install_reward("math", "boxed", impl=impl)
+    with pytest.raises(
+        PluginLoadError, match=r"math/boxed \(slime-reward-math 0.3.1\) cannot be built: KeyError: 'url'"
+    ):
+        survey_plugins().build("reward", "boxed", {}, context)
+
+
+def test_a_message_for_the_user_passes_through(install_reward: Any, context: Context) -> None:
+    impl = (
+        "from slime.errors import DataError\n"
+        "class Impl:\n    def __init__(self, options, context): raise DataError('a.jsonl:3 is no JSON')\n"
+    )
+    install_reward("math", "boxed", impl=impl)
+    with pytest.raises(DataError, match=r"^a.jsonl:3 is no JSON$"):
+        survey_plugins().build("reward", "boxed", {}, context)
+
+
+def test_an_object_without_the_contracts_methods_is_refused(install_reward: Any, context: Context) -> None:
+    install_reward("math", "boxed", impl="class Impl:\n    def __init__(self, options, context): pass\n")
+    with pytest.raises(PluginContractError, match=r"built a Impl without score\(\), which every reward must have"):
+        survey_plugins().build("reward", "boxed", {}, context)
+
+
+def test_resolve_checks_everything_a_run_uses_without_importing_it(config_with: Any) -> None:
+    used = survey_plugins().resolve(config_with(options={"reward": {"ignore_case": True}}))
+    assert {kind: one.component.id for kind, one in used.items()} == {
+        "estimator": "estimators/grpo",
+        "reward": "rewards/exact_match",
+        "datasource": "datasources/prompts",
+        "generator": "generators/single_turn",
+    }
+    assert used["reward"].options.model_dump()["ignore_case"] is True
+
+
+def test_supervised_runs_use_no_estimator(config_with: Any) -> None:
+    config = config_with(loss_type="sft_loss", reward=None, generator="supervised")
+    assert set(survey_plugins().resolve(config)) == {"datasource", "generator"}
+
+
+def test_an_estimator_that_compares_siblings_needs_some(config_with: Any) -> None:
+    with pytest.raises(ConfigError, match="--n-samples-per-prompt is 1: every advantage would be 0"):
+        survey_plugins().resolve(config_with(samples=1))
+
+
+def test_an_estimator_that_needs_a_critic_is_refused(install: Any, config_with: Any) -> None:
+    source = """
+        import slime.plugin as sp
+        slime_api = 1
+        @sp.hookimpl
+        def slime_register_estimators():
+            return [sp.EstimatorSpec(name="ac", factory="with_critic:E", needs=frozenset({"critic"}))]
+    """
+    install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": source})
+    with pytest.raises(PluginError, match="needs a critic"):
+        survey_plugins().resolve(config_with(estimator="ac"))

@@ -1,0 +1,120 @@
+"""What code a run was made with, and whether another process or a resumed run has the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.config.plugin_options import PluginOptions
+from slime.errors import PluginLoadError, PluginNotFoundError
+from slime.plugins import load_plugins, survey_plugins
+
+
+def test_provenance_names_packages_and_resolved_options(install_reward: Any, config_with: Any) -> None:
+    install_reward("math", "boxed", version="0.3.1")
+    record = survey_plugins().provenance(config_with(reward="boxed", options={"estimator": {"eps": 1e-4}}))
+    assert json.loads(json.dumps(record)) == record
+    assert record["used"]["reward"]["id"] == "math/boxed"
+    assert record["used"]["reward"]["distribution"] == "slime-reward-math"
+    assert record["used"]["reward"]["version"] == "0.3.1"
+    assert record["used"]["estimator"]["options"] == {"std_normalization": True, "eps": 1e-4}
+    assert [plugin["plugin"] for plugin in record["plugins"]][-1] == "math"
+
+
+def test_the_hash_changes_with_the_installed_files(install_reward: Any, config_with: Any) -> None:
+    info = install_reward("math", "boxed")
+    config = config_with(reward="boxed")
+    before = survey_plugins().provenance(config)["used"]["reward"]["source"]["hash"]
+    record = (info / "RECORD").read_text()
+    (info / "RECORD").write_text(record.replace("sha256=0", "sha256=1"))
+    assert survey_plugins().provenance(config)["used"]["reward"]["source"]["hash"] != before
+
+
+def test_the_commit_of_a_repository_install_is_recorded(install_reward: Any, config_with: Any) -> None:
+    direct = {"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}
+    install_reward("math", "boxed", direct_url=direct)
+    source = survey_plugins().provenance(config_with(reward="boxed"))["used"]["reward"]["source"]
+    assert (source["url"], source["commit"], source["editable"]) == ("https://example.org/r.git", "abc123", False)
+
+
+def test_an_editable_install_is_recorded_with_commit_and_changes(
+    install_reward: Any, config_with: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        return subprocess.run(
+            ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True, timeout=30
+        ).stdout.strip()
+
+    (folder / "file").write_text("1")
+    git("init", "-q")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    install_reward("math", "boxed", direct_url={"url": folder.as_uri(), "dir_info": {"editable": True}})
+    config = config_with(reward="boxed")
+    source = survey_plugins().provenance(config)["used"]["reward"]["source"]
+    assert source == {
+        "editable": True,
+        "hash": None,
+        "url": folder.as_uri(),
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": False,
+    }
+    (folder / "file").write_text("2")
+    assert survey_plugins().provenance(config)["used"]["reward"]["source"]["dirty"] is True
+
+
+def test_two_processes_with_the_same_plugins_agree() -> None:
+    code = "from slime.plugins import survey_plugins; print(survey_plugins().fingerprint())"
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert other.stdout.strip() == survey_plugins().fingerprint()
+
+
+def test_the_fingerprint_sees_plugins_versions_and_changed_modules(install_reward: Any) -> None:
+    nothing = survey_plugins().fingerprint()
+    info = install_reward("math", "boxed")
+    with_plugin = survey_plugins().fingerprint()
+    module = info.parent / "slime_reward_math.py"
+    module.write_text(module.read_text() + "\n# another version of it\n")
+    edited = survey_plugins().fingerprint()
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.3.2"))
+    assert len({nothing, with_plugin, edited, survey_plugins().fingerprint()}) == 4
+
+
+def test_resume_with_the_same_plugins_is_silent(config: Any, caplog: pytest.LogCaptureFixture) -> None:
+    plugins = survey_plugins()
+    with caplog.at_level(logging.WARNING):
+        plugins.check_resume(plugins.provenance(config))
+    assert caplog.text == ""
+
+
+def test_resume_without_a_component_is_refused(install_reward: Any, config_with: Any) -> None:
+    info = install_reward("math", "boxed")
+    saved = survey_plugins().provenance(config_with(reward="boxed"))
+    (info / "entry_points.txt").unlink()
+    with pytest.raises(
+        PluginNotFoundError, match=r"made with reward math/boxed of slime-reward-math 0.3.1, which is missing"
+    ):
+        survey_plugins().check_resume(saved)
+
+
+def test_resume_with_another_version_warns_and_strict_refuses(
+    install_reward: Any, config_with: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = install_reward("math", "boxed")
+    saved = survey_plugins().provenance(config_with(reward="boxed"))
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.4.0"))
+    with caplog.at_level(logging.WARNING):
+        survey_plugins().check_resume(saved)
+    assert "math/boxed of slime-reward-math 0.3.1, now it is of slime-reward-math 0.4.0" in caplog.text
+    with pytest.raises(PluginLoadError, match="strict is on"):
+        load_plugins(PluginOptions(strict=True)).check_resume(saved)
