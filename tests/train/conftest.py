@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.support.tiny_models import make_tiny_model
 
 Folders = Callable[..., Path]
@@ -26,9 +25,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     def get(family: str, *, seed: int = 1, tied: bool = False, **overrides: int) -> Path:
         key = f"{family}-{seed}-{tied}-{sorted(overrides.items())}"
         if key not in made:
-            made[key] = make_tiny_model(
-                tmp_path_factory.mktemp("model"), family, seed=seed, tied=tied, **overrides
-            )
+            made[key] = make_tiny_model(tmp_path_factory.mktemp("model"), family, seed=seed, tied=tied, **overrides)
         return made[key]
 
     return get

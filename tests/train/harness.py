@@ -102,7 +102,12 @@ def _work(place: Place, pipe: Connection, function: Callable[..., Any], argument
 
 
 def make_config(
-    folder: Path | None, *, world_size: int = 1, steps: int = 1, megatron: dict[str, Any] | None = None, **options: Any
+    folder: Path | None,
+    *,
+    world_size: int = 1,
+    steps: int = 1,
+    megatron: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
     """A run configuration: `options` are slime's own flags by field name, `megatron` Megatron's."""
     options = {"hf_checkpoint": None if folder is None else str(folder), "threads_per_rank": 1} | options

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.train.harness import Centred, make_batch
 
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, EstimatorBatch
 from slime.train.advantages import estimate
-from tests.train.harness import Centred, make_batch
 
 
 class Answer:
@@ -60,13 +60,27 @@ def scribble(batch: EstimatorBatch) -> Advantages:
     [
         (lambda b: good(b), "returned list; expected slime.plugin.Advantages"),
         (lambda b: Advantages(good(b)[:-1]), "returned 3 tensors; expected one for each of 4 samples"),
-        (lambda b: Advantages([v[None] for v in good(b)]), r"sample 0: got \(1, \d+\); expected .* mask's shape"),
-        (lambda b: Advantages([0.0] * 4), "sample 0: got float"),
+        (
+            lambda b: Advantages([v[None] for v in good(b)]),
+            r"sample 0: got \(1, \d+\); expected .* mask's shape",
+        ),
+        (lambda _: Advantages([0.0] * 4), "sample 0: got float"),
         (lambda b: changed(b, 2, 1, float("nan")), "sample 2: token 1 got nan; expected finite"),
-        (lambda b: changed(b, 3, 0, 0.5), "sample 3: token 0 got 0.5; expected 0, because the token's loss mask"),
+        (
+            lambda b: changed(b, 3, 0, 0.5),
+            "sample 3: token 0 got 0.5; expected 0, because the token's loss mask",
+        ),
         (scribble, r"changed batch\.rewards"),
     ],
-    ids=["no Advantages", "a sample short", "wrong shape", "no tensor", "nan", "not zero where masked", "input changed"],
+    ids=[
+        "no Advantages",
+        "a sample short",
+        "wrong shape",
+        "no tensor",
+        "nan",
+        "not zero where masked",
+        "input changed",
+    ],
 )
 def test_a_contract_violation_names_estimator_place_got_and_expected(
     make: Callable[[EstimatorBatch], object], message: str

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train.conftest import Folders
+from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import CheckpointError
-from tests.train.conftest import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
@@ -58,7 +58,14 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
-    [((1, {}), (1, {})), ((2, {}), (2, {})), ((2, TP), (2, TP)), ((2, TP), (2, PP)), ((2, PP), (1, {})), ((2, {}), (1, {}))],
+    [
+        ((1, {}), (1, {})),
+        ((2, {}), (2, {})),
+        ((2, TP), (2, TP)),
+        ((2, TP), (2, PP)),
+        ((2, PP), (1, {})),
+        ((2, {}), (1, {})),
+    ],
     ids=["one", "data 2", "tensor 2", "tensor 2 to pipeline 2", "pipeline 2 to one", "data 2 to one"],
 )
 def test_loading_continues_as_if_nothing_had_happened(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from slime.data import TrainBatch
 from tests.train.conftest import Folders
 from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+
+from slime.data import TrainBatch
 
 LAYOUTS = {
     "one rank": (1, {}),

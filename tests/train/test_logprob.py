@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.train.harness import Place, run_ranks
 from torch import Tensor
 
 from slime.train.logprob import log_probs_and_entropy
-from tests.train.harness import Place, run_ranks
 
 VOCAB, PADDED, ROWS = 50, 56, 24
 
@@ -19,7 +19,13 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = torch.randperm(ROWS, generator=generator)[: ROWS - 5]
     targets = torch.randint(0, VOCAB, (rows.numel(),), generator=generator)
     targets[:2] = torch.tensor([0, VOCAB - 1])
-    return logits, rows, targets, torch.randn(rows.numel(), generator=generator), torch.randn(rows.numel(), generator=generator)
+    return (
+        logits,
+        rows,
+        targets,
+        torch.randn(rows.numel(), generator=generator),
+        torch.randn(rows.numel(), generator=generator),
+    )
 
 
 def expected(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,7 +46,13 @@ def ours(
     part = part.clone().requires_grad_()
     before = part.detach().clone()
     log_probs, entropy = log_probs_and_entropy(
-        part, rows, targets, temperature=temperature, vocab_size=VOCAB, group=group, chunk_elements=chunk_elements
+        part,
+        rows,
+        targets,
+        temperature=temperature,
+        vocab_size=VOCAB,
+        group=group,
+        chunk_elements=chunk_elements,
     )
     ((log_probs * a).sum() + (entropy * b).sum()).backward()
     assert torch.equal(part.detach(), before), "logits were modified"

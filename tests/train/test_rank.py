@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train.conftest import Folders
+from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import ConfigError, SlimeError
 from slime.plugin import Advantages, EstimatorBatch, TokenBatch
-from tests.train.conftest import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
 

@@ -36,7 +36,9 @@ def estimate(estimator: Estimator, batch: TrainBatch, kl: Sequence[Tensor] | Non
     name = type(estimator).__name__
     _check_untouched(name, before, given)
     if not isinstance(answer, Advantages):
-        raise PluginContractError(f"{name}.advantages returned {type(answer).__name__}; expected slime.plugin.Advantages.")
+        raise PluginContractError(
+            f"{name}.advantages returned {type(answer).__name__}; expected slime.plugin.Advantages."
+        )
     return _checked(name, answer.advantages, before.loss_masks)
 
 
@@ -66,7 +68,7 @@ def _checked(name: str, advantages: Sequence[Tensor], masks: Sequence[Tensor]) -
             raise PluginContractError(
                 f"{name}.advantages, sample {sample}: token {at} got {value}; expected {expected}."
             )
-    return list(flat.split(lengths))
+    return list(torch.split(flat, lengths))
 
 
 def _clone(batch: EstimatorBatch) -> EstimatorBatch:

@@ -72,7 +72,7 @@ def merge_architecture(
     hf_transformer, hf_gpt = hf
     for ours, theirs in ((transformer, _SILENT | dict(hf_transformer)), (gpt, hf_gpt)):
         for name, value in ours.items():
-            # A context longer or shorter than the folder's is a choice, not a contradiction: rotary models have no table.
+            # Another context length is a choice, not a contradiction: rotary positions have no table.
             if name == "max_sequence_length" or name not in theirs or _same(value, theirs[name]):
                 continue
             raise ConfigError(

@@ -23,7 +23,7 @@ _SIMILAR = 0.75
 _CLOSE = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
     """Some sequences padded to a common length: `count` of them, `queries` and `keys` positions each."""
 
@@ -34,7 +34,7 @@ class Bucket:
     mask: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Gather:
     """A move between packed rows [T] and padded slots [S]; each row has exactly one slot."""
 
@@ -46,7 +46,7 @@ class Gather:
     empty: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionPlan:
     """Buckets, in the order of their slots."""
 
@@ -105,9 +105,7 @@ def plan_attention(lengths: list[int], *, cp_size: int = 1, cp_rank: int = 0, de
             here = zigzag_positions(lengths[i], cp_size, cp_rank)
             query_positions[k, : here.numel()] = here
         mask = query_positions.unsqueeze(2) >= torch.arange(longest).view(1, 1, -1)
-        buckets.append(
-            Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device))
-        )
+        buckets.append(Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device)))
     queries = _gather(torch.cat(query_rows), local_total, device)
     keys = queries if cp_size == 1 else _gather(torch.cat(key_rows), total, device)
     return AttentionPlan(tuple(buckets), queries, keys)

@@ -89,7 +89,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _metadata() -> dict[str, Any]:
-    """What tells Megatron the form of the optimizer's shards; without it a form it no longer supports is the default."""
+    """The form of the optimizer's shards; Megatron's default is one that it no longer supports."""
     return {
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
@@ -104,7 +104,8 @@ def _model_key(number: int, chunks: list[Any]) -> str:
 
 def _model_state(chunks: list[Any]) -> dict[str, Any]:
     return {
-        _model_key(number, chunks): chunk.sharded_state_dict(metadata=_metadata()) for number, chunk in enumerate(chunks)
+        _model_key(number, chunks): chunk.sharded_state_dict(metadata=_metadata())
+        for number, chunk in enumerate(chunks)
     }
 
 

@@ -127,6 +127,6 @@ class _AllOfContext(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (slots,) = ctx.saved_tensors
         return grad[slots], None, None, None

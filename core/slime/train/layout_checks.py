@@ -35,9 +35,7 @@ def check_layout(stated: Mapping[str, Any], transformer: Mapping[str, Any], worl
             )
     heads = transformer["num_attention_heads"]
     if heads % tensor:
-        raise ConfigError(
-            f"--tensor-model-parallel-size {tensor} does not divide the model's {heads} attention heads."
-        )
+        raise ConfigError(f"--tensor-model-parallel-size {tensor} does not divide the model's {heads} attention heads.")
     if stated.get("overlap_param_gather") and not (
         stated.get("overlap_grad_reduce") and stated.get("use_distributed_optimizer", True)
     ):

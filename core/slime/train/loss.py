@@ -27,7 +27,7 @@ class LossTerms:
     entropy_coef: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LossColumns:
     """Per-token data of the whole batch, each [sum of T_i] float32 on the device; None where there is none."""
 

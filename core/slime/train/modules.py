@@ -40,7 +40,10 @@ class Norm(torch.nn.Module):
         """x [..., hidden] -> [..., hidden]"""
         weight = self.weight + 1 if self.zero_centered else self.weight
         if self.bias is None:
-            return F.rms_norm(x, self.shape, weight, self.eps) if x.is_cuda else rms_norm(x, weight, self.eps)
+            if not x.is_cuda:
+                return rms_norm(x, weight, self.eps)
+            normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
+            return normed
         return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
 
 
@@ -54,13 +57,14 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.size(-1)).add_(eps).rsqrt_()
-        unit = wide * scale
+        scale: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+        unit: Tensor = wide * scale
         ctx.save_for_backward(unit, weight, scale)
         return (unit * weight).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         unit, weight, scale = ctx.saved_tensors
         size = unit.size(-1)
         wide = grad.float()
@@ -160,7 +164,7 @@ class _ToSlots(torch.autograd.Function):
         return rows.index_select(0, gather.row_of_slot)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.index_select(0, ctx.gather.slot_of_row), None
 
 
@@ -171,7 +175,7 @@ class _ToRows(torch.autograd.Function):
         return slots.index_select(0, gather.slot_of_row)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         slots = grad.index_select(0, ctx.gather.row_of_slot)
         if ctx.gather.empty.numel():
             slots.index_fill_(0, ctx.gather.empty, 0)
@@ -189,7 +193,7 @@ class _AllGatherRows(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         total = grad.contiguous()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(ctx.group.size())[ctx.group.rank()], None

@@ -53,7 +53,9 @@ def policy_loss(tokens: TokenBatch, estimator: Estimator | None) -> tuple[Tensor
             " Do not reduce it: the kernel weighs and sums the tokens."
         )
     if not isinstance(metrics, Mapping):
-        raise PluginContractError(f"{name}.objective returned metrics of type {type(metrics).__name__}; expected a dict.")
+        raise PluginContractError(
+            f"{name}.objective returned metrics of type {type(metrics).__name__}; expected a dict."
+        )
     for key, values in metrics.items():
         if not isinstance(values, Tensor) or tuple(values.shape) != expected:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slime.data import TrainBatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MicroBatch:
     """One packed micro-batch on this rank.  L local tokens, R response tokens in all, R_l of them predicted here."""
 

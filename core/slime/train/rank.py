@@ -156,9 +156,10 @@ class MegatronRank:
             return LossColumns(weights, mask), {}
         ref = old = kl = None
         if self._reference is not None:
+            self._settle()  # exchanging weights that are still arriving would leave stale ones behind
             with _timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)
-        # With one step the policy does not move before its tokens are used: the training pass itself gives old log-probs.
+        # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
         if several_steps or self._estimator_wants_kl:
             with _timed(seconds, "time/old_log_probs"):
                 old = self._score(batch)
@@ -227,7 +228,9 @@ class MegatronRank:
         mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
         # The interleaved schedule takes micro-batches by the number of stages.
         transformer = self._settings.transformer
-        multiple = 1 if transformer.virtual_pipeline_model_parallel_size is None else transformer.pipeline_model_parallel_size
+        multiple = (
+            1 if transformer.virtual_pipeline_model_parallel_size is None else transformer.pipeline_model_parallel_size
+        )
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
         packed = [self._packing.pack(batch, group) for group in mine if group]
         while len(packed) < count:
@@ -236,6 +239,7 @@ class MegatronRank:
         return packed
 
     def _score(self, batch: TrainBatch) -> list[Tensor]:
+        self._settle()
         packed = self._pack(batch, list(range(len(batch.tokens))))
         return score_batch(self._pipeline, batch, packed, self._device)
 
@@ -247,7 +251,9 @@ class MegatronRank:
         Raises `ConfigError` where no Hugging Face folder says what the names are.
         """
         if self._hf_config is None:
-            raise ConfigError("without --hf-checkpoint the weights have no Hugging Face names; give the model's folder.")
+            raise ConfigError(
+                "without --hf-checkpoint the weights have no Hugging Face names; give the model's folder."
+            )
         self._settle()
         return named_hf_tensors(self._bare, self._hf_config)
 
@@ -272,7 +278,7 @@ class MegatronRank:
         parallel.stop(failed=failed)
 
     def _settle(self) -> None:
-        """Wait for parameters that the overlapped all-gather still moves."""
+        """Have the parameters that an overlapped all-gather would only bring with the next forward pass."""
         if self._settings.ddp.overlap_param_gather:
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)

@@ -32,9 +32,7 @@ class ReferenceWeights:
             self._exchange()
 
     def _live(self) -> list[Tensor]:
-        return [
-            tensor.data for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers())
-        ]
+        return [tensor.data for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
 
     def _exchange(self) -> None:
         for held, live in zip(self._held, self._live(), strict=True):

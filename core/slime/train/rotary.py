@@ -25,9 +25,7 @@ def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
     if cp_size == 1:
         return offset
     chunk = (lengths // 2).repeat_interleave(lengths)
-    return torch.where(
-        offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk
-    )
+    return torch.where(offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk)
 
 
 def rotary_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
@@ -61,7 +59,7 @@ class _Rotate(torch.autograd.Function):
         return torch.addcmul(t * cos, _swap_halves(t), signed_sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, signed_sin = ctx.saved_tensors
         return torch.addcmul(grad * cos, _swap_halves(grad), signed_sin, value=-1), None, None
 

@@ -31,4 +31,4 @@ def score_batch(
                 flat[micro_batch.token_ids] = values
     # Each entry has one speaker, so the sum is a copy.
     dist.all_reduce(flat)
-    return list(flat.cpu().split(batch.response_lengths.tolist()))
+    return list(torch.split(flat.cpu(), batch.response_lengths.tolist()))

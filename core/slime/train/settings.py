@@ -74,9 +74,7 @@ class TrainSettings:
     use_transformer_engine: bool
 
 
-def train_settings(
-    config: RunConfig, hf: tuple[Mapping[str, Any], Mapping[str, Any]] | None
-) -> TrainSettings:
+def train_settings(config: RunConfig, hf: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> TrainSettings:
     """Megatron's dataclasses for `config`; `hf` is the folder's (transformer, gpt) architecture, if there is a folder.
 
     Raises `ConfigError` for contradictions, for layouts that would compute wrong numbers, and for whatever
@@ -120,8 +118,8 @@ def _transformer(
     for name in ("hidden_dropout", "attention_dropout"):
         if stated.get(name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} {stated[name]} cannot be used: with dropout the trainer's log-probabilities"
-                " of the same tokens differ from pass to pass and from the engine's. Drop the flag."
+                f"--{name.replace('_', '-')} {stated[name]} cannot be used: with dropout the trainer's"
+                " log-probabilities of the same tokens differ from pass to pass and from the engine's. Drop the flag."
             )
     activation = fields.get("activation_func", "gelu")
     if activation not in _ACTIVATIONS:
@@ -180,7 +178,7 @@ def _learning_rate(stated: Mapping[str, Any]) -> float:
 
 def _padded_vocabulary(size: int, stated: Mapping[str, Any]) -> int:
     """The least multiple of tensor-parallel size (times --make-vocab-size-divisible-by) that holds `size`."""
-    step = stated.get("tensor_model_parallel_size", 1) * stated.get("make_vocab_size_divisible_by", 1)
+    step = int(stated.get("tensor_model_parallel_size", 1) * stated.get("make_vocab_size_divisible_by", 1))
     return -(-size // step) * step
 
 
@@ -191,7 +189,12 @@ def _fields(stated: Mapping[str, Any], kind: type, skip: tuple[str, ...] = ()) -
         if field.name not in stated or field.name in skip:
             continue
         value = stated[field.name]
-        if "dtype" in str(field.type) and isinstance(value, str) and value in _DTYPES and "Literal" not in str(field.type):
+        if (
+            "dtype" in str(field.type)
+            and isinstance(value, str)
+            and value in _DTYPES
+            and "Literal" not in str(field.type)
+        ):
             value = _DTYPES[value]
         chosen[field.name] = value
     return chosen
@@ -202,4 +205,6 @@ def _build(kind: type, fields: Mapping[str, Any]) -> Any:
     try:
         return kind(**fields)
     except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"Megatron's {kind.__name__} refuses these options: {error or 'an assertion without text'}") from error
+        raise ConfigError(
+            f"Megatron's {kind.__name__} refuses these options: {error or 'an assertion without text'}"
+        ) from error

@@ -1,0 +1,148 @@
+"""Packed micro-batches: which positions predict what, padding, and the plan of attention over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.train.harness import make_batch
+
+from slime.errors import TrainerError
+from slime.train.attention_plan import plan_attention, zigzag_positions
+from slime.train.modules import Norm, PackedAttention, rms_norm
+from slime.train.packing import PackingRule
+from slime.train.rotary import packed_positions, rotary_thd
+
+CPU = torch.device("cpu")
+
+
+def rule(tp: int = 1, cp: int = 1, cp_rank: int = 0) -> PackingRule:
+    return PackingRule(tensor_parallel_size=tp, sequence_parallel=tp > 1, cp_size=cp, cp_rank=cp_rank, device=CPU)
+
+
+def test_each_row_predicts_its_response_token_and_nothing_is_padded() -> None:
+    batch = make_batch(samples=5)
+    packed = rule().pack(batch, [3, 0, 4])
+    assert packed.tokens.numel() == sum(len(batch.tokens[i]) - 1 for i in (3, 0, 4))
+    expected = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) :] for i in (3, 0, 4)])
+    assert packed.targets.tolist() == expected.tolist()
+    before = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) - 1 : -1] for i in (3, 0, 4)])
+    assert packed.tokens[0, packed.rows].tolist() == before.tolist()
+    flat = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) :] for i in range(5)])
+    assert flat[packed.token_ids.numpy()].tolist() == expected.tolist()
+    assert packed.sequence_ids.bincount().tolist() == [int(batch.response_lengths[i]) for i in (3, 0, 4)]
+
+
+def test_sequence_parallelism_pads_the_total_only() -> None:
+    batch = make_batch(samples=5)
+    plain, padded = rule().pack(batch, range(5)), rule(tp=4).pack(batch, range(5))
+    assert padded.tokens.numel() % 4 == 0
+    assert 0 <= padded.tokens.numel() - plain.tokens.numel() < 4
+    assert torch.equal(padded.rows, plain.rows)
+
+
+def test_context_parallel_ranks_hold_every_row_once() -> None:
+    batch = make_batch(samples=5)
+    whole = rule().pack(batch, range(5))
+    parts = [rule(cp=2, cp_rank=rank).pack(batch, range(5)) for rank in range(2)]
+    slots = torch.cat([part.slots for part in parts if part.slots is not None])
+    targets = torch.cat([part.targets for part in parts])
+    assert sorted(slots.tolist()) == list(range(whole.response_tokens))
+    assert torch.equal(targets[slots.argsort()], whole.targets)
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.positions[0], packed_positions(part.packed.cu_seqlens_q, 2, rank))
+
+
+def test_a_response_without_a_token_before_it_is_refused() -> None:
+    batch = make_batch(samples=2)
+    lengths = batch.response_lengths.copy()
+    lengths[1] = len(batch.tokens[1])
+    with pytest.raises(TrainerError, match=r"sample 1 of rollout 0 .* at least one prompt token"):
+        rule().pack(dataclasses.replace(batch, response_lengths=lengths), [0, 1])
+
+
+class _Config:
+    kv_channels, context_parallel_size = 8, 1
+    normalization, layernorm_zero_centered_gamma = "RMSNorm", False
+    params_dtype, sequence_parallel = torch.float32, False
+
+
+@pytest.mark.parametrize("lengths", [[5], [7, 3, 40, 1, 38, 90, 12, 41], [6] * 9])
+def test_packed_attention_equals_attention_sequence_by_sequence(lengths: list[int]) -> None:
+    total = sum(lengths)
+    q, k, v = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    weight = torch.randn(total, 32)
+    packed = rule().pack(make_batch(samples=1), [0]).packed
+    packed.cu_seqlens_q = torch.tensor([0, *lengths]).cumsum(0)
+    out = PackedAttention(_Config(), 1, None, "self")(q, k, v, None, packed_seq_params=packed)
+    got = torch.autograd.grad((out * weight).sum(), (q, k, v))
+    parts = []
+    for a, b in itertools.pairwise(packed.cu_seqlens_q.tolist()):
+        one = (t[a:b].transpose(0, 1)[None] for t in (q, k, v))
+        parts.append(
+            F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+        )
+    want = torch.cat(parts)
+    assert (out - want).abs().max() < 1e-5
+    for a, b in zip(got, torch.autograd.grad((want * weight).sum(), (q, k, v)), strict=True):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_many_similar_lengths_share_a_bucket_and_waste_stays_bounded() -> None:
+    plan = plan_attention([20, 24, 19, 23, 22, 18], device=CPU)
+    assert len(plan.buckets) == 1
+    lengths = list(range(1, 400, 7))
+    plan = plan_attention(lengths, device=CPU)
+    assert len(plan.buckets) < 12
+    slots = sum(bucket.count * bucket.queries for bucket in plan.buckets)
+    assert slots < 1.25 * sum(lengths)
+
+
+def test_zigzag_positions_split_a_sequence_into_balanced_halves() -> None:
+    assert zigzag_positions(8, 2, 0).tolist() == [0, 1, 6, 7]
+    assert zigzag_positions(8, 2, 1).tolist() == [2, 3, 4, 5]
+
+
+def test_rotary_turns_pairs_by_position_within_each_sequence() -> None:
+    ends = torch.tensor([0, 3, 5], dtype=torch.int32)
+    angle = torch.arange(3.0)[:, None] * torch.tensor([1.0, 0.1])
+    freqs = torch.cat([angle, angle], -1)[:, None, None, :]
+    t = torch.randn(5, 2, 6, requires_grad=True)  # the last two of six are not rotated
+    out = rotary_thd(t, ends, freqs)
+    positions = [0, 1, 2, 0, 1]
+    for row, position in enumerate(positions):
+        for pair in range(2):
+            cos, sin = angle[position, pair].cos(), angle[position, pair].sin()
+            a, b = t[row, :, pair], t[row, :, pair + 2]
+            assert torch.allclose(out[row, :, pair], a * cos - b * sin, atol=1e-6)
+            assert torch.allclose(out[row, :, pair + 2], a * sin + b * cos, atol=1e-6)
+    assert torch.equal(out[..., 4:], t[..., 4:])
+    weight = torch.randn_like(out)
+    (grad,) = torch.autograd.grad((out * weight).sum(), t)
+    (numeric,) = torch.autograd.functional.jvp(lambda x: (rotary_thd(x, ends, freqs) * weight).sum(), t, grad)[1:]
+    assert numeric.item() == pytest.approx(grad.square().sum().item(), rel=1e-4)
+
+
+def test_rms_norm_equals_torch_in_value_and_gradient() -> None:
+    x, weight, scale = (
+        torch.randn(9, 3, 16, requires_grad=True),
+        torch.randn(16, requires_grad=True),
+        torch.randn(9, 3, 16),
+    )
+    got, want = rms_norm(x, weight, 1e-5), F.rms_norm(x, (16,), weight, 1e-5)
+    assert (got - want).abs().max() < 1e-6
+    for a, b in zip(*(torch.autograd.grad((y * scale).sum(), (x, weight)) for y in (got, want)), strict=True):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_norm_marks_its_weight_for_sequence_parallel_reduction() -> None:
+    config = _Config()
+    config.sequence_parallel, config.layernorm_zero_centered_gamma = True, True
+    norm = Norm(config, 16)
+    assert norm.weight.sequence_parallel is True
+    x = torch.randn(4, 16)
+    assert torch.allclose(norm(x), F.rms_norm(x, (16,), torch.ones(16), 1e-5), atol=1e-6)

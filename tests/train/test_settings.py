@@ -1,0 +1,193 @@
+"""From flags and a model folder to Megatron's dataclasses: what is corrected, and what is refused with its numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.train.harness import make_config
+
+from slime.errors import ConfigError
+from slime.train.architecture import merge_architecture
+from slime.train.optimizer import build_scheduler
+from slime.train.settings import TrainSettings, train_settings
+
+FOLDER = (
+    {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+        "kv_channels": 16,
+        "ffn_hidden_size": 128,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": 1e-6,
+        "gated_linear_unit": True,
+        "activation_func": "silu",
+        "add_bias_linear": False,
+    },
+    {
+        "vocab_size": 100,
+        "max_sequence_length": 512,
+        "rotary_base": 10000.0,
+        "share_embeddings_and_output_weights": True,
+    },
+)
+
+
+def settings(world_size: int = 1, **megatron: Any) -> TrainSettings:
+    return train_settings(make_config(None, world_size=world_size, megatron=megatron), FOLDER)
+
+
+def test_what_training_always_sets() -> None:
+    built = settings()
+    transformer = built.transformer
+    assert (transformer.hidden_dropout, transformer.attention_dropout) == (0.0, 0.0)
+    assert transformer.calculate_per_token_loss and transformer.variable_seq_lengths
+    assert built.optimizer.use_distributed_optimizer and built.ddp.use_distributed_optimizer
+    assert transformer.activation_func is F.silu
+    assert built.optimizer.lr == 1e-2 and built.optimizer.min_lr == 0.0
+
+
+def test_flags_that_a_cpu_cannot_do_are_off() -> None:
+    built = settings(gradient_accumulation_fusion=True, masked_softmax_fusion=True, optimizer_cpu_offload=True)
+    assert not built.transformer.gradient_accumulation_fusion
+    assert not built.transformer.masked_softmax_fusion
+    assert not built.optimizer.optimizer_cpu_offload
+
+
+def test_bf16_reaches_model_pipeline_and_optimizer() -> None:
+    built = settings(bf16=True)
+    assert built.transformer.bf16 and built.optimizer.bf16
+    for dtype in (
+        built.transformer.params_dtype,
+        built.transformer.pipeline_dtype,
+        built.optimizer.params_dtype,
+    ):
+        assert dtype is torch.bfloat16
+    assert built.ddp.grad_reduce_in_fp32
+
+
+def test_recompute_activations_is_selective() -> None:
+    assert settings(recompute_activations=True).transformer.recompute_granularity == "selective"
+
+
+def test_sequence_parallel_without_tensor_parallel_is_dropped() -> None:
+    assert not settings(sequence_parallel=True).transformer.sequence_parallel
+
+
+def test_virtual_stages_by_layers_use_unbatched_exchange() -> None:
+    transformer = settings(2, pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=1).transformer
+    assert transformer.virtual_pipeline_model_parallel_size == 2
+    assert transformer.overlap_p2p_comm and not transformer.batch_p2p_comm
+
+
+def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
+    built = settings(2, tensor_model_parallel_size=2, make_vocab_size_divisible_by=64)
+    assert (built.vocab_size, built.gpt["vocab_size"]) == (100, 128)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags", "message"),
+    [
+        (1, {"hidden_size": 128}, "--hidden-size says 128, and config.json of --hf-checkpoint says 64"),
+        (
+            1,
+            {"untie_embeddings_and_output_weights": True},
+            "--untie-embeddings-and-output-weights says False",
+        ),
+        (1, {"rotary_base": 1e6}, "--rotary-base says 1000000.0, and .* says 10000.0"),
+        (1, {"squared_relu": True}, "--activation-func says 'squared_relu'"),
+        (1, {"rotary_interleaved": True}, "--rotary-interleaved says True, and .* says False"),
+        (3, {"tensor_model_parallel_size": 2}, "3 training ranks cannot be divided .* 2 x 1 x 1 = 2"),
+        (8, {"tensor_model_parallel_size": 8}, "size 8 does not divide the model's 4 attention heads"),
+        (3, {"pipeline_model_parallel_size": 3}, "size 3 does not divide the model's 4 layers"),
+        (1, {"num_layers_per_virtual_pipeline_stage": 2}, "virtual pipeline stages need"),
+        (
+            2,
+            {
+                "pipeline_model_parallel_size": 2,
+                "num_layers_per_virtual_pipeline_stage": 1,
+                "overlap_p2p_comm": False,
+            },
+            "wrong gradients",
+        ),
+        (
+            2,
+            {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3},
+            "not a multiple",
+        ),
+        (1, {"overlap_param_gather": True}, "--overlap-param-gather needs --overlap-grad-reduce"),
+        (1, {"hidden_dropout": 0.1}, "--hidden-dropout 0.1 cannot be used"),
+        (1, {"num_moe_experts": 8}, "trains dense models"),
+        (1, {"bf16": True, "fp16": True}, "exclude each other"),
+        (1, {"lr": None}, "--lr is missing"),
+        (1, {"recompute_granularity": "everything"}, "Megatron's TransformerConfig refuses"),
+    ],
+)
+def test_what_cannot_work_is_refused(world_size: int, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(world_size, **flags)
+
+
+def test_agreeing_flags_are_accepted() -> None:
+    built = settings(
+        num_layers=4,
+        swiglu=True,
+        group_query_attention=True,
+        num_query_groups=2,
+        vocab_size=100,
+        rotary_base=10000,
+    )
+    assert built.transformer.num_layers == 4
+
+
+def test_flags_alone_describe_a_model() -> None:
+    shape = merge_architecture(
+        None, {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "swiglu": True}
+    )
+    assert shape.transformer["activation_func"] == "silu" and shape.gpt["vocab_size"] == 64
+    assert not shape.gpt["share_embeddings_and_output_weights"]
+
+
+def test_missing_architecture_flags_are_listed() -> None:
+    with pytest.raises(ConfigError, match="--hidden-size, --num-attention-heads, --vocab-size"):
+        merge_architecture(None, {"num_layers": 2})
+
+
+def learning_rates(steps: int, **flags: Any) -> list[float]:
+    """The learning rate of each optimizer step."""
+    config = make_config(None, megatron={"lr": 1.0} | flags, num_rollout=5, steps=2)
+    optimizer = SimpleNamespace(param_groups=[{}])
+    scheduler = build_scheduler(config, train_settings(config, FOLDER), optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(increment=1)
+    return rates
+
+
+def test_learning_rate_is_constant_by_default() -> None:
+    assert learning_rates(4) == [1.0] * 4
+
+
+def test_learning_rate_warms_up_and_decays_over_the_run_in_optimizer_steps() -> None:
+    rates = learning_rates(11, lr_decay_style="linear", lr_warmup_iters=2, min_lr=0.2)
+    assert rates == pytest.approx([0, 0.5, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"lr_decay_style": "steep"}, "'steep' is not one of constant"),
+        ({"lr_warmup_iters": 10}, "warm up for 10 steps of 10"),
+        ({"lr_warmup_iters": 1, "lr_warmup_fraction": 0.1}, "exclude each other"),
+        ({"min_lr": 2.0}, "--min-lr 2.0 is not between 0 and --lr 1.0"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        learning_rates(1, **flags)
