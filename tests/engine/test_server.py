@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,10 +132,17 @@ def test_no_server_outlives_a_parent_that_is_killed(
         address=str(fork_server) if "others" in launched else None,
         own_fork_server="own" in launched,
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory(prefix="killed-") as scratch:  # what a killed parent cannot remove
+        environment = {**os.environ, "TMPDIR": scratch}
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+        assert_nothing_outlives(parent, num_groups=2 if "own" in launched else 1)
+
+
+def assert_nothing_outlives(parent: subprocess.Popen[str], num_groups: int) -> None:
+    """Wait for the process groups that `parent` names, kill it, and see them end."""
     assert parent.stdout is not None
     groups = {int(pid) for pid in parent.stdout.readline().split()}
-    assert len(groups) == (2 if "own" in launched else 1)
+    assert len(groups) == num_groups
     assert sum(len(living_members(group)) for group in groups) >= 3
     parent.kill()
     parent.wait()
