@@ -1,0 +1,207 @@
+"""What a configuration alone can tell to be wrong, all of it at once.
+
+Each check is a small function that yields sentences; `config_problems` runs them all.  What needs the disk,
+the machine, the model folder or the plugins is in `slime.cli.preflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from slime.config.batch import batch_shape
+from slime.config.megatron_checks import MEGATRON_CHECKS
+from slime.config.options import AlgorithmOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import ConfigError
+
+Check = Callable[[RunConfig], Iterator[str]]
+
+
+def config_problems(config: RunConfig) -> list[str]:
+    """Every problem of `config`; an empty list when it may run."""
+    return [problem for check in (*CHECKS, *MEGATRON_CHECKS) for problem in check(config)]
+
+
+def config_notes(config: RunConfig) -> list[str]:
+    """What a user should know though it stops nothing."""
+    notes = []
+    if config.evaluation.eval_interval is not None and not config.evaluation.eval_prompt_data:
+        notes.append("--eval-interval has no effect: no --eval-prompt-data names what to evaluate on")
+    return notes
+
+
+def required_options(config: RunConfig) -> Iterator[str]:
+    """What no default can replace."""
+    if config.checkpoint.hf_checkpoint is None:
+        yield "--hf-checkpoint is missing: the Hugging Face folder of the model to train"
+    if config.rollout.num_rollout is None:
+        yield "--num-rollout is missing: how many rollouts to run"
+    if config.data.prompt_data is None and config.data.data_source == "prompts":
+        yield "--prompt-data is missing: a JSONL file of prompts"
+    if config.megatron.get("lr") is None:
+        yield "--lr is missing: the learning rate has no default. For reinforcement learning try 1e-6"
+    if config.algorithm.loss_type == "policy_loss":
+        if config.algorithm.advantage_estimator is None:
+            yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"
+        if config.reward.reward is None:
+            yield "--reward is missing (`slime plugins` lists what is installed)"
+
+
+def batch_identity(config: RunConfig) -> Iterator[str]:
+    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+    try:
+        batch_shape(config.rollout)
+    except ConfigError as error:
+        yield str(error)
+
+
+def engine_devices(config: RunConfig) -> Iterator[str]:
+    """Whole engines, and an engine of the size both names of it say."""
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    if config.rollout_devices % per_engine:
+        yield (
+            f"--rollout-num-gpus {config.rollout_devices} is no multiple of --rollout-num-gpus-per-engine"
+            f" {per_engine}: {config.num_engines} engines would leave {config.rollout_devices % per_engine} unused"
+        )
+    tp_size = config.sglang.get("tp_size", per_engine)
+    if tp_size != per_engine:
+        yield (
+            f"--sglang-tp-size {tp_size} contradicts --rollout-num-gpus-per-engine {per_engine}:"
+            " they are the same number. State one of them"
+        )
+    if config.sglang.get("pp_size", 1) > 1:
+        yield (
+            f"--sglang-pp-size {config.sglang['pp_size']}: an engine of this release has one pipeline stage."
+            " Use --rollout-num-gpus-per-engine for larger engines"
+        )
+    copies = config.sglang.get("dp_size", 1)
+    if copies > 1 and not config.sglang.get("enable_dp_attention"):
+        yield (
+            f"--sglang-dp-size {copies} would need {copies} times the devices in one engine."
+            " Use --rollout-num-gpus for more engines"
+        )
+
+
+def ports(config: RunConfig) -> Iterator[str]:
+    """Fixed ports in range and apart."""
+    first, router = config.cluster.engine_port, config.cluster.router_port
+    if first is None:
+        return
+    last = first + config.num_engines - 1
+    if last > 65535:
+        yield f"--engine-port {first} with {config.num_engines} engines goes up to port {last}, expected at most 65535"
+    if router is not None and first <= router <= last:
+        yield f"--router-port {router} is one of the engines' ports {first}-{last} (--engine-port)"
+
+
+def divergence(config: RunConfig) -> Iterator[str]:
+    """KL to the reference in one place, and with a coefficient."""
+    options = config.algorithm
+    for name in ("kl_loss_coef", "kl_coef", "entropy_coef"):
+        if getattr(options, name) < 0:
+            yield f"--{name.replace('_', '-')} {getattr(options, name)}: expected at least 0"
+    if options.kl_coef and options.kl_loss_coef:
+        yield (
+            f"--kl-coef {options.kl_coef} and --kl-loss-coef {options.kl_loss_coef} exclude each other: KL belongs"
+            " in the reward or in the loss"
+        )
+    if options.use_kl_loss and "kl_loss_coef" not in options.model_fields_set:
+        yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
+    if options.kl_loss_coef and not options.use_kl_loss:
+        yield f"--kl-loss-coef {options.kl_loss_coef} has no effect without --use-kl-loss"
+
+
+def supervised(config: RunConfig) -> Iterator[str]:
+    """Options of the policy loss beside the supervised one."""
+    options = config.algorithm
+    if options.loss_type == "policy_loss":
+        return
+    stated = {
+        "--advantage-estimator": options.advantage_estimator,
+        "--use-kl-loss": options.use_kl_loss,
+        "--kl-coef": options.kl_coef,
+    }
+    for flag, value in stated.items():
+        if value:
+            yield f"{flag} has no effect with --loss-type {options.loss_type}. Drop it"
+
+
+def asynchrony(config: RunConfig) -> Iterator[str]:
+    """Options of the asynchronous loop without it."""
+    if config.rollout.async_mode:
+        return
+    for name in ("async_buffer_size", "update_weights_interval"):
+        value = getattr(config.rollout, name)
+        if value != RolloutOptions.model_fields[name].default:
+            yield f"--{name.replace('_', '-')} {value} has no effect without --async (or train_async.py)"
+
+
+def micro_batches(config: RunConfig) -> Iterator[str]:
+    """One way of filling micro-batches."""
+    options = config.algorithm
+    default = AlgorithmOptions.model_fields["max_tokens_per_gpu"].default
+    if options.micro_batch_size is not None and options.max_tokens_per_gpu != default:
+        yield (
+            f"--micro-batch-size {options.micro_batch_size} and --max-tokens-per-gpu {options.max_tokens_per_gpu}"
+            " exclude each other: micro-batches are filled by samples or by tokens"
+        )
+
+
+def evaluation(config: RunConfig) -> Iterator[str]:
+    """Evaluation sets with distinct names that can name files, an interval and a reward."""
+    options = config.evaluation
+    names = [name for name, _ in options.eval_prompt_data]
+    for name in names:
+        if not name or "/" in name or name.startswith("."):
+            yield f"--eval-prompt-data: {name!r} cannot name an evaluation set (files and metrics are called after it)"
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"--eval-prompt-data names two sets {name!r}"
+    if names and options.eval_interval is None:
+        yield "--eval-prompt-data needs --eval-interval: every how many rollouts to evaluate"
+    if names and config.reward.reward is None and config.algorithm.loss_type != "policy_loss":
+        yield "--eval-prompt-data needs --reward, which scores the responses"
+
+
+def lengths(config: RunConfig) -> Iterator[str]:
+    """Room for a prompt beside the longest response."""
+    options = config.rollout
+    context = options.rollout_max_context_len
+    if context is None:
+        return
+    if options.rollout_max_response_len >= context:
+        yield (
+            f"--rollout-max-response-len {options.rollout_max_response_len} leaves no room for a prompt in"
+            f" --rollout-max-context-len {context}"
+        )
+    if (options.rollout_max_prompt_len or 0) > context:
+        yield f"--rollout-max-prompt-len {options.rollout_max_prompt_len} is beyond --rollout-max-context-len {context}"
+
+
+def checkpoints(config: RunConfig) -> Iterator[str]:
+    """One beginning; an export folder that can be named."""
+    options = config.checkpoint
+    if options.load is not None and options.initial_megatron_checkpoint is not None:
+        yield (
+            "--load and --initial-megatron-checkpoint exclude each other: --load continues a run, the other starts a"
+            " new one from its weights"
+        )
+    if options.save_hf is not None:
+        try:
+            options.save_hf.format(rollout=0)
+        except (KeyError, IndexError, ValueError) as error:
+            yield f"--save-hf {options.save_hf!r}: only {{rollout}} is filled in ({type(error).__name__}: {error})"
+
+
+CHECKS: tuple[Check, ...] = (
+    required_options,
+    batch_identity,
+    engine_devices,
+    ports,
+    divergence,
+    supervised,
+    asynchrony,
+    micro_batches,
+    evaluation,
+    lengths,
+    checkpoints,
+)

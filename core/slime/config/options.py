@@ -1,0 +1,214 @@
+"""slime's own options, typed and documented: one frozen section per subject.
+
+Every field is a flag (`rollout_batch_size` is `--rollout-batch-size`) and a key of the run file.  Field
+names are unique over all sections.  The description is the help text.  Options that this release
+recognises but does not perform are in `slime.config.unavailable`, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
+
+
+class Section(BaseModel):
+    """Base of the sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunOptions(Section):
+    """What the run is called and where it writes."""
+
+    output_dir: str = Field(default="outputs", description="folder that holds run folders (and TensorBoard events)")
+    run_name: str | None = Field(default=None, description="name of the run folder; default: date and time")
+    seed: int = Field(default=1234, description="seed of initialisation and of everything random in training")
+    log_samples_interval: int = Field(
+        default=10, ge=0, description="print a question, answer and reward every N rollouts; 0: never"
+    )
+
+
+class ClusterOptions(Section):
+    """Processes and devices."""
+
+    actor_num_nodes: int = Field(default=1, ge=1, description="nodes that train")
+    actor_num_gpus_per_node: int = Field(
+        default=1, ge=1, description="training ranks per node (one device each; on CPU one process each)"
+    )
+    rollout_num_gpus: int | None = Field(
+        default=None, ge=1, description="devices for engines; default: one engine's worth"
+    )
+    rollout_num_gpus_per_engine: int = Field(
+        default=1, ge=1, description="devices per engine (its tensor-parallel size)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    ray_address: str | None = Field(default=None, description="join this Ray cluster instead of starting one")
+    router_port: int | None = Field(default=None, ge=1, le=65535, description="port of the router; default: a free one")
+    engine_port: int | None = Field(
+        default=None, ge=1, le=65535, description="port of the first engine, the others follow; default: free ones"
+    )
+    startup_timeout_s: float = Field(default=300.0, gt=0, description="seconds engines and ranks may take to come up")
+    step_timeout_s: float = Field(default=3600.0, gt=0, description="seconds one phase of a step may take")
+    distributed_timeout_minutes: float = Field(default=10.0, gt=0, description="timeout of collectives between ranks")
+    threads_per_rank: int | None = Field(
+        default=None, ge=1, description="CPU threads of each training rank; default: cores / ranks"
+    )
+
+
+class DataOptions(Section):
+    """Prompts."""
+
+    prompt_data: str | None = Field(default=None, description="JSONL file of prompts")
+    data_source: str = Field(default="prompts", description="data source component")
+    input_key: str = Field(default="prompt", description="key of the prompt: a string or a list of chat messages")
+    label_key: str | None = Field(
+        default="label", description="key of the expected answer; 'none' where rows have no label"
+    )
+    metadata_key: str = Field(
+        default="metadata", description="key of a free dictionary handed to rewards and generators"
+    )
+    apply_chat_template: bool = Field(default=False, description="format prompts with the tokenizer's chat template")
+    rollout_shuffle: bool = Field(default=False, description="shuffle prompts anew each epoch, by --rollout-seed")
+    rollout_seed: int = Field(default=42, description="seed of the data order and of sampling")
+
+    @field_validator("label_key", mode="after")
+    @classmethod
+    def _none_is_a_word(cls, value: str | None) -> str | None:
+        """Neither TOML nor a command line has a null, so the word stands for it."""
+        return None if value == "none" else value
+
+
+class RolloutOptions(Section):
+    """Generation and batch arithmetic."""
+
+    num_rollout: int | None = Field(default=None, ge=0, description="rollouts to run in all (required)")
+    rollout_batch_size: int | None = Field(default=None, ge=1, description="prompts per rollout (required)")
+    n_samples_per_prompt: int = Field(default=1, ge=1, description="responses per prompt")
+    global_batch_size: int | None = Field(
+        default=None, ge=1, description="samples per optimizer step; default: from the identity"
+    )
+    num_steps_per_rollout: int | None = Field(
+        default=None, ge=1, description="optimizer steps per rollout; default: from the identity, else 1"
+    )
+    generator: str | None = Field(default=None, description="generator component; default: by --loss-type")
+    rollout_temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
+    rollout_top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling")
+    rollout_top_k: int = Field(default=-1, description="sample from the k likeliest tokens; -1: all")
+    rollout_max_response_len: int = Field(default=1024, ge=1, description="tokens a response may have")
+    rollout_max_prompt_len: int | None = Field(
+        default=None, ge=1, description="longest prompt; default: context - response"
+    )
+    rollout_max_context_len: int | None = Field(
+        default=None, ge=1, description="prompt + response; default: the model's"
+    )
+    rollout_stop: list[str] = Field(default=[], description="stop strings")
+    rollout_stop_token_ids: list[int] = Field(default=[], description="stop token ids")
+    rollout_timeout_s: float = Field(default=600.0, gt=0, description="seconds one generation request may take")
+    rollout_concurrency: int = Field(default=1024, ge=1, description="samples in flight at once")
+    async_mode: bool = Field(
+        default=False, alias="async", description="generate later rollouts while training (flag: --async)"
+    )
+    async_buffer_size: int = Field(default=1, ge=1, description="finished rollouts held for training (with --async)")
+    update_weights_interval: int = Field(default=1, ge=1, description="sync weights every N rollouts (with --async)")
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class AlgorithmOptions(Section):
+    """What is optimised."""
+
+    loss_type: Literal["policy_loss", "sft_loss"] = Field(
+        default="policy_loss", description="policy gradient, or supervised on the labels"
+    )
+    advantage_estimator: str | None = Field(default=None, description="estimator component (required for policy_loss)")
+    eps_clip: float = Field(default=0.2, ge=0, description="lower clip range of the ratio")
+    eps_clip_high: float | None = Field(default=None, ge=0, description="upper clip range; default: --eps-clip")
+    use_kl_loss: bool = Field(default=False, description="add KL to the frozen reference to the loss")
+    kl_loss_coef: float = Field(default=0.0, description="its coefficient")
+    kl_loss_type: KLEstimator = Field(default="k3", description="per-token KL estimator (Schulman, 2020)")
+    kl_coef: float = Field(
+        default=0.0, description="KL to the reference, taken off the reward by estimators that use it"
+    )
+    entropy_coef: float = Field(default=0.0, description="entropy bonus")
+    calculate_per_token_loss: bool = Field(default=False, description="average over tokens instead of samples")
+    max_tokens_per_gpu: int = Field(
+        default=8192, ge=1, description="tokens a packed micro-batch may hold (without --micro-batch-size)"
+    )
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, description="samples per micro-batch, instead of the token budget"
+    )
+
+
+class RewardOptions(Section):
+    """Scoring."""
+
+    reward: str | None = Field(
+        default=None, description="reward component (required for policy_loss); --rm-type is the same"
+    )
+
+
+class EvalOptions(Section):
+    """Held-out evaluation."""
+
+    eval_prompt_data: list[tuple[str, str]] = Field(
+        default=[], description="name and file of an evaluation set; may repeat"
+    )
+    eval_interval: int | None = Field(
+        default=None, ge=1, description="evaluate every N rollouts, before the first and after the last"
+    )
+    n_samples_per_eval_prompt: int = Field(default=1, ge=1, description="responses per evaluation prompt")
+    eval_temperature: float = Field(default=0.0, ge=0, description="0: greedy")
+    eval_max_response_len: int | None = Field(default=None, ge=1, description="default: --rollout-max-response-len")
+    skip_eval_before_train: bool = Field(default=False, description="do not evaluate before the first rollout")
+
+
+class CheckpointOptions(Section):
+    """Models in and out."""
+
+    hf_checkpoint: str | None = Field(
+        default=None, description="Hugging Face model folder: architecture, weights, tokenizer (required)"
+    )
+    initial_megatron_checkpoint: str | None = Field(
+        default=None, description="start from the weights of this slime checkpoint, with a fresh optimizer"
+    )
+    ref_load: str | None = Field(
+        default=None, description="Hugging Face folder of the frozen reference; default: the initial weights"
+    )
+    save: str | None = Field(default=None, description="folder for checkpoints")
+    save_interval: int | None = Field(
+        default=None, ge=1, description="checkpoint every N rollouts (and after the last)"
+    )
+    load: str | None = Field(default=None, description="resume from the newest checkpoint in this folder")
+    save_hf: str | None = Field(
+        default=None, description="export Hugging Face weights here at the end; {rollout} is filled in"
+    )
+
+
+class SyncOptions(Section):
+    """Weights from the trainer to the engines."""
+
+    update_weight_transport: Literal["distributed", "tensor", "disk"] = Field(
+        default="distributed", description="how weights travel"
+    )
+    update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1, description="bytes sent at a time")
+    check_weight_update_equal: bool = Field(
+        default=False, description="prove after every sync that the engines hold the trainer's weights"
+    )
+    weight_sync_timeout_s: float = Field(default=600.0, gt=0, description="seconds one weight sync may take")
+
+
+#: attribute of `RunConfig` -> section
+SECTIONS: dict[str, type[Section]] = {
+    "run": RunOptions,
+    "cluster": ClusterOptions,
+    "data": DataOptions,
+    "rollout": RolloutOptions,
+    "algorithm": AlgorithmOptions,
+    "reward": RewardOptions,
+    "evaluation": EvalOptions,
+    "checkpoint": CheckpointOptions,
+    "sync": SyncOptions,
+}

@@ -1,0 +1,59 @@
+"""Filling in what follows from what was stated, so that the saved configuration is complete.
+
+Doing it twice changes nothing.  What does not work out is left as stated, for `slime.config.checks` to tell.
+"""
+
+from __future__ import annotations
+
+from slime.config.batch import batch_shape
+from slime.config.run_config import RunConfig
+from slime.errors import ConfigError
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The batch identity, devices, engines, generator, clip range and lengths filled in."""
+    return config.model_copy(
+        update={
+            "cluster": config.cluster.model_copy(update=_cluster(config)),
+            "rollout": config.rollout.model_copy(update=_rollout(config)),
+            "algorithm": config.algorithm.model_copy(update=_algorithm(config)),
+            "evaluation": config.evaluation.model_copy(update=_evaluation(config)),
+        }
+    )
+
+
+def _cluster(config: RunConfig) -> dict[str, object]:
+    """`auto` becomes a device; --sglang-tp-size alone is --rollout-num-gpus-per-engine."""
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    if "rollout_num_gpus_per_engine" not in config.cluster.model_fields_set:
+        per_engine = int(config.sglang.get("tp_size", per_engine))
+    return {
+        "device": "cuda" if config.on_gpu else "cpu",
+        "rollout_num_gpus_per_engine": per_engine,
+        "rollout_num_gpus": config.cluster.rollout_num_gpus or per_engine,
+    }
+
+
+def _rollout(config: RunConfig) -> dict[str, object]:
+    filled: dict[str, object] = {"generator": config.generator_name}
+    if config.rollout.rollout_max_context_len is None and "seq_length" in config.megatron:
+        filled["rollout_max_context_len"] = config.megatron["seq_length"]
+    try:
+        batch = batch_shape(config.rollout)
+    except ConfigError:
+        return filled
+    return filled | {"global_batch_size": batch.samples_per_step, "num_steps_per_rollout": batch.steps}
+
+
+def _algorithm(config: RunConfig) -> dict[str, object]:
+    high = config.algorithm.eps_clip_high
+    return {"eps_clip_high": config.algorithm.eps_clip if high is None else high}
+
+
+def _evaluation(config: RunConfig) -> dict[str, object]:
+    options = config.evaluation
+    return {
+        # Without sets there is nothing to evaluate on, however often (`config_notes` says so).
+        "eval_interval": options.eval_interval if options.eval_prompt_data else None,
+        "eval_max_response_len": options.eval_max_response_len or config.rollout.rollout_max_response_len,
+    }

@@ -1,0 +1,43 @@
+"""Options that slime knows and this release does not perform: recognised, listed in the help, refused."""
+
+from __future__ import annotations
+
+from slime.config.flags import UNAVAILABLE, Flag
+from slime.config.values import Arity, ValueType
+
+_SWITCH, _ONE, _SOME = ValueType(bool, Arity.SWITCH), ValueType(str, Arity.ONE), ValueType(list[str], Arity.SOME)
+
+#: name -> (what follows it, what it would do)
+_OPTIONS: dict[str, tuple[ValueType, str]] = {
+    "colocate": (_SWITCH, "training and inference share the devices"),
+    "use-fault-tolerance": (_SWITCH, "restart dead engines and redo their work"),
+    "streaming-data": (_SWITCH, "read prompts as a stream"),
+    "num-data-workers": (_ONE, "parallel readers of prompts"),
+    "custom-generate-function-path": (_ONE, "generation by a function in a file; use a generator plugin"),
+    "max-turns": (_ONE, "turns of a custom generate function"),
+    "custom-rm-path": (_ONE, "reward by a function in a file; use a reward plugin"),
+    "group-rm": (_SWITCH, "custom reward function of whole batches; use a reward plugin, which is always batched"),
+    "use-tis": (_SWITCH, "off-policy correction by truncated importance sampling"),
+    "tis-threshold": (_ONE, "truncation of those weights"),
+    "true-on-policy-mode": (_SWITCH, "stop when the trainer's and the engines' log-probs disagree"),
+    "spec": (_SOME, "model built by a function of the user's"),
+    "post-self-attn-layernorm": (_SWITCH, "models with a norm after attention"),
+    "post-mlp-layernorm": (_SWITCH, "models with a norm after the MLP"),
+    "use-gated-attention": (_SWITCH, "models with gated attention"),
+    "allgather-cp": (_SWITCH, "context parallelism by all-gather"),
+}
+
+
+def unavailable_flags() -> list[Flag]:
+    """Their flags."""
+    return [Flag(name, UNAVAILABLE, name.replace("-", "_"), kind, help=text) for name, (kind, text) in _OPTIONS.items()]
+
+
+def refusal(flag: Flag, where: str, *, asynchronous: bool) -> str:
+    """Why `flag`, written at `where`, stops the run."""
+    if flag.name == "colocate" and asynchronous:
+        return (
+            f"{where}: asynchronous training does not support colocation: generation and training would need the"
+            " same devices at the same time. Drop --async or --colocate."
+        )
+    return f"{where} is not in this release of slime ({flag.help}). Drop it."
