@@ -39,7 +39,7 @@ def test_build_gives_the_class_its_options_and_context(install_reward: Any, cont
     [
         (
             {"name": "n", "timeuot": 1},
-            r"options of reward math/opt \(slime-reward-math 0.3.1\): there is no option 'timeuot'. Did you mean timeout",
+            r"options of reward math/opt \(slime-reward-math 0.3.1\): no option 'timeuot'. Did you mean timeout",
         ),
         ({"name": "n", "timeout": "soon"}, r"'timeout' is 'soon': .*valid number"),
         ({}, r"'name' is required"),

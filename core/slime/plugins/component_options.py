@@ -29,7 +29,7 @@ def _problem(entry: dict[str, Any], model: type[Options]) -> str:
     place = ".".join(map(str, entry["loc"])) or "all"
     if entry["type"] == "extra_forbidden":
         known = list(model.model_fields)
-        return f"there is no option {place!r}.{did_you_mean(place, known)} Options: {', '.join(known) or 'none'}"
+        return f"no option {place!r}.{did_you_mean(place, known)} Options: {', '.join(known) or 'none'}"
     if entry["type"] == "missing":
         return f"{place!r} is required"
     return f"{place!r} is {entry['input']!r}: {entry['msg']}"

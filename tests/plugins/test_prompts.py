@@ -1,0 +1,187 @@
+"""The prompt-file data source: order, groups, resuming, returning."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime.errors import CheckpointError, ConfigError, DataError
+from slime.plugin import Context, Group, NoOptions, Sample, Status
+from slime_datasources.prompts import Prompts
+
+ROWS = 7
+
+
+class Letters:
+    """A tokenizer of one id per character."""
+
+    chat_template = "yes"
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(c) for c in text]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        return "".join(f"<{m['content']}>" for m in messages)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    rows = [{"prompt": f"q{i}", "label": str(i), "metadata": {"row": i}} for i in range(ROWS)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return tmp_path / "p.jsonl"
+
+
+def source(
+    path: Path | None,
+    *,
+    samples: int = 2,
+    shuffle: bool = False,
+    seed: int = 42,
+    chat: bool = False,
+    max_prompt: int | None = None,
+    max_context: int | None = None,
+) -> Prompts:
+    config = SimpleNamespace(
+        data=SimpleNamespace(
+            prompt_data=None if path is None else str(path),
+            input_key="prompt",
+            label_key="label",
+            metadata_key="metadata",
+            apply_chat_template=chat,
+            rollout_shuffle=shuffle,
+            rollout_seed=seed,
+        ),
+        rollout=SimpleNamespace(
+            n_samples_per_prompt=samples,
+            rollout_max_prompt_len=max_prompt,
+            rollout_max_context_len=max_context,
+            rollout_max_response_len=4,
+        ),
+    )
+    context = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"), config=config, tokenizer=Letters())
+    return Prompts(NoOptions(), context)
+
+
+def prompts(groups: list[Group]) -> list[Any]:
+    return [group.samples[0].prompt for group in groups]
+
+
+def test_groups_come_in_file_order_with_unique_indices(path: Path) -> None:
+    groups = source(path, samples=3).take(2)
+    assert [group.index for group in groups] == [0, 1]
+    assert [[s.group_index for s in g.samples] for g in groups] == [[0] * 3, [1] * 3]
+    assert [s.index for g in groups for s in g.samples] == [0, 1, 2, 3, 4, 5]
+    sample = groups[1].samples[2]
+    assert (sample.prompt, sample.label, sample.metadata) == ("q1", "1", {"row": 1})
+    assert sample.tokens == [ord("q"), ord("1")]
+    assert sample.status is Status.PENDING and sample.response_length == 0
+
+
+def test_siblings_share_nothing_that_can_change(path: Path) -> None:
+    one, two = source(path).take(1)[0].samples
+    one.tokens.append(0)
+    one.metadata["row"] = "changed"
+    assert two.tokens == [ord("q"), ord("0")] and two.metadata == {"row": 0}
+
+
+def test_the_next_epoch_begins_after_the_last_row(path: Path) -> None:
+    data = source(path)
+    assert prompts(data.take(ROWS + 2)) == [f"q{i}" for i in [*range(ROWS), 0, 1]]
+    assert [group.index for group in data.take(1)] == [ROWS + 2]
+
+
+def test_a_take_may_span_several_epochs(path: Path) -> None:
+    assert len({group.index for group in source(path).take(3 * ROWS + 1)}) == 3 * ROWS + 1
+
+
+def test_shuffled_order_depends_on_seed_and_epoch_alone(path: Path) -> None:
+    whole = prompts(source(path, shuffle=True).take(3 * ROWS))
+    data = source(path, shuffle=True, samples=5)
+    assert [prompts(data.take(1))[0] for _ in range(3 * ROWS)] == whole
+    epochs = [whole[i * ROWS : (i + 1) * ROWS] for i in range(3)]
+    assert all(sorted(epoch) == [f"q{i}" for i in range(ROWS)] for epoch in epochs)
+    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
+    assert prompts(source(path, shuffle=True, seed=43).take(ROWS)) != epochs[0]
+
+
+def test_shuffled_order_never_changes_between_releases(path: Path) -> None:
+    assert prompts(source(path, shuffle=True, seed=1).take(ROWS)) == ["q4", "q2", "q1", "q0", "q6", "q3", "q5"]
+
+
+@pytest.mark.parametrize("taken", [0, 3, ROWS, 2 * ROWS + 3])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_resumed_source_gives_the_same_next_groups(path: Path, taken: int, shuffle: bool) -> None:
+    data = source(path, shuffle=shuffle)
+    given = data.take(taken)
+    data.put(given[:2])
+    state = json.loads(json.dumps(data.state_dict()))
+    expected = data.take(ROWS + 4)
+    resumed = source(path, shuffle=shuffle)
+    resumed.load_state_dict(state)
+    assert resumed.take(ROWS + 4) == expected
+    assert resumed.state_dict() == data.state_dict()
+
+
+def test_a_state_is_a_copy(path: Path) -> None:
+    data = source(path)
+    data.put(data.take(1))
+    state = data.state_dict()
+    before = json.dumps(state)
+    data.take(3)
+    assert json.dumps(state) == before
+
+
+def test_groups_given_back_come_first_and_pending(path: Path) -> None:
+    data = source(path)
+    first, second = data.take(2)
+    fresh = source(path).take(1)[0]
+    for sample in first.samples:
+        sample.tokens = [*sample.tokens, 9, 9]
+        sample.response, sample.response_length, sample.status = "xx", 2, Status.ABORTED
+        sample.reward, sample.failure, sample.weight_versions = 1.0, "cut off", ["3"]
+        sample.rollout_log_probs, sample.loss_mask, sample.finish_reason = [-1.0, -1.0], [1, 1], "abort"
+    data.put([first])
+    again = data.take(2)
+    assert again[0] == fresh
+    assert prompts(again) == ["q0", "q2"]
+    assert second.index == 1
+
+
+def test_several_samples_of_one_rollout_become_one_prompt_again(path: Path) -> None:
+    data = source(path, samples=1)
+    [group] = data.take(1)
+    sample = group.samples[0]
+    data.put([Group(group.index, [sample, Sample(group_index=0, index=sample.index, tokens=[1], rollout_id=0)])])
+    assert data.take(1) == source(path, samples=1).take(1)
+
+
+def test_a_chat_keeps_its_messages_and_gets_the_templates_tokens(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"prompt": chat, "label": "x"}) + "\n")
+    sample = source(tmp_path / "c.jsonl", chat=True).take(1)[0].samples[0]
+    assert sample.prompt == chat
+    assert sample.tokens == [ord(c) for c in "<hi>"]
+
+
+@pytest.mark.parametrize("limit", [{"max_prompt": 1}, {"max_context": 5}])
+def test_a_prompt_that_is_too_long_is_named(path: Path, limit: dict[str, int]) -> None:
+    with pytest.raises(DataError, match=r"p\.jsonl:1: the prompt has 2 tokens, expected at most 1"):
+        source(path, **limit).take(1)  # type: ignore[arg-type]
+
+
+def test_a_state_of_another_file_is_refused(path: Path, tmp_path: Path) -> None:
+    state = source(path).state_dict()
+    (tmp_path / "other.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    with pytest.raises(CheckpointError, match=r"in a file of 7 rows, but .*other.jsonl has 1"):
+        source(tmp_path / "other.jsonl").load_state_dict(state)
+
+
+def test_without_a_file_there_is_nothing_to_give() -> None:
+    with pytest.raises(ConfigError, match="needs --prompt-data"):
+        source(None)
