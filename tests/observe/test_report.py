@@ -24,8 +24,8 @@ def test_a_run_with_rewards_gets_both_pictures(tmp_path: Path) -> None:
         for step in range(8):
             writer.write(step, {"rollout/reward_mean": step / 8, "time/step": 2.0, "time/train": 1.0})
         writer.write(8, {"eval/held": 0.75, "rollout/reward_mean": float("nan")})
-    assert [path.name for path in write_report(tmp_path)] == ["reward.png", "phases.png"]
-    assert png_size(tmp_path / "reward.png") == png_size(tmp_path / "phases.png") == (1170, 650)
+    assert [path.name for path in write_report(tmp_path)] == ["reward_curve.png", "phases.png"]
+    assert png_size(tmp_path / "reward_curve.png") == png_size(tmp_path / "phases.png") == (1170, 650)
 
 
 def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:

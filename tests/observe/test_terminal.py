@@ -110,6 +110,13 @@ def test_a_sample_cannot_drive_the_terminal() -> None:
     assert "two" in text and "lines" in text and "1.00 (completed)" in text
 
 
+def test_a_terminal_without_unicode_gets_replacements_instead_of_an_error() -> None:
+    raw = io.BytesIO()
+    shown = Terminal(59, file=io.TextIOWrapper(raw, encoding="ascii"))
+    shown.sample(3, [Excerpt(0, "π = ?", "3", "3", 1.0, "completed")])
+    assert b"question ? ? = ?" in raw.getvalue()
+
+
 def test_an_evaluation_is_compared_with_the_first() -> None:
     shown, file = terminal()
     shown.eval_finished(0, {"eval/held": 0.25, "eval/held/samples": 64.0}, 1.0)
@@ -129,7 +136,7 @@ def test_the_summary_lists_what_the_run_folder_holds(tmp_path: Path) -> None:
     assert "finished  60 steps, 148 s, 3.1 GiB" in text
     assert str(tmp_path) in text
     assert f"tensorboard --logdir {tmp_path.parent}" in text
-    assert "rollouts/" in text and "reward.png" not in text
+    assert "rollouts/" in text and "reward_curve.png" not in text
 
 
 def test_the_excerpt_is_of_a_question_answered_both_well_and_badly() -> None:

@@ -44,11 +44,11 @@ def process_tree_bytes(root: int) -> int:
 class PeakMemory:
     """Samples `process_tree_bytes` on a thread and keeps the largest.
 
-    The pause between samples is at least `interval_s` and at least 50 times what one sample costs, so
-    that watching takes at most 2 % of a core.
+    The pause between samples is at least `interval_s` and at least 100 times what one sample costs, so
+    that watching takes at most 1 % of a core.
     """
 
-    def __init__(self, pid: int | None = None, *, interval_s: float = 1.0) -> None:
+    def __init__(self, pid: int | None = None, *, interval_s: float = 2.0) -> None:
         self.peak_bytes = 0
         self._pid = os.getpid() if pid is None else pid
         self._interval_s = interval_s
@@ -59,7 +59,7 @@ class PeakMemory:
         while True:
             started = time.thread_time()
             self._sample()
-            pause = max(self._interval_s, 50 * (time.thread_time() - started))
+            pause = max(self._interval_s, 100 * (time.thread_time() - started))
             if self._stop.wait(pause):
                 return
 

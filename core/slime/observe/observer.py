@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: numbers of the run as a whole, which have no prefix
+RUN_METRICS = frozenset(("weight_version",))
+
 
 class EvalResult(Protocol):
     """What the observer reads of an evaluation report."""
@@ -44,8 +47,8 @@ class EvalResult(Protocol):
 
 
 def with_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under one naming rule: what has no prefix is the trainer's, `train/NAME`."""
-    return {name if "/" in name else f"train/{name}": value for name, value in metrics.items()}
+    """Metrics under one naming rule: what has no prefix is the trainer's, `train/NAME`, but the run's own."""
+    return {name if "/" in name or name in RUN_METRICS else f"train/{name}": value for name, value in metrics.items()}
 
 
 class RunObserver:
@@ -194,6 +197,5 @@ class RunObserver:
                 logger.warning("%s cannot be written: %s: %s", name, type(error).__name__, error, exc_info=True)
 
     def _call_plugins(self, hook: str, **arguments: object) -> None:
-        with self._sink(f"plugin observer {hook}"):
-            if self._hooks is not None:
-                self._hooks(hook, arguments)
+        if self._plugins is not None:
+            self._plugins.observers.call(hook, **arguments)

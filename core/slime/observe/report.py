@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.observe.metrics import FILE_NAME, read_metrics
 
-REWARD_PICTURE = "reward.png"
+REWARD_PICTURE = "reward_curve.png"
 PHASE_PICTURE = "phases.png"
 
 #: share of the old value in the smoothed reward

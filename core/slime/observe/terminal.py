@@ -28,7 +28,7 @@ CONTENTS: tuple[tuple[str, str], ...] = (
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "the same for TensorBoard: tensorboard --logdir {parent}"),
-    ("reward.png", "reward over the steps, held-out evaluations marked"),
+    ("reward_curve.png", "reward over the steps, held-out evaluations marked"),
     ("phases.png", "seconds of each step by phase"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),
     ("checkpoints", "saved states of the run"),
@@ -83,7 +83,7 @@ class Terminal:
             return
         if self._progress is None:
             self._progress = Progress(
-                SpinnerColumn(),
+                SpinnerColumn("line"),
                 TextColumn("{task.description}", style="dim"),
                 BarColumn(bar_width=40),
                 TextColumn("{task.fields[count]}"),
@@ -196,5 +196,10 @@ class Terminal:
             self._print(Text(f"  {'':>8} │ … {len(lines) - len(shown)} more lines", style="dim"))
 
     def _print(self, text: Text) -> None:
+        encoding = self._console.encoding
+        try:
+            text.plain.encode(encoding)
+        except UnicodeEncodeError:
+            text = Text(text.plain.encode(encoding, "replace").decode(encoding))
         # Lines of a log are never broken: tools read them by line.
         self._console.print(text, soft_wrap=not self._console.is_terminal)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Context, DataSource, Generator, RewardModel, RewardSpec
-from slime.rollout.evaluation import EvalSet, load_eval_sets
+from slime.rollout.eval_sets import EvalSet, load_eval_sets
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -33,24 +33,30 @@ class Components:
     def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
         """Build what `config` names.  Raises `PluginError` and `DataError`."""
 
-        def make(kind: str, name: str) -> Any:
+        def make(kind: str, name: str) -> tuple[str, Any]:
+            component = plugins.find(kind, name)
             context = Context(
                 seed=config.data.rollout_seed,
                 run_dir=run_dir,
-                logger=logging.getLogger(f"slime.{kind}.{name}"),
+                logger=logging.getLogger(f"slime.plugins.{component.id}"),
                 config=config,
                 tokenizer=tokenizer,
             )
-            return plugins.build(kind, name, config.component_options.get(kind, {}), context)
+            return component.title, plugins.build(kind, name, config.component_options.get(kind, {}), context)
 
-        reward = config.reward.reward
+        source_name, source = make("datasource", config.data.data_source)
+        generator_name, generator = make("generator", config.generator_name)
+        reward_name, reward, reward_spec = "no reward", None, None
+        if config.reward.reward is not None:
+            reward_name, reward = make("reward", config.reward.reward)
+            reward_spec = plugins.find("reward", config.reward.reward).spec
         return cls(
-            source=make("datasource", config.data.data_source),
-            source_name=f"data source {config.data.data_source}",
-            generator=make("generator", config.generator_name),
-            generator_name=f"generator {config.generator_name}",
-            reward=None if reward is None else make("reward", reward),
-            reward_spec=None if reward is None else plugins.find("reward", reward).spec,
-            reward_name=f"reward {reward}",
+            source=source,
+            source_name=source_name,
+            generator=generator,
+            generator_name=generator_name,
+            reward=reward,
+            reward_spec=reward_spec,
+            reward_name=reward_name,
             eval_sets=load_eval_sets(config, tokenizer),
         )

@@ -12,11 +12,12 @@ import numpy as np
 
 from slime.errors import SlimeError
 from slime.observe.rollout_files import write_eval
+from slime.rollout.eval_sets import EvalSet
 from slime.rollout.failures import common_reasons, count_status
 from slime.rollout.metrics import response_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.sampling import Sampling
-from slime.types import Group, Sample, Status
+from slime.types import Sample, Status
 
 
 @dataclass(frozen=True)
@@ -30,36 +31,6 @@ class EvalReport:
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class EvalSet:
-    """The prompts of one held-out set, tokenised."""
-
-    name: str
-    #: one pending sample per prompt, never touched
-    prompts: list[Sample]
-
-    def groups(self, samples_per_prompt: int) -> list[Group]:
-        """Fresh pending samples, the same ones every time."""
-        return [
-            Group(
-                number,
-                [
-                    Sample(
-                        group_index=number,
-                        index=number * samples_per_prompt + copy,
-                        prompt=prompt.prompt,
-                        tokens=list(prompt.tokens),
-                        label=prompt.label,
-                        metadata=dict(prompt.metadata),
-                        multimodal_inputs=prompt.multimodal_inputs,
-                    )
-                    for copy in range(samples_per_prompt)
-                ],
-            )
-            for number, prompt in enumerate(self.prompts)
-        ]
 
 
 class Evaluator:

@@ -135,7 +135,7 @@ class RolloutManager:
                 " the calls, so numbers must increase"
             )
         self._last = rollout
-        return self._source.take(self._config.batch_groups)
+        return self._source.take(self._config.batch.prompts)
 
     def _lost(self, rollout: int, groups: list[Group]) -> list[str]:
         """Why samples were lost; raises when all were."""

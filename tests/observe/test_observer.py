@@ -1,0 +1,133 @@
+"""The facade: what the loop says reaches everyone who watches, and nobody who watches can stop the run."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.config.options import RolloutOptions, RunOptions
+from slime.config.run_config import RunConfig
+from slime.observe.excerpt import Excerpt
+from slime.observe.metrics import MetricsWriter, read_metrics
+from slime.observe.observer import RunObserver
+from slime.plugins import PluginSet, load_plugins
+
+CONFIG = RunConfig(
+    run=RunOptions(log_samples_interval=2),
+    rollout=RolloutOptions(num_rollout=3, rollout_batch_size=2, n_samples_per_prompt=4),
+)
+STEP = {
+    "rollout/reward_mean": 0.5,
+    "loss": 0.25,
+    "weight_version": 2.0,
+    "time/engine": 1.0,
+    "time/forward_backward": 0.8,
+    "time/step": 2.0,
+}
+EXCERPT = Excerpt(0, "1+1=", "2", "3", 0.0, "completed")
+
+
+@dataclass(frozen=True)
+class Report:
+    """An evaluation's result."""
+
+    metrics: Mapping[str, float]
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 1.0
+
+
+class RecordingObservers:
+    """Stands where the plugins' observer hooks are called, and writes the calls down."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        self.calls.append((hook, arguments))
+
+
+def observe(run_dir: Path) -> tuple[RunObserver, io.StringIO, RecordingObservers]:
+    recording = RecordingObservers()
+    plugins: PluginSet = load_plugins(CONFIG.plugins)
+    object.__setattr__(plugins, "observers", recording)
+    out = io.StringIO()
+    return RunObserver(CONFIG, run_dir, plugins, file=out), out, recording
+
+
+def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: Path) -> None:
+    observer, out, recording = observe(tmp_path)
+    observer.run_started(CONFIG, tmp_path)
+    observer.eval_finished(0, Report({"eval/held": 0.25, "eval/held/samples": 8.0}))
+    for step in range(3):
+        observer.progress(4, 8)
+        observer.rollout_finished(step, {"rollout/samples": 8, "rollout/failed": 1}, [EXCERPT], ["1x reward r: bad"])
+        observer.step_finished(step, STEP)
+    observer.checkpoint_saved(3, tmp_path / "ckpt")
+    observer.model_exported(tmp_path / "hf-export")
+    observer.run_finished("finished")
+
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert (rows[0]["eval/held"], rows[0]["train/loss"], rows[0]["weight_version"]) == (0.25, 0.25, 2.0)
+    assert rows[0]["time/kernel_overhead"] == pytest.approx(0.1)
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "reward_curve.png").exists() and (tmp_path / "phases.png").exists()
+
+    text = out.getvalue()
+    assert "3 rollouts of 2 prompts x 4 samples" in text
+    assert text.count("a sample of rollout") == 2  # rollouts 0 and 2
+    assert "rollout 1: 1 of 8 samples failed or were aborted: 1x reward r: bad" in text
+    assert "eval after 0 rollouts  held 0.2500" in text
+    assert "checkpoint after 3 rollouts" in text and "hf-export" in text
+    assert "finished  3 steps" in text and "GiB" in text and "kernel overhead 10.0% of a step" in text
+
+    hooks = [hook for hook, _ in recording.calls]
+    assert hooks == [
+        "slime_run_started",
+        *["slime_step_finished"] * 3,
+        "slime_checkpoint_saved",
+        "slime_run_finished",
+    ]
+    assert recording.calls[1][1]["metrics"]["train/loss"] == 0.25
+    assert recording.calls[-1][1] == {"run_dir": tmp_path, "outcome": "finished"}
+
+
+def test_a_sink_that_cannot_write_is_told_once_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(_self: MetricsWriter, step: int, metrics: Mapping[str, float]) -> None:
+        raise OSError(28, f"No space left on device at step {step} with {len(metrics)} metrics")
+
+    observer, out, _ = observe(tmp_path)
+    monkeypatch.setattr(MetricsWriter, "write", full_disk)
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            observer.step_finished(step, STEP)
+        observer.run_finished("finished")
+    told = [record.message for record in caplog.records if "metrics.jsonl cannot be written" in record.message]
+    assert len(told) == 1 and "No space left on device" in told[0]
+    assert out.getvalue().count("0.5000") >= 3
+
+
+def test_a_failed_run_without_a_step_still_ends_in_order(tmp_path: Path) -> None:
+    observer, out, recording = observe(tmp_path)
+    observer.run_finished("failed")
+    assert out.getvalue().startswith("failed  0 steps")
+    assert recording.calls == [("slime_run_finished", {"run_dir": tmp_path, "outcome": "failed"})]
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_metric_that_is_no_number_does_not_stop_the_run(tmp_path: Path) -> None:
+    observer, _, _ = observe(tmp_path)
+    observer.step_finished(0, {**STEP, "loss": "high"})  # type: ignore[dict-item]  # the fault under test
+    observer.step_finished(1, STEP)
+    observer.run_finished("finished")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1]

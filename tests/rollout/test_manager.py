@@ -1,0 +1,243 @@
+"""The front door: batches, cursors, evaluation, with slime's own plugins and a scripted policy."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.conftest import ScriptedPolicy
+
+from slime.config.options import DataOptions, EvalOptions, RewardOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import EngineError, SlimeError
+from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
+from slime.plugins import Component, PluginSet, load_plugins
+from slime.plugins.registry import Registry
+from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.sampling import sampling_seed
+
+
+class FaultyReward:
+    """Raises for every sample."""
+
+    def __init__(self, options: NoOptions, context: Context) -> None:
+        pass
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        raise ValueError(f"no verdict on {len(samples)}")
+
+
+def with_faulty_reward(plugins: PluginSet) -> PluginSet:
+    """`plugins` and a reward `faulty` beside slime's own."""
+    own = plugins.find("reward", "exact_match")
+    spec = RewardSpec(name="faulty", factory=f"{__name__}:FaultyReward")
+    component = Component("reward", spec, own.found, "here")
+    return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, component)))
+
+
+@pytest.fixture
+def config(prompt_file: Path) -> RunConfig:
+    return RunConfig(
+        data=DataOptions(prompt_data=str(prompt_file)),
+        rollout=RolloutOptions(num_rollout=4, rollout_batch_size=3, n_samples_per_prompt=4, rollout_max_response_len=8),
+        reward=RewardOptions(reward="exact_match"),
+        evaluation=EvalOptions(
+            eval_prompt_data=[("sums", str(prompt_file))], eval_interval=1, n_samples_per_eval_prompt=2
+        ),
+    )
+
+
+def manager(config: RunConfig, tokenizer: Any, run_dir: Path, policy: Any = None, **more: Any) -> RolloutManager:
+    plugins = with_faulty_reward(load_plugins(config.plugins))
+    return RolloutManager(
+        config, plugins, ScriptedPolicy(tokenizer) if policy is None else policy, run_dir, tokenizer, **more
+    )
+
+
+def prompts(rollout: Rollout) -> list[Any]:
+    return [group.samples[0].prompt for group in rollout.groups]
+
+
+def test_a_rollout_is_exactly_one_batch_in_data_order_whoever_finished_first(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(tokenizer, {"0+1=": 0.05, "1+1=": 0.02})
+    rollout = asyncio.run(manager(config, tokenizer, tmp_path, policy).generate(0))
+    assert prompts(rollout) == ["0+1=", "1+1=", "2+1="]
+    assert [len(group.samples) for group in rollout.groups] == [4, 4, 4]
+    assert [s.index for g in rollout.groups for s in g.samples] == list(range(12))
+    for sample in (s for g in rollout.groups for s in g.samples):
+        right = sampling_seed(config.data.rollout_seed, sample.index or 0) % 2 == 0
+        assert sample.reward == float(right)
+        assert sample.response == (sample.label if right else "?")
+        assert sample.rollout_log_probs == [-0.5] * sample.response_length
+        assert (sample.weight_versions, sample.finish_reason) == (["3"], "stop")
+        assert sample.tokens == tokenizer.encode(f"{sample.prompt}{sample.response}", add_special_tokens=False)
+
+
+def test_a_rollouts_metrics_say_what_happened(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    rollout = asyncio.run(manager(config, tokenizer, tmp_path).generate(0, weight_version="5"))
+    rewards = [s.reward_value for g in rollout.groups for s in g.samples]
+    metrics = rollout.metrics
+    assert metrics["rollout/reward_mean"] == pytest.approx(sum(r or 0.0 for r in rewards) / 12)
+    assert (metrics["rollout/samples"], metrics["rollout/failed"], metrics["rollout/aborted"]) == (12, 0, 0)
+    assert (metrics["rollout/response_length_mean"], metrics["rollout/tokens"]) == (1.0, 12)
+    assert metrics["rollout/staleness_max"] == 2
+    assert 0 < metrics["time/engine"] <= metrics["time/generate"] == rollout.seconds
+    assert metrics["rollout/tokens_per_s"] == pytest.approx(12 / rollout.seconds)
+    assert rollout.failures == [] and len(rollout.examples) in (1, 2)
+
+
+def test_rollouts_asked_for_ahead_take_prompts_in_the_order_of_the_calls(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    async def main() -> list[Rollout]:
+        ahead = manager(config, tokenizer, tmp_path, ScriptedPolicy(tokenizer, {"0+1=": 0.05}))
+        return list(await asyncio.gather(*(ahead.generate(number) for number in range(3))))
+
+    rollouts = asyncio.run(main())
+    assert [prompts(rollout) for rollout in rollouts] == [
+        [f"{n}+1=" for n in range(3 * number, 3 * number + 3)] for number in range(3)
+    ]
+
+
+def test_resuming_from_the_last_trained_rollout_skips_and_repeats_nothing(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    async def first() -> tuple[Rollout, Rollout, Rollout]:
+        run = manager(config, tokenizer, tmp_path)
+        trained = await run.generate(0)
+        return trained, await run.generate(1), await run.generate(2)  # the last two were only buffered
+
+    async def resumed(cursor: dict[str, Any]) -> list[Rollout]:
+        run = manager(config, tokenizer, tmp_path)
+        run.load_cursor(json.loads(json.dumps(cursor)))
+        return [await run.generate(1), await run.generate(2)]
+
+    trained, *buffered = asyncio.run(first())
+    again = asyncio.run(resumed(trained.cursor))
+    assert [rollout.groups for rollout in again] == [rollout.groups for rollout in buffered]
+
+
+def test_a_rollout_number_that_goes_back_is_refused(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        run = manager(config, tokenizer, tmp_path)
+        await run.generate(1)
+        await run.generate(0)
+
+    with pytest.raises(SlimeError, match="rollout 0 was asked for after rollout 1"):
+        asyncio.run(main())
+
+
+def test_a_batch_without_one_trainable_sample_ends_the_run_with_the_reasons(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    faulty = config.model_copy(update={"reward": RewardOptions(reward="faulty")})
+    with pytest.raises(
+        SlimeError,
+        match=r"none of its 12 samples can be trained on: 12x reward \S+/faulty \(slime-rl \S+\): ValueError:",
+    ):
+        asyncio.run(manager(faulty, tokenizer, tmp_path).generate(0))
+
+
+def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    class OneRefusal(ScriptedPolicy):
+        """Refuses the requests of one prompt."""
+
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        ) -> Generation:
+            if tokenizer.decode(tokens) == "1+1=":
+                raise ValueError("request refused")
+            return await super().generate(tokens, sampling, session=session)
+
+    rollout = asyncio.run(manager(config, tokenizer, tmp_path, OneRefusal(tokenizer)).generate(0))
+    assert [[s.trainable for s in g.samples] for g in rollout.groups] == [[True] * 4, [False] * 4, [True] * 4]
+    assert rollout.metrics["rollout/failed"] == 4
+    [reason] = rollout.failures
+    assert reason.startswith("4x generator ") and reason.endswith("ValueError: request refused")
+
+
+def test_dead_engines_end_generation_and_evaluation(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    class DeadPolicy(ScriptedPolicy):
+        """No engine answers."""
+
+        async def generate(self, *_: object, **__: object) -> Generation:
+            raise EngineError("no connection in 4 attempts")
+
+    async def main() -> None:
+        run = manager(config, tokenizer, tmp_path, DeadPolicy(tokenizer))
+        with pytest.raises(EngineError, match="no connection"):
+            await run.generate(0)
+        with pytest.raises(EngineError, match="no connection"):
+            await run.evaluate(0)
+
+    asyncio.run(main())
+
+
+def test_progress_reaches_the_callback(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    asyncio.run(
+        manager(config, tokenizer, tmp_path, on_progress=lambda done, total: seen.append((done, total))).generate(0)
+    )
+    assert seen == [(done, 12) for done in range(13)]
+
+
+def test_evaluation_asks_every_prompt_greedily_and_writes_every_sample(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(tokenizer)
+    report = asyncio.run(manager(config, tokenizer, tmp_path, policy).evaluate(7))
+    assert report.rollout == 7
+    assert report.metrics == {
+        "eval/sums": 1.0,
+        "eval/sums/samples": 24,
+        "eval/sums/failed": 0,
+        "eval/sums/aborted": 0,
+        "eval/sums/response_length_mean": pytest.approx((9 * 1 + 3 * 2) / 12),
+        "eval/sums/response_length_max": 2,
+        "eval/sums/response_length_min": 1,
+        "eval/sums/truncated_ratio": 0.0,
+    }
+    assert len(policy.requests) == 24
+    assert all((s.temperature, s.top_p, s.top_k) == (0, 1.0, -1) for _, s in policy.requests)
+    rows = [json.loads(line) for line in (tmp_path / "rollouts" / "eval_sums_000007.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows[::2]] == [f"{n}+1=" for n in range(12)]
+    assert {row["reward"] for row in rows} == {1.0}
+
+
+def test_evaluation_takes_nothing_from_the_training_data(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> tuple[Rollout, Rollout]:
+        run = manager(config, tokenizer, tmp_path)
+        before = await run.generate(0)
+        await run.evaluate(0)
+        await run.evaluate(1)
+        return before, await run.generate(1)
+
+    _, after = asyncio.run(main())
+    assert prompts(after) == ["3+1=", "4+1=", "5+1="]
+
+
+def test_an_evaluation_that_scores_nothing_says_why(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    faulty = config.model_copy(update={"reward": RewardOptions(reward="faulty")})
+    with pytest.raises(SlimeError, match="evaluation set sums: none of its 24 samples has a reward: 24x reward"):
+        asyncio.run(manager(faulty, tokenizer, tmp_path).evaluate(0))
+
+
+def test_supervised_samples_need_neither_engine_nor_reward(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    from slime.config.options import AlgorithmOptions
+
+    supervised = config.model_copy(
+        update={"algorithm": AlgorithmOptions(loss_type="sft_loss"), "reward": RewardOptions(reward=None)}
+    )
+    plugins = load_plugins(supervised.plugins)
+    rollout = asyncio.run(RolloutManager(supervised, plugins, None, tmp_path, tokenizer).generate(0))
+    samples = [s for g in rollout.groups for s in g.samples]
+    assert all(s.trainable and s.reward is None and s.response == s.label for s in samples)
+    assert "rollout/reward_mean" not in rollout.metrics
+    assert rollout.metrics["time/engine"] == 0
