@@ -17,7 +17,7 @@ class FaultySource:
 
     def __init__(self, groups: list[Group] | None = None, state: Any = None) -> None:
         self.groups = groups
-        self.state = {"position": 3, "order": [1, 2]} if state is None else state
+        self.state: Any = {"position": 3, "order": [1, 2]} if state is None else state
 
     def take(self, n: int) -> list[Group]:
         if self.groups is None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.plugins import PluginSet
 
+__all__ = ["EvalReport", "Rollout", "RolloutManager"]
+
 logger = logging.getLogger(__name__)
 
 
