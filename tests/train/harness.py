@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from slime.config import RunConfig
 from slime.config.options import SECTIONS
 from slime.data import TrainBatch
 from slime.plugin import Advantages, EstimatorBatch
@@ -108,21 +108,22 @@ def make_config(
     steps: int = 1,
     megatron: dict[str, Any] | None = None,
     **options: Any,
-) -> Any:
+) -> RunConfig:
     """A run configuration: `options` are slime's own flags by field name, `megatron` Megatron's."""
-    options = {"hf_checkpoint": None if folder is None else str(folder), "threads_per_rank": 1} | options
+    options = {
+        "hf_checkpoint": None if folder is None else str(folder),
+        "device": "cpu",
+        "threads_per_rank": 1,
+        "actor_num_gpus_per_node": world_size,
+        "rollout_batch_size": 2 * steps,
+        "num_steps_per_rollout": steps,
+    } | options
     sections = {}
     for name, kind in SECTIONS.items():
         mine = {key: options.pop(key) for key in list(options) if key in kind.model_fields}
         sections[name] = kind(**mine)
     assert not options, options
-    return SimpleNamespace(
-        megatron={"lr": 1e-2, "adam_eps": 1e-4} | (megatron or {}),
-        world_size=world_size,
-        steps_per_rollout=steps,
-        on_gpu=False,
-        **sections,
-    )
+    return RunConfig(megatron={"lr": 1e-2, "adam_eps": 1e-4} | (megatron or {}), **sections)
 
 
 def make_batch(

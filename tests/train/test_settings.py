@@ -71,6 +71,19 @@ def test_bf16_reaches_model_pipeline_and_optimizer() -> None:
     assert built.ddp.grad_reduce_in_fp32
 
 
+def test_types_that_a_file_cannot_hold_are_restored() -> None:
+    from megatron.core.transformer.enums import AttnBackend
+
+    built = settings(attention_backend="flash", exp_avg_dtype="fp32")
+    assert built.transformer.attention_backend is AttnBackend.flash
+    assert built.optimizer.exp_avg_dtype is torch.float32
+
+
+def test_plain_gradient_descent_runs_without_the_distributed_optimizer() -> None:
+    built = settings(optimizer="sgd")
+    assert not built.optimizer.use_distributed_optimizer and not built.ddp.use_distributed_optimizer
+
+
 def test_recompute_activations_is_selective() -> None:
     assert settings(recompute_activations=True).transformer.recompute_granularity == "selective"
 
@@ -100,7 +113,7 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
             "--untie-embeddings-and-output-weights says False",
         ),
         (1, {"rotary_base": 1e6}, "--rotary-base says 1000000.0, and .* says 10000.0"),
-        (1, {"squared_relu": True}, "--activation-func says 'squared_relu'"),
+        (1, {"squared_relu": True}, r"--squared-relu or --quick-geglu\) says 'squared_relu'"),
         (1, {"rotary_interleaved": True}, "--rotary-interleaved says True, and .* says False"),
         (3, {"tensor_model_parallel_size": 2}, "3 training ranks cannot be divided .* 2 x 1 x 1 = 2"),
         (8, {"tensor_model_parallel_size": 8}, "size 8 does not divide the model's 4 attention heads"),
@@ -123,6 +136,10 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
         (1, {"overlap_param_gather": True}, "--overlap-param-gather needs --overlap-grad-reduce"),
         (1, {"hidden_dropout": 0.1}, "--hidden-dropout 0.1 cannot be used"),
         (1, {"num_moe_experts": 8}, "trains dense models"),
+        (1, {"use_megatron_fsdp": True}, "--use-megatron-fsdp True: .* does not perform"),
+        (1, {"fp8": "hybrid"}, "--fp8 hybrid needs a GPU"),
+        (1, {"optimizer": "sgd", "use_distributed_optimizer": True}, "only Adam"),
+        (1, {"optimizer": "muon"}, "--optimizer 'muon' is not one of adam, sgd"),
         (1, {"bf16": True, "fp16": True}, "exclude each other"),
         (1, {"lr": None}, "--lr is missing"),
         (1, {"recompute_granularity": "everything"}, "Megatron's TransformerConfig refuses"),

@@ -119,5 +119,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _flag(name: str) -> str:
+    if name == "activation_func":
+        return "the activation (--swiglu, --squared-relu or --quick-geglu)"
     spelled = {"share_embeddings_and_output_weights": "untie_embeddings_and_output_weights"}.get(name, name)
     return "--" + spelled.replace("_", "-")

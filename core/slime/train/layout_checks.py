@@ -11,6 +11,14 @@ from typing import Any
 
 from slime.errors import ConfigError
 
+#: Megatron's fields whose feature needs more of the trainer than is there
+_NOT_PERFORMED = (
+    "use_megatron_fsdp",
+    "num_distributed_optimizer_instances",
+    "hybrid_context_parallel",
+    "hierarchical_context_parallel_sizes",
+)
+
 
 def check_layout(stated: Mapping[str, Any], transformer: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """The layout fields of `TransformerConfig` for the stated flags, a model and a number of ranks.
@@ -33,6 +41,10 @@ def check_layout(stated: Mapping[str, Any], transformer: Mapping[str, Any], worl
                 f"--{flag.replace('_', '-')} {stated[flag]}: this release trains dense models with grouped-query"
                 " attention and one output per token."
             )
+    for flag in _NOT_PERFORMED:
+        value = stated.get(flag)
+        if value is True or (value and value != 1):
+            raise ConfigError(f"--{flag.replace('_', '-')} {value}: slime's trainer does not perform this.")
     heads = transformer["num_attention_heads"]
     if heads % tensor:
         raise ConfigError(f"--tensor-model-parallel-size {tensor} does not divide the model's {heads} attention heads.")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,6 @@ import torch.nn.functional as F
 from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.errors import ConfigError, did_you_mean
@@ -36,20 +37,16 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
 }
-_DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: what needs TransformerEngine, Apex or CUDA kernels; on a CPU the unfused form computes the same numbers
 _CPU_OFF: dict[str, Any] = {
     "apply_rope_fusion": False,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
     "cross_entropy_loss_fusion": False,
+    "cuda_graph_impl": "none",
+    "enable_cuda_graph": False,
+    "external_cuda_graph": False,
     "gradient_accumulation_fusion": False,
     "masked_softmax_fusion": False,
     "optimizer_cpu_offload": False,
@@ -84,10 +81,13 @@ def train_settings(config: RunConfig, hf: tuple[Mapping[str, Any], Mapping[str, 
     shape = merge_architecture(hf, stated)
     use_te = _use_transformer_engine(config, stated)
     if not config.on_gpu:
+        for name in ("fp8", "fp4"):
+            if stated.get(name):
+                raise ConfigError(f"--{name} {stated[name]} needs a GPU, and this run trains on the CPU.")
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
     half = _half_precision(stated)
     transformer = _transformer(config, stated, shape, half, use_te)
-    distributed_optimizer = stated.get("use_distributed_optimizer", True)
+    distributed_optimizer = _distributed_optimizer(stated)
     optimizer_fields = {
         "lr": _learning_rate(stated),
         "min_lr": 0.0,
@@ -127,8 +127,6 @@ def _transformer(
             f"activation function {activation!r} is not one of {', '.join(_ACTIVATIONS)}."
             f"{did_you_mean(str(activation), _ACTIVATIONS)}"
         )
-    if "attention_backend" in fields and isinstance(fields["attention_backend"], str):
-        fields["attention_backend"] = AttnBackend[fields["attention_backend"]]
     fields |= {
         "activation_func": _ACTIVATIONS[activation],
         "hidden_dropout": 0.0,
@@ -162,6 +160,15 @@ def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> boo
     return config.on_gpu and installed and wanted != "local"
 
 
+def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:
+    kind = stated.get("optimizer", "adam")
+    if kind not in ("adam", "sgd"):
+        raise ConfigError(f"--optimizer {kind!r} is not one of adam, sgd.")
+    if kind != "adam" and stated.get("use_distributed_optimizer"):
+        raise ConfigError("--use-distributed-optimizer: only Adam's state can be distributed, and --optimizer is sgd.")
+    return bool(stated.get("use_distributed_optimizer", kind == "adam"))
+
+
 def _half_precision(stated: Mapping[str, Any]) -> torch.dtype | None:
     if stated.get("bf16") and stated.get("fp16"):
         raise ConfigError("--bf16 and --fp16 exclude each other.")
@@ -188,16 +195,27 @@ def _fields(stated: Mapping[str, Any], kind: type, skip: tuple[str, ...] = ()) -
     for field in dataclasses.fields(kind):
         if field.name not in stated or field.name in skip:
             continue
-        value = stated[field.name]
-        if (
-            "dtype" in str(field.type)
-            and isinstance(value, str)
-            and value in _DTYPES
-            and "Literal" not in str(field.type)
-        ):
-            value = _DTYPES[value]
-        chosen[field.name] = value
+        chosen[field.name] = _restored(field.type, stated[field.name])
     return chosen
+
+
+def _restored(annotation: Any, value: Any) -> Any:
+    """A stated value as the field's type: enums are stated by member name, dtypes by a short name."""
+    if isinstance(value, list):
+        return [_restored(annotation, item) for item in value]
+    if isinstance(value, str):
+        for kind in _types_in(annotation):
+            if kind is torch.dtype and value in _DTYPES:
+                return _DTYPES[value]
+            if isinstance(kind, type) and issubclass(kind, Enum) and value in kind.__members__:
+                return kind[value]
+    return value
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in typing.get_args(annotation):
+        yield from _types_in(part)
 
 
 def _build(kind: type, fields: Mapping[str, Any]) -> Any:
