@@ -1,0 +1,63 @@
+"""What must start fast imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "ray", "sglang", "sglang_router", "megatron", "transformers")
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has after running `code`."""
+    script = f"import json, sys\n{code}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "slime.plugin",
+        "slime.plugins",
+        "slime.utils.types",
+        "slime.data",
+        "slime.cli.main",
+        "slime.cli.plugins",
+        "slime_estimators",
+        "slime_rewards",
+        "slime_datasources",
+        "slime_generators",
+    ],
+)
+def test_importing_it_loads_nothing_heavy(module: str) -> None:
+    assert modules_after(f"import {module}") & set(HEAVY) == set()
+
+
+def test_the_authoring_surface_loads_neither_numpy_nor_the_loader() -> None:
+    loaded = modules_after("import slime.plugin")
+    assert loaded & {"numpy", "importlib_metadata", "rich"} == set()
+
+
+def test_listing_plugins_loads_nothing_heavy() -> None:
+    loaded = modules_after("from slime.cli.plugins import run; assert run(['--check']) == 0")
+    assert loaded & {*HEAVY, "numpy"} == set()
+    assert "slime_estimators" in loaded
+
+
+def test_listing_plugins_takes_less_than_half_a_second() -> None:
+    def children_seconds() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    code = "from slime.cli.plugins import run; run([])"
+    seconds = []
+    for _ in range(3):
+        before = children_seconds()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+        seconds.append(children_seconds() - before)
+    assert min(seconds) < 0.5

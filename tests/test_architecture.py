@@ -1,0 +1,224 @@
+"""The house rules that code can check: who may import whom, what the kernel must not know, and size."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "core" / "slime"
+PLUGIN_PACKAGES = sorted(path for path in ROOT.glob("plugins/*/slime_*") if path.is_dir())
+SOURCES = sorted(
+    path
+    for folder in ("core", "plugins", "tests", "examples", "benchmarks", "scripts")
+    for path in (ROOT / folder).rglob("*.py")
+)
+CORE_SOURCES = sorted(CORE.rglob("*.py"))
+
+_BASE = frozenset({"types", "errors", "plugin"})
+_CONFIGURED = _BASE | {"plugins", "config"}
+_ENGINES = _CONFIGURED | {"data", "observe", "cpu"}
+#: Room -> the rooms it may import when it runs.  Imports under `if TYPE_CHECKING` are free: they name types
+#: and load nothing.  `plugins` stands beside `config` and below it, so that the loader never needs a run;
+#: `config` itself holds the `[plugins]` section.  Of the three rooms on one level, training may use weights
+#: and weights may use engines, never the other way round.
+ALLOWED: dict[str, frozenset[str]] = {
+    "types": frozenset(),
+    "errors": frozenset(),
+    "utils": frozenset({"types"}),
+    "plugin": frozenset({"types", "errors"}),
+    "hookspecs": _BASE,
+    "plugins": _BASE | {"hookspecs"},
+    "config": _BASE | {"plugins"},
+    "data": _CONFIGURED,
+    "observe": _CONFIGURED | {"data"},
+    "cpu": _BASE,
+    "engine": _ENGINES,
+    "weights": _ENGINES | {"engine"},
+    "train": _ENGINES | {"engine", "weights"},
+    "rollout": _CONFIGURED | {"data", "observe", "engine"},
+    "checkpoint": _CONFIGURED | {"data", "observe", "rollout", "train", "weights"},
+    "cluster": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint"},
+    "loop": _CONFIGURED | {"observe", "cluster"},
+    "cli": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop"},
+}
+#: what slime's own plugins may use of slime: what a third party may
+PUBLIC = frozenset({"plugin", "types", "errors", "data"})
+
+HEAVY = frozenset({"torch", "ray", "sglang", "sglang_router", "megatron", "transformers"})
+#: rooms that import none of those until they need them
+LIGHT = frozenset(
+    {
+        "types",
+        "errors",
+        "utils",
+        "plugin",
+        "hookspecs",
+        "plugins",
+        "config",
+        "data",
+        "cli",
+        "observe",
+        "rollout",
+        "loop",
+    }
+)
+LIGHT_FILES = [path for path in CORE_SOURCES if path.relative_to(CORE).parts[0].removesuffix(".py") in LIGHT] + [
+    path for package in PLUGIN_PACKAGES for path in sorted(package.glob("*.py")) if path.stem in ("__init__", "options")
+]
+
+#: names of algorithms, rewards and model families, which the kernel must not know
+NAMES = re.compile(
+    r"(?<![a-z])(grpo|gspo|ppo|reinforce|exact_match|qwen|llama|glm|deepseek|kimi|moonlight|mistral|gemma)(?![a-z])",
+    re.IGNORECASE,
+)
+#: where in the kernel such names may stand, with the reason
+NAMES_ALLOWED = {
+    "weights": "maps each model family's weights to and from Megatron's",
+    "cpu/sglang_patches.py": "the path of an SGLang module",
+}
+
+MAX_LINES = 500
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(CORE).parts[0].removesuffix(".py")
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and any(
+        isinstance(part, ast.Name | ast.Attribute) and "TYPE_CHECKING" in ast.unparse(part)
+        for part in ast.walk(node.test)
+    )
+
+
+def imports(node: ast.AST, *, module_level: bool = False) -> Iterator[str]:
+    """Modules that the code below `node` imports when it runs (or, `module_level`, when it is imported)."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = child.module or ""
+            yield from (f"{module}.{alias.name}" for alias in child.names)
+        elif is_type_checking(child):
+            assert isinstance(child, ast.If)
+            for other in child.orelse:
+                yield from imports(other, module_level=module_level)
+        elif not (module_level and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
+            yield from imports(child, module_level=module_level)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of the kernel that a file imports."""
+    rooms = {path.stem if path.is_file() else path.name for path in CORE.iterdir()}
+    parts = (name.split(".") for name in imports(ast.parse(path.read_text(encoding="utf-8"))))
+    return {part[1] for part in parts if part[0] == "slime" and len(part) > 1 and part[1] in rooms}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_room_has_its_place_in_the_table() -> None:
+    rooms = {room_of(path) for path in CORE_SOURCES} - {"__init__"}
+    assert rooms <= set(ALLOWED), f"rooms without a place in ALLOWED: {sorted(rooms - set(ALLOWED))}"
+
+
+def test_the_table_has_no_cycles() -> None:
+    left = dict(ALLOWED)
+    while left:
+        free = [room for room, needs in left.items() if not needs & set(left)]
+        assert free, f"these rooms import each other in a circle: {sorted(left)}"
+        for room in free:
+            del left[room]
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{relative(path)} ({room_of(path)}) imports {room}"
+        for path in CORE_SOURCES
+        for room in sorted(imported_rooms(path) - {room_of(path)} - ALLOWED.get(room_of(path), frozenset()))
+    ]
+    assert wrong == []
+
+
+def test_the_kernel_imports_no_plugin_package() -> None:
+    packages = {path.name for path in PLUGIN_PACKAGES}
+    assert len(packages) == 4
+    wrong = [
+        f"{relative(path)} imports {name}"
+        for path in CORE_SOURCES
+        for name in imports(ast.parse(path.read_text(encoding="utf-8")))
+        if name.split(".")[0] in packages
+    ]
+    assert wrong == []
+
+
+def test_slimes_own_plugins_use_what_third_parties_may() -> None:
+    wrong = [
+        f"{relative(path)} imports {room}"
+        for package in PLUGIN_PACKAGES
+        for path in sorted(package.rglob("*.py"))
+        for room in sorted(imported_rooms(path) - PUBLIC)
+    ]
+    assert wrong == []
+
+
+def test_the_kernel_names_no_algorithm_reward_or_model_family() -> None:
+    wrong = [
+        f"{relative(path)}:{number}: {match.group()}"
+        for path in CORE_SOURCES
+        if room_of(path) not in NAMES_ALLOWED and str(path.relative_to(CORE)) not in NAMES_ALLOWED
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for match in NAMES.finditer(line)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("text", ["--advantage-estimator grpo", "GRPO", "reinforce_plus_plus", "qwen3", "is_llama"])
+def test_the_search_for_names_finds_them(text: str) -> None:
+    assert NAMES.search(text)
+
+
+@pytest.mark.parametrize("text", ["reinforcement learning", "support", "supported", "appointment"])
+def test_the_search_for_names_passes_ordinary_words(text: str) -> None:
+    assert not NAMES.search(text)
+
+
+def test_light_rooms_import_nothing_heavy_at_module_level() -> None:
+    wrong = [
+        f"{relative(path)} imports {name}"
+        for path in LIGHT_FILES
+        for name in imports(ast.parse(path.read_text(encoding="utf-8")), module_level=True)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert wrong == []
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    packages = [path for path in SOURCES if path.name == "__init__.py" and not path.is_relative_to(ROOT / "tests")]
+    assert [relative(p) for p in packages if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))] == []
+
+
+def test_every_folder_of_code_is_a_package() -> None:
+    folders = {path.parent for root in (CORE, *PLUGIN_PACKAGES) for path in root.rglob("*.py")}
+    assert [relative(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_imports_are_absolute() -> None:
+    wrong = [
+        relative(path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert wrong == []
