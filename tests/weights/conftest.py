@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.engines import READY_S, cpu_engine, fork_server
 from tests.support.tiny_models import make_tiny_model
 
-from slime.engine.fork_server import ForkServer
-from slime.engine.server import EngineServer, EngineSpec
+from slime.engine.server import EngineServer
+
+__all__ = ["fork_server"]
 
 Folders = Callable[..., Path]
 
@@ -37,32 +39,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="session")
 def start_engine(
-    model_folder: Folders, tmp_path_factory: pytest.TempPathFactory
+    model_folder: Folders, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[int], EngineServer]]:
     """tp_size -> a live engine, started once, that serves the Qwen3 model of seed 1."""
     logs = tmp_path_factory.mktemp("engine-logs")
-    host = ForkServer(env={"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}, log_path=logs / "fork.log")
-    host.start()
+    address = request.getfixturevalue("fork_server")
     running: dict[int, EngineServer] = {}
 
     def start(tp_size: int) -> EngineServer:
         if tp_size not in running:
-            spec = EngineSpec(
-                str(model_folder("qwen3")),
-                logs / f"engine-{tp_size}.log",
-                tp_size=tp_size,
-                device="cpu",
-                context_length=512,
-                fork_server=host.address,
-            )
-            running[tp_size] = EngineServer(spec)
-            running[tp_size].start()
-            running[tp_size].wait_ready(90)
+            engine = cpu_engine(model_folder("qwen3"), logs, tp_size=tp_size, context_length=512, fork_server=address)
+            engine.start()
+            running[tp_size] = engine
+            engine.wait_ready(READY_S)
         return running[tp_size]
 
-    try:
-        yield start
-    finally:
-        for engine in running.values():
-            engine.stop()
-        host.stop()
+    yield start
+    for engine in running.values():
+        engine.stop()

@@ -58,9 +58,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
                 process.join()
 
 
-def _rank(
-    rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], arguments: Any
-) -> None:
+def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], arguments: Any) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(

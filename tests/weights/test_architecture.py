@@ -118,7 +118,5 @@ def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
 
 
 def test_reading_an_architecture_needs_no_torch() -> None:
-    code = (
-        "import sys; from slime.weights import architecture, read_hf_config; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; from slime.weights import architecture, read_hf_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

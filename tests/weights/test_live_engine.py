@@ -23,7 +23,7 @@ from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
 from slime.weights import WeightCheck, create_transport, load_hf, named_hf_tensors, read_hf_config
-from slime.weights.sync import WeightSync
+from slime.weights.export import drain
 from slime.weights.transports.base import WeightTransport
 from slime.weights.transports.broadcast_group import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
@@ -48,12 +48,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def _transport(
-    engine: EngineServer, name: str, folder: Path, scratch: Path, **options: object
-) -> WeightTransport:
-    settings = SyncOptions.model_validate(
-        {"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options}
-    )
+def _transport(engine: EngineServer, name: str, folder: Path, scratch: Path, **options: object) -> WeightTransport:
+    settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
     return create_transport(settings, [engine.control], hf_folder=folder, scratch=scratch, on_gpu=False)
 
 
@@ -131,16 +127,13 @@ def test_tensor_parallel_trainer_brings_its_weights_to_the_engine(
         models = build(start, tp=2, padded_vocab=192)
         config = read_hf_config(start)
         load_hf(models, trained, config)
-        sync = WeightSync.for_rank(
-            index,
-            SyncOptions(check_weight_update_equal=True, weight_sync_timeout_s=30),
-            [EngineControl(one_rank_engine.url)],
-            hf_folder=start,
-            scratch=tmp_path,
-            on_gpu=False,
-        )
-        sync.push(named_hf_tensors(models, config, bucket_bytes=30_000), version="megatron")
-        sync.close()
+        named = named_hf_tensors(models, config, bucket_bytes=30_000)
+        if index != 0:
+            drain(named)
+            return
+        transport = _transport(one_rank_engine, "distributed", start, tmp_path, check_weight_update_equal=True)
+        transport.send(named, version="megatron")
+        transport.close()
 
     run_ranks(rank, 2)
     _assert_serves(one_rank_engine, trained, "megatron")
@@ -202,9 +195,7 @@ def test_check_names_the_one_tensor_that_differs(
         check.compare(engine.url, engine.control.weights_checksum())
 
 
-def test_check_notices_a_tensor_that_never_reached_the_engine(
-    engine: EngineServer, model_folder: Folders
-) -> None:
+def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServer, model_folder: Folders) -> None:
     old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
     transport = TensorTransport(on_gpu=False, bucket_bytes=2**29, timeout_s=30)
     transport.connect([engine.control])
@@ -221,16 +212,12 @@ def test_check_notices_a_tensor_that_never_reached_the_engine(
         check.compare(engine.url, engine.control.weights_checksum())
 
 
-def test_check_reports_engine_parameters_that_no_name_explains(
-    engine: EngineServer, model_folder: Folders
-) -> None:
+def test_check_reports_engine_parameters_that_no_name_explains(engine: EngineServer, model_folder: Folders) -> None:
     deeper = model_folder("qwen3", seed=1)
     shallow = {**read_hf_config(deeper), "num_hidden_layers": 2, "layer_types": None}
     check = WeightCheck(shallow, [engine.control.tp_size])
     list(check.observe((n, t) for n, t in _weights(deeper).items() if ".layers.2." not in n))
-    with pytest.raises(
-        WeightSyncError, match=r"are in the engine only: model\.layers\.2\.input_layernorm\.weight"
-    ):
+    with pytest.raises(WeightSyncError, match=r"are in the engine only: model\.layers\.2\.input_layernorm\.weight"):
         check.compare(engine.url, engine.control.weights_checksum())
 
 
@@ -279,16 +266,12 @@ def test_a_trainer_killed_in_the_middle_leaves_an_engine_that_a_new_one_can_use(
 
     child = os.fork()
     if child == 0:
-        doomed = _transport(
-            one_rank_engine, "distributed", folder, tmp_path, update_weight_buffer_size=20_000
-        )
+        doomed = _transport(one_rank_engine, "distributed", folder, tmp_path, update_weight_buffer_size=20_000)
         doomed.send(dies_half_way(), version="dead")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
     transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
-    with pytest.raises(
-        WeightSyncError, match=r"beginning the update failed at engine http://127.*already open"
-    ):
+    with pytest.raises(WeightSyncError, match=r"beginning the update failed at engine http://127.*already open"):
         transport.send(iter(weights.items()), version="refused")  # which closes the dead trainer's session
     transport.send(iter(weights.items()), version="new")
     _assert_serves(one_rank_engine, folder, "new")
@@ -336,33 +319,62 @@ def test_an_engine_waiting_for_broadcasts_is_let_go_when_the_group_ends(
     _engine_log_probs(one_rank_engine)
 
 
-def test_an_engine_that_does_not_answer_is_named_at_once(model_folder: Folders, tmp_path: Path) -> None:
+@pytest.fixture
+def dead_engine() -> EngineControl:
+    """An address where nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        dead = EngineControl(f"http://127.0.0.1:{probe.getsockname()[1]}")
-    options = {"weight_sync_timeout_s": 60.0, "update_weight_transport": "distributed"}
-    folder = model_folder("qwen3")
+        return EngineControl(f"http://127.0.0.1:{probe.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_one_dead_engine_is_named_at_once_and_the_other_goes_on(
+    one_rank_engine: EngineServer,
+    dead_engine: EngineControl,
+    model_folder: Folders,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    folder = model_folder("qwen3", seed=1)
+    transport = _transport(one_rank_engine, name, folder, tmp_path)
+    transport.connect([one_rank_engine.control, dead_engine])
+    named = iter(_weights(folder).items())
     started = time.monotonic()
-    with pytest.raises(WeightSyncError, match=f"joining the process group failed at engine {dead.url}"):
-        create_transport(
-            SyncOptions.model_validate(options), [dead], hf_folder=folder, scratch=tmp_path, on_gpu=False
-        )
-    assert time.monotonic() - started < 5
+    with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead_engine.url}"):
+        transport.send(named, version="two")
+    assert time.monotonic() - started < 10
+    assert next(named, None) is None  # other ranks' gathers completed
+    transport.connect([one_rank_engine.control])
+    transport.send(iter(_weights(folder).items()), version="one")
+    _assert_serves(one_rank_engine, folder, "one")
+    transport.close()
 
 
-def test_engines_that_cannot_reach_the_trainer_are_given_up_at_the_deadline(
+def test_an_engine_left_alone_in_a_group_is_let_go(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
-    """One of two engines is dead: the other must not be left waiting for it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dead = EngineControl(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    """The second engine of the group answers a pause and then refuses to join."""
+
+    class RefusesToJoin(EngineControl):
+        """The same server under another name, to spare a second one; so its session is open already."""
+
+        def begin_weight_update(self) -> None: ...
+
+        def init_weights_update_group(self, *_: object, **__: object) -> None:
+            raise EngineError("no process groups here")
+
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, "tensor", folder, tmp_path)
-    transport.connect([one_rank_engine.control, dead])
-    with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead.url}"):
-        transport.send(iter(_weights(folder).items()), version="two")
-    _engine_log_probs(one_rank_engine)
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
+    other = RefusesToJoin(one_rank_engine.url.replace("127.0.0.1", "localhost"))
+    transport.connect([one_rank_engine.control, other])
+    started = time.monotonic()
+    with pytest.raises(WeightSyncError, match="joining the process group failed at engine http://localhost"):
+        transport.send(iter(_weights(folder).items()), version="alone")
+    assert time.monotonic() - started < 10
+    transport.connect([one_rank_engine.control])
+    transport.send(iter(_weights(folder).items()), version="one")
+    _assert_serves(one_rank_engine, folder, "one")
+    transport.close()
 
 
 def test_disk_keeps_the_newest_version_only(

@@ -98,9 +98,7 @@ def _logits(rank: int, folder: Path, tokens: Tensor) -> Tensor:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loaded_model_computes_the_logits_of_transformers(
-    model_folder: Folders, family: str, tied: bool
-) -> None:
+def test_loaded_model_computes_the_logits_of_transformers(model_folder: Folders, family: str, tied: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = model_folder(family, tied=tied)

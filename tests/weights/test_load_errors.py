@@ -39,9 +39,7 @@ def _load(rank: int, folder: Path, described_by: Path) -> str:
 
 def test_missing_and_unexpected_tensors_are_listed(folder: Path) -> None:
     _rewrite(folder, drop="model.norm.weight", **{"model.layers.0.extra": torch.zeros(2)})
-    with pytest.raises(
-        CheckpointError, match=r"1 missing: model\.norm\.weight; 1 unexpected: model\.layers\.0\.extra"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 missing: model\.norm\.weight; 1 unexpected: model\.layers\.0\.extra"):
         load_hf([], folder, read_hf_config(folder))
 
 

@@ -41,9 +41,7 @@ def test_a_saved_folder_loads_in_transformers_with_equal_logits(
     assert SafetensorsFolder(tmp_path / "out").names == weights.keys()
 
 
-def test_shards_stay_below_the_limit_and_the_index_adds_them_up(
-    model_folder: Folders, tmp_path: Path
-) -> None:
+def test_shards_stay_below_the_limit_and_the_index_adds_them_up(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("llama")
     save_hf(tmp_path / "out", iter(_tensors(source).items()), source, max_shard_bytes=100_000)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
@@ -61,9 +59,7 @@ def test_the_configuration_states_the_type_that_was_written(model_folder: Folder
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(
-    model_folder: Folders, tmp_path: Path
-) -> None:
+def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("llama")
     tensors = _tensors(source)
     save_hf(tmp_path / "out", iter(tensors.items()), source)

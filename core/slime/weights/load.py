@@ -56,9 +56,7 @@ def _rule_for(name: str, rules: dict[str, Rule]) -> Rule:
     return rule
 
 
-def _check_names(
-    source: SafetensorsFolder, rules: Iterable[Rule], ignored: tuple[str, ...], *, tied: bool
-) -> None:
+def _check_names(source: SafetensorsFolder, rules: Iterable[Rule], ignored: tuple[str, ...], *, tied: bool) -> None:
     expected = {name for rule in rules for name in rule.hf}
     spare = {"lm_head.weight"} if tied else set()  # written by some tools although tied
     unexpected = {name for name in source.names - expected - spare if not name.endswith(ignored)}

@@ -55,9 +55,7 @@ def save_hf(
             raise CheckpointError(f"{folder} cannot be written: {error}.") from error
 
 
-def _save(
-    folder: Path, named: Iterator[tuple[str, Tensor]], source_folder: Path, max_shard_bytes: int
-) -> None:
+def _save(folder: Path, named: Iterator[tuple[str, Tensor]], source_folder: Path, max_shard_bytes: int) -> None:
     config = read_hf_config(source_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -95,9 +93,7 @@ def _write_tensors(work: Path, named: Iterator[tuple[str, Tensor]], max_shard_by
     if pending:
         flush()
     count = len(parts)
-    names = (
-        [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    )
+    names = [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for index, name in enumerate(names):
         (work / _part(index)).rename(work / name)
     return dict(zip(names, parts, strict=True))

@@ -52,9 +52,7 @@ class WeightCheck:
         for name, tensor in named:
             rule = rule_of.pop(name, None)
             if rule is None:
-                raise WeightSyncError(
-                    f"The trainer sent {name}, which the model's table does not have (or twice)."
-                )
+                raise WeightSyncError(f"The trainer sent {name}, which the model's table does not have (or twice).")
             waiting[name] = tensor
             if all(part in waiting for part in rule.hf):
                 self._note(rule, [waiting.pop(part) for part in rule.hf])
@@ -96,9 +94,7 @@ class WeightCheck:
             if names
         ]
         if problems:
-            raise WeightSyncError(
-                f"Engine {url} does not hold the trainer's weights. Tensors: {'; '.join(problems)}."
-            )
+            raise WeightSyncError(f"Engine {url} does not hold the trainer's weights. Tensors: {'; '.join(problems)}.")
 
     def _note(self, rule: Rule, parts: Sequence[Tensor]) -> None:
         for tp_size in self._tp_sizes:
@@ -135,9 +131,7 @@ def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int
                     tp_rank * sizes.groups // tp_size,
                 )
             )
-            return torch.cat(
-                [query.chunk(tp_size)[tp_rank], key.chunk(count)[index], value.chunk(count)[index]]
-            )
+            return torch.cat([query.chunk(tp_size)[tp_rank], key.chunk(count)[index], value.chunk(count)[index]])
 
 
 def _by_tensor_rank(ranks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, dict[str, str]]]:

@@ -90,9 +90,7 @@ def rope(config: HFConfig, *, scaled: bool) -> dict[str, Any]:
         1,
         1.0,
     ):
-        raise ConfigError(
-            "config.json: partial_rotary_factor is not 1; this family rotates whole heads in slime."
-        )
+        raise ConfigError("config.json: partial_rotary_factor is not 1; this family rotates whole heads in slime.")
     keywords: dict[str, Any] = {
         "rotary_base": positive_float(parameters, "rope_theta", 10000.0),
         "rotary_percent": 1.0,
@@ -105,8 +103,7 @@ def rope(config: HFConfig, *, scaled: bool) -> dict[str, Any]:
     if kind != "llama3" or not scaled:
         supported = "'default' or 'llama3'" if scaled else "'default'"
         raise ConfigError(
-            f"config.json: rope_type is {kind!r}; supported for model_type {config.get('model_type')!r}: "
-            f"{supported}."
+            f"config.json: rope_type is {kind!r}; supported for model_type {config.get('model_type')!r}: {supported}."
         )
     published = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     got = {key: parameters.get(key) for key in published}
@@ -124,8 +121,7 @@ def dense_transformer(config: HFConfig, *, head_dim: int, num_query_groups: int)
     heads = positive_int(config, "num_attention_heads")
     if heads % num_query_groups:
         raise ConfigError(
-            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads "
-            f"{num_query_groups}."
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {num_query_groups}."
         )
     return {
         "num_layers": positive_int(config, "num_hidden_layers"),

@@ -27,9 +27,7 @@ def _transformer(config: HFConfig) -> dict[str, Any]:
     require(config, "use_sliding_window", (None, False), "attention over a window")
     windowed = sorted({str(kind) for kind in config.get("layer_types") or ()} - {"full_attention"})
     if windowed:
-        raise ConfigError(
-            f"config.json: layer_types has {windowed}; slime computes 'full_attention' only for qwen3."
-        )
+        raise ConfigError(f"config.json: layer_types has {windowed}; slime computes 'full_attention' only for qwen3.")
     return dense_transformer(
         config,
         head_dim=positive_int(config, "head_dim", _DEFAULT_HEAD_DIM),

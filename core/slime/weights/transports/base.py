@@ -44,9 +44,7 @@ class EngineControl(Protocol):
     ) -> None:
         """Load pickled tensor handles, one entry per tensor-parallel rank."""
 
-    def update_weights_from_disk(
-        self, path: str, *, weight_version: str, flush_cache: bool, timeout_s: float
-    ) -> None:
+    def update_weights_from_disk(self, path: str, *, weight_version: str, flush_cache: bool, timeout_s: float) -> None:
         """Load a Hugging Face folder."""
 
     def init_weights_update_group(
@@ -86,7 +84,7 @@ class WeightTransport(Protocol):
     """Carries the trainer's weights to engines.  Used on trainer rank 0 only."""
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Get ready to send to these engines.  Raises `WeightSyncError`."""
+        """Send to these engines from now on.  Talks to nobody yet."""
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Bring every engine to these weights and this weight version.

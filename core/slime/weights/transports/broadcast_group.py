@@ -26,7 +26,8 @@ _POLL_S = 0.0005
 class BroadcastGroup:
     """Rank 0 of a group whose other ranks are engines'.
 
-    The store is served from this process, so engines waiting for a trainer that died see it at once.
+    The store is served from this process and ends with it or with `close`, which is how engines that wait for members
+    who never come are let go: they wait for half an hour otherwise, answering nothing else.
     """
 
     def __init__(self, *, name: str, world_size: int, backend: str, address: str, timeout_s: float) -> None:
@@ -36,10 +37,11 @@ class BroadcastGroup:
         self.world_size = world_size
         self.backend = backend
         self._backend: Any = None
-        self._store = TCPStore(
+        # nobody but this object may hold the server, or it would outlive `close`; the backend gets a client
+        self._server: TCPStore | None = TCPStore(
             address, 0, world_size, is_master=True, timeout=self._timeout, wait_for_workers=False
         )
-        self.port = self._store.port
+        self.port = self._server.port
 
     def join(self, *, deadline: float, watch: Callable[[], None]) -> None:
         """Meet the engines, which must be joining at the same time.
@@ -66,8 +68,9 @@ class BroadcastGroup:
 
     def _make_backend(self, outcome: list[Any]) -> None:
         device = "cpu" if self.backend == "gloo" else "cuda"
-        store = PrefixStore(f"{device}/", PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store)))
         try:
+            client = TCPStore(self.address, self.port, self.world_size, timeout=self._timeout, wait_for_workers=False)
+            store = PrefixStore(f"{device}/", PrefixStore(f"{self.name}/", PrefixStore(self.name, client)))
             outcome.append(_make_backend(self.backend, store, self.world_size, self._timeout))
         except Exception as error:  # noqa: BLE001 - torch raises many types; join() attributes it
             outcome.append(error)
@@ -94,6 +97,7 @@ class BroadcastGroup:
         if self._backend is not None:
             self._backend.abort()
             self._backend = None
+        self._server = None
 
 
 def _make_backend(kind: str, store: Store, world_size: int, timeout: timedelta) -> Any:
@@ -108,6 +112,4 @@ def _make_backend(kind: str, store: Store, world_size: int, timeout: timedelta) 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
         return ProcessGroupNCCL(store, 0, world_size, options)
-    raise WeightSyncError(
-        f"Weight sync: no process group of kind {kind!r} here; expected 'gloo', or 'nccl' on CUDA."
-    )
+    raise WeightSyncError(f"Weight sync: no process group of kind {kind!r} here; expected 'gloo', or 'nccl' on CUDA.")

@@ -25,10 +25,11 @@ def create_transport(
     scratch: Path,
     on_gpu: bool,
 ) -> WeightTransport:
-    """The transport of `--update-weight-transport`, connected to the engines.
+    """The transport of `--update-weight-transport`, for these engines.  For training rank 0; the other ranks
+    `drain` the tensors it sends.
 
     hf_folder: the model folder weights belong to.  scratch: folder for the disk transport's versions, readable
-    by the engines.  Raises `WeightSyncError` where it cannot connect.
+    by the engines.
     """
     check = None
     if options.check_weight_update_equal:
@@ -52,9 +53,7 @@ def create_transport(
                 check=check,
             )
         case "disk":
-            transport = DiskTransport(
-                folder=scratch, source_folder=hf_folder, timeout_s=timeout_s, check=check
-            )
+            transport = DiskTransport(folder=scratch, source_folder=hf_folder, timeout_s=timeout_s, check=check)
     transport.connect(engines)
     return transport
 

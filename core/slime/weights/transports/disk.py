@@ -34,7 +34,7 @@ class DiskTransport:
         self._current: Path | None = None
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Remember the engines; nothing has to be set up."""
+        """Send to these engines from now on."""
         self._engines = list(engines)
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:

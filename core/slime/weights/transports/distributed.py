@@ -8,13 +8,14 @@ from functools import partial
 
 from torch import Tensor
 
-from slime.errors import WeightSyncError
 from slime.weights.export import taken_to_the_end
 from slime.weights.transports.base import EngineControl
 from slime.weights.transports.broadcast_group import BroadcastGroup
 from slime.weights.transports.buckets import Bucket, buckets, dtype_name
 from slime.weights.transports.fleet import Fleet, paused
 from slime.weights.verify import WeightCheck
+
+_ARRIVAL_S = 2.0
 
 
 class DistributedTransport:
@@ -42,39 +43,44 @@ class DistributedTransport:
         self._group: BroadcastGroup | None = None
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Form the group: engines join over HTTP while this side waits for them."""
+        """Send to these engines from now on.  The group is formed by the next `send`, and after a failed one anew."""
         self.close()
         self._engines = list(engines)
-        group = BroadcastGroup(
-            name=f"slime-weights-{uuid.uuid4().hex[:8]}",
-            world_size=1 + sum(engine.tp_size for engine in engines),
-            backend=self._backend,
-            address=self._address,
-            timeout_s=self._timeout_s,
-        )
-        fleet = Fleet(engines, self._timeout_s)
-        try:
-            joining = fleet.start(
-                "joining the process group", partial(_join, group, _rank_offsets(engines), self._timeout_s)
-            )
-            group.join(deadline=fleet.deadline, watch=joining.raise_failed)
-            joining.wait(fleet.deadline)
-        except BaseException:
-            group.close()
-            raise
-        finally:
-            fleet.close()
-        self._group = group
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
         """Broadcast bucket by bucket inside an update session; see `WeightTransport.send`."""
         with taken_to_the_end(named):
-            if self._group is None:
-                raise WeightSyncError("Weight sync: not connected to engines; call connect() first.")
             observed = named if self._check is None else self._check.observe(named)
             with paused(self._engines, timeout_s=self._timeout_s, session=True, check=self._check) as fleet:
+                if self._group is None:
+                    self._group = self._form_group(fleet)
                 for bucket in buckets(observed, self._bucket_bytes):
                     self._send_bucket(fleet, self._group, bucket, version)
+
+    def _form_group(self, fleet: Fleet) -> BroadcastGroup:
+        """Engines join over HTTP while this side waits for them.
+
+        Done while they are paused: that all of them answered the pause says that all are there to join.
+        """
+        group = BroadcastGroup(
+            name=f"slime-weights-{uuid.uuid4().hex[:8]}",
+            world_size=1 + sum(engine.tp_size for engine in self._engines),
+            backend=self._backend,
+            address=self._address,
+            timeout_s=self._timeout_s,
+        )
+        join = partial(_join, group, _rank_offsets(self._engines), self._timeout_s)
+        joining = fleet.start("joining the process group", join)
+        try:
+            group.join(deadline=fleet.deadline, watch=joining.raise_failed)
+            joining.wait(fleet.deadline)
+        except BaseException:
+            # An engine that is there when the store ends gives up with it; one that comes later looks for it
+            # for half an hour.  So those on their way get a moment to arrive.
+            joining.settle(_ARRIVAL_S)
+            group.close()
+            raise
+        return group
 
     def _send_bucket(self, fleet: Fleet, group: BroadcastGroup, bucket: Bucket, version: str) -> None:
         names = [name for name, _ in bucket]

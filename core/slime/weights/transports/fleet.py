@@ -27,9 +27,11 @@ class Calls:
         """Raise the first failure there is so far."""
         for future, engine in self._running.items():
             if future.done() and (error := future.exception()) is not None:
-                raise WeightSyncError(
-                    f"Weight sync: {self._phase} failed at engine {engine.url}: {error}"
-                ) from error
+                raise WeightSyncError(f"Weight sync: {self._phase} failed at engine {engine.url}: {error}") from error
+
+    def settle(self, seconds: float) -> None:
+        """Wait a while for all calls to end, well or not."""
+        futures.wait(self._running, timeout=seconds)
 
     def wait(self, deadline: float) -> list[Any]:
         """Results in engine order.  Raises on the first failure and at the deadline (monotonic seconds)."""
@@ -70,9 +72,7 @@ class Fleet:
         """Call every engine after a failure: all are tried, failures are returned as text."""
         calls = {self._pool.submit(call, engine): engine for engine in self.engines}
         done, missing = futures.wait(calls, timeout=_CLEANUP_S)
-        failed = [
-            f"{phase} at {calls[one].url}: {one.exception()}" for one in done if one.exception() is not None
-        ]
+        failed = [f"{phase} at {calls[one].url}: {one.exception()}" for one in done if one.exception() is not None]
         return failed + [f"{phase} at {calls[one].url}: no answer in {_CLEANUP_S:.0f} s" for one in missing]
 
     def close(self) -> None:

@@ -22,9 +22,7 @@ class TensorTransport:
     memory is short.  check: proof after each sync.
     """
 
-    def __init__(
-        self, *, on_gpu: bool, bucket_bytes: int, timeout_s: float, check: WeightCheck | None = None
-    ) -> None:
+    def __init__(self, *, on_gpu: bool, bucket_bytes: int, timeout_s: float, check: WeightCheck | None = None) -> None:
         self._on_gpu = on_gpu
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
@@ -32,7 +30,7 @@ class TensorTransport:
         self._engines: list[EngineControl] = []
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Remember the engines; nothing has to be set up."""
+        """Send to these engines from now on."""
         self._engines = list(engines)
 
     def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
