@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from slime.data import Group, Sample, Status, TrainBatch
 from slime.plugin import Context, EstimatorBatch
+from slime.train.advantages import estimate
 from slime_estimators.grpo import GRPO
 from slime_estimators.options import GRPOOptions
 
@@ -143,3 +145,15 @@ def test_groups_do_not_touch_each_other_and_sum_to_zero(pairs: list[tuple[float,
         alone = scalars([pairs[i][0] for i in members], [0] * len(members))
         np.testing.assert_allclose(everything[members], alone, rtol=1e-5, atol=1e-6)
         assert abs(everything[members].sum()) < 1e-3
+
+
+def test_the_trainers_own_check_is_satisfied() -> None:
+    samples = [
+        Sample(group_index=g, index=i, tokens=[1, 2, 3], response_length=2, loss_mask=mask, reward=float(i))
+        for i, (g, mask) in enumerate([(0, [1, 1]), (0, [0, 1]), (1, [1, 0])])
+    ]
+    for sample in samples:
+        sample.status = Status.COMPLETED
+    groups = [Group(0, samples[:2]), Group(1, samples[2:])]
+    answer = estimate(grpo(std_normalization=False), TrainBatch.from_groups(groups, rollout=0, num_steps=1))
+    assert [tokens.tolist() for tokens in answer] == [[-0.5, -0.5], [0.0, 0.5], [0.0, 0.0]]

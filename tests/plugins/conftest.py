@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.config import RunConfig
+from slime.config.options import AlgorithmOptions, RewardOptions, RolloutOptions
 from slime.plugin import Context
 
 Install = Callable[..., Path]
@@ -98,29 +99,29 @@ def context(tmp_path: Path) -> Context:
 
 
 @pytest.fixture
-def config() -> Any:
-    """The parts of a run configuration that the plugin room reads."""
+def config() -> RunConfig:
+    """A run with slime's own plugins."""
     return make_config()
 
 
-def make_config(**slots: Any) -> Any:
-    names = {"estimator": "grpo", "reward": "exact_match", "generator": "single_turn", "samples": 4, "kl_coef": 0.0}
-    names |= slots
-    return SimpleNamespace(
-        algorithm=SimpleNamespace(
-            loss_type=names.get("loss_type", "policy_loss"),
-            advantage_estimator=names["estimator"],
-            kl_coef=names["kl_coef"],
-        ),
-        reward=SimpleNamespace(reward=names["reward"]),
-        data=SimpleNamespace(data_source="prompts"),
-        rollout=SimpleNamespace(n_samples_per_prompt=names["samples"]),
-        generator_name=names["generator"],
-        component_options=names.get("options", {}),
+def make_config(
+    *,
+    estimator: str | None = "grpo",
+    reward: str | None = "exact_match",
+    generator: str | None = None,
+    samples: int = 4,
+    options: dict[str, dict[str, Any]] | None = None,
+    **algorithm: Any,
+) -> RunConfig:
+    return RunConfig(
+        algorithm=AlgorithmOptions(advantage_estimator=estimator, **algorithm),
+        reward=RewardOptions(reward=reward),
+        rollout=RolloutOptions(n_samples_per_prompt=samples, generator=generator),
+        component_options=options or {},
     )
 
 
 @pytest.fixture
-def config_with() -> Callable[..., Any]:
+def config_with() -> Callable[..., RunConfig]:
     """`config_with(reward="math/boxed", samples=2)`."""
     return make_config

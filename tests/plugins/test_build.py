@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime.errors import ConfigError, DataError, PluginContractError, PluginError, PluginLoadError
+from slime.errors import ConfigError, DataError, PluginContractError, PluginLoadError
 from slime.plugin import Context
 from slime.plugins import survey_plugins
 
@@ -130,5 +130,5 @@ def test_an_estimator_that_needs_a_critic_is_refused(install: Any, config_with: 
             return [sp.EstimatorSpec(name="ac", factory="with_critic:E", needs=frozenset({"critic"}))]
     """
     install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": source})
-    with pytest.raises(PluginError, match="needs a critic"):
+    with pytest.raises(ConfigError, match="needs a critic"):
         survey_plugins().resolve(config_with(estimator="ac"))

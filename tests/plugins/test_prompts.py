@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.config import RunConfig
+from slime.config.options import DataOptions, RolloutOptions
 from slime.errors import CheckpointError, ConfigError, DataError
 from slime.plugin import Context, Group, NoOptions, Sample, Status
+from slime.rollout.source import CheckedSource
 from slime_datasources.prompts import Prompts
 
 ROWS = 7
@@ -47,17 +49,14 @@ def source(
     max_prompt: int | None = None,
     max_context: int | None = None,
 ) -> Prompts:
-    config = SimpleNamespace(
-        data=SimpleNamespace(
+    config = RunConfig(
+        data=DataOptions(
             prompt_data=None if path is None else str(path),
-            input_key="prompt",
-            label_key="label",
-            metadata_key="metadata",
             apply_chat_template=chat,
             rollout_shuffle=shuffle,
             rollout_seed=seed,
         ),
-        rollout=SimpleNamespace(
+        rollout=RolloutOptions(
             n_samples_per_prompt=samples,
             rollout_max_prompt_len=max_prompt,
             rollout_max_context_len=max_context,
@@ -185,3 +184,13 @@ def test_a_state_of_another_file_is_refused(path: Path, tmp_path: Path) -> None:
 def test_without_a_file_there_is_nothing_to_give() -> None:
     with pytest.raises(ConfigError, match="needs --prompt-data"):
         source(None)
+
+
+def test_the_rollout_rooms_own_check_is_satisfied(path: Path) -> None:
+    checked = CheckedSource(source(path, shuffle=True), "data source prompts", 2)
+    first, cursor = checked.take(5)
+    second, _ = checked.take(5)
+    resumed = CheckedSource(source(path, shuffle=True), "data source prompts", 2)
+    resumed.load(cursor)
+    assert resumed.take(5)[0] == second
+    assert first != second

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.errors import ConfigError, PluginError
+from slime.errors import ConfigError
 from slime.plugin import EstimatorSpec, Options
 from slime.plugins.component import Component
 
@@ -40,7 +40,7 @@ def check_needs(component: Component, config: RunConfig) -> None:
     if not isinstance(spec, EstimatorSpec):
         return
     if "critic" in spec.needs:
-        raise PluginError(f"{component.title} needs a critic, which this version of slime does not train")
+        raise ConfigError(f"{component.title} needs a critic, which this version of slime does not train")
     samples = config.rollout.n_samples_per_prompt
     if "group" in spec.needs and samples < 2:
         raise ConfigError(
