@@ -234,3 +234,18 @@ def empty(place: Place, config: Any) -> str:
 def test_a_batch_without_samples_is_refused(model_folder: Folders) -> None:
     (message,) = run_ranks(empty, 1, make_config(model_folder("qwen3", tied=True)))
     assert "no trainable sample" in message
+
+
+def alone(place: Place, config: Any) -> str:
+    try:
+        dataclasses.replace(place, world_size=2).start(config, Centred())
+    except SlimeError as error:
+        return str(error)
+    return "started"
+
+
+def test_a_rank_whose_partner_never_comes_gives_up_in_time(model_folder: Folders) -> None:
+    config = make_config(model_folder("qwen3", tied=True), world_size=2, distributed_timeout_minutes=0.03)
+    (message,) = run_ranks(alone, 1, config, timeout_s=40)
+    assert "rank 0 of 2 could not join the others at 127.0.0.1:" in message
+    assert "within 0.03 minutes" in message
