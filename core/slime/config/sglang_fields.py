@@ -31,13 +31,12 @@ class SGLangOption:
 def sglang_options() -> dict[str, SGLangOption]:
     """Every option by key.  Raises `ConfigError` when SGLang is missing or laid out otherwise."""
     root = package_folder("sglang", "sglang", "srt")
-    choices = _choice_lists(root / "arg_groups" / "choices.py")
     options: dict[str, SGLangOption] = {}
     for path in sorted(package_folder("sglang", "sglang", "srt", "arg_groups", "fields").glob("*.py")):
         for node in parse_source(path).body:
             if isinstance(node, ast.ClassDef):
                 for declared in declarations(node.body):
-                    option = _from_field(declared, choices)
+                    option = _from_field(declared)
                     if option is not None:
                         options[option.key] = option
     for option in _added_by_hand(root / "server_args.py"):
@@ -45,7 +44,7 @@ def sglang_options() -> dict[str, SGLangOption]:
     return options
 
 
-def _from_field(declared: Declared, choices: dict[str, list[Any]]) -> SGLangOption | None:
+def _from_field(declared: Declared) -> SGLangOption | None:
     """A field `name: A[type, "help"]` or `name: A[type, Arg(...)]`; None for one without a flag."""
     match declared.annotation:
         case ast.Subscript(value=ast.Name(id="A"), slice=ast.Tuple(elts=[annotation, meta, *_])):
@@ -60,7 +59,7 @@ def _from_field(declared: Declared, choices: dict[str, list[Any]]) -> SGLangOpti
         key=declared.name,
         flag=flag,
         aliases=tuple(_literal(keywords.get("aliases")) or ()),
-        type=_type(annotation, keywords, choices),
+        type=_type(annotation, keywords),
         help=" ".join(str(_literal(keywords.get("help")) or "").split()),
         default="" if declared.value is None else ast.unparse(declared.value),
         negatable="BooleanOptionalAction" in _source(keywords.get("action")),
@@ -70,7 +69,7 @@ def _from_field(declared: Declared, choices: dict[str, list[Any]]) -> SGLangOpti
 _ARITIES = {"?": Arity.MAYBE, "*": Arity.ANY, "+": Arity.SOME}
 
 
-def _type(annotation: ast.expr, keywords: dict[str, ast.expr], choices: dict[str, list[Any]]) -> ValueType:
+def _type(annotation: ast.expr, keywords: dict[str, ast.expr]) -> ValueType:
     """The type of an option from its annotation and the hints of `Arg(...)`."""
     parser, action = _source(keywords.get("type_parser")), _source(keywords.get("action"))
     if action and "BooleanOptionalAction" not in action:
@@ -80,7 +79,7 @@ def _type(annotation: ast.expr, keywords: dict[str, ast.expr], choices: dict[str
         return ValueType(int, Arity.ONE, read_human_int)
     if "json" in parser:
         return ValueType(dict[str, Any] | list[Any], Arity.ONE, read_json)
-    allowed = _choices(keywords.get("choices"), choices)
+    allowed = _choices(keywords.get("choices"))
     if parser or known is None:
         return ValueType(str | dict[str, Any] | list[Any], Arity.ONE, choices=allowed)
     if keywords.get("nargs") is not None:
@@ -109,7 +108,7 @@ def _added_by_hand(path: Path) -> Iterator[SGLangOption]:
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
         action = _source(keywords.get("action"))
         switch = "store_true" in action or "StoreTrue" in action
-        allowed = _choices(keywords.get("choices"), {})
+        allowed = _choices(keywords.get("choices"))
         yield SGLangOption(
             key=names[0].lstrip("-").replace("-", "_"),
             flag=names[0],
@@ -120,25 +119,9 @@ def _added_by_hand(path: Path) -> Iterator[SGLangOption]:
         )
 
 
-def _choice_lists(path: Path) -> dict[str, list[Any]]:
-    """The named lists of choices, where they are written out."""
-    lists: dict[str, list[Any]] = {}
-    for node in parse_source(path).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            values = _literal(node.value)
-            if isinstance(values, list | tuple):
-                lists[node.targets[0].id] = list(values)
-    return lists
-
-
-def _choices(node: ast.expr | None, lists: dict[str, list[Any]]) -> tuple[Any, ...] | None:
-    """The choices of an option; None where it has none or they are computed when SGLang runs."""
-    match node:
-        case ast.Name(id=name):
-            return tuple(lists[name]) if name in lists else None
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            first, second = _choices(left, lists), _choices(right, lists)
-            return None if first is None or second is None else first + second
+def _choices(node: ast.expr | None) -> tuple[Any, ...] | None:
+    """The choices of an option, where they are written out.  Named lists are not looked up: SGLang's plugins
+    may add to those when it runs."""
     values = _literal(node)
     return tuple(values) if isinstance(values, list | tuple) else None
 

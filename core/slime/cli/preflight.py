@@ -1,0 +1,137 @@
+"""Everything that can be known to be wrong before the first process starts, told at once.
+
+Reads the configuration, the model folder, the data, the plugins and the machine; imports none of the engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime.checkpoint.folder import read_checkpoint
+from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
+from slime.cli.preflight_machine import machine_problems
+from slime.cli.preflight_model import ModelFacts, model_problems, read_model
+from slime.cli.preflight_tokenizer import load_tokenizer
+from slime.config import RunConfig, config_notes, config_problems
+from slime.config.settings import stop_on
+from slime.errors import SlimeError
+from slime.plugins import PluginSet, Resolved, load_plugins
+from slime.plugins.resolve import names_used
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found out about a run that may start."""
+
+    config: RunConfig
+    run_dir: Path
+    plugins: PluginSet
+    used: Mapping[str, Resolved]  #: kind -> component
+    model: ModelFacts
+    data: list[DataFacts]
+    notes: list[str]
+
+    @property
+    def with_engines(self) -> bool:
+        """Whether the run starts engines."""
+        return bool(self.used["generator"].component.spec.needs_engine)
+
+
+@dataclass
+class _Problems:
+    """Collects what is meant for the user, and lets everything else pass."""
+
+    found: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        try:
+            yield
+        except SlimeError as error:
+            self.found.append(str(error))
+
+
+def preflight(config: RunConfig, run_dir: Path) -> Preflight:
+    """Check a resolved configuration.  Raises one `ConfigError` that tells every problem found."""
+    problems = _Problems(config_problems(config))
+    plugins, used = _check_plugins(config, problems)
+    generator = used.get("generator")
+    with_engines = generator is None or bool(generator.component.spec.needs_engine)
+    model = _check_models(config, problems)
+    data = _check_data(config, model, problems, with_engines=with_engines)
+    if not with_engines and config.evaluation.eval_prompt_data:
+        problems.found.append(
+            f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
+            " evaluate in a run with another --generator"
+        )
+    problems.found += run_folder_problems(config, run_dir)
+    problems.found += machine_problems(config, run_dir, with_engines=with_engines)
+    for folder in (config.checkpoint.load, config.checkpoint.initial_megatron_checkpoint):
+        if folder is not None:
+            with problems.collected():
+                read_checkpoint(Path(folder))
+    stop_on(problems.found)
+    assert plugins is not None and model is not None
+    return Preflight(config, run_dir, plugins, used, model, data, config_notes(config))
+
+
+def run_folder_problems(config: RunConfig, run_dir: Path) -> Iterator[str]:
+    """A run folder is written once, unless the run is continued."""
+    if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
+        yield (
+            f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run with"
+            " --load and the folder of its checkpoints"
+        )
+
+
+def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | None, dict[str, Resolved]]:
+    """Every component the run names: installed, working, and with options it takes."""
+    used: dict[str, Resolved] = {}
+    with problems.collected():
+        plugins = load_plugins(config.plugins)
+        before = len(problems.found)
+        for kind, name in names_used(config).items():
+            with problems.collected():
+                options = plugins.check_options(kind, name, config.component_options.get(kind, {}))
+                used[kind] = Resolved(plugins.find(kind, name), options)
+        for kind in config.component_options:
+            if kind not in names_used(config):
+                problems.found.append(f"options are stated for a {kind}, and the run uses none")
+        if len(problems.found) == before:
+            with problems.collected():
+                plugins.resolve(config)
+                plugins.check_config(config)
+        return plugins, used
+    return None, used
+
+
+def _check_models(config: RunConfig, problems: _Problems) -> ModelFacts | None:
+    """The folders of the model and of the reference."""
+    model = None
+    if config.checkpoint.hf_checkpoint is not None:
+        with problems.collected():
+            model = read_model(Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
+            problems.found += model_problems(config, model)
+    if config.checkpoint.ref_load is not None:
+        with problems.collected():
+            read_model(Path(config.checkpoint.ref_load), "--ref-load")
+    return model
+
+
+def _check_data(
+    config: RunConfig, model: ModelFacts | None, problems: _Problems, *, with_engines: bool
+) -> list[DataFacts]:
+    tokenizer: Any | None = None
+    sets = list(prompt_sets(config, with_engines=with_engines))
+    if sets and model is not None:
+        with problems.collected():
+            tokenizer = load_tokenizer(model.folder, with_template=config.data.apply_chat_template)
+    facts = []
+    for prompts in sets:
+        with problems.collected():
+            facts.append(check_data(config, prompts, model, tokenizer))
+    return facts

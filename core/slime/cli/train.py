@@ -1,0 +1,73 @@
+"""`slime train`: check a run, plan it, and run it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.cli.plan import plan_text
+from slime.cli.preflight import Preflight, preflight
+from slime.cli.train_help import engine_help, train_help
+from slime.config import RunConfig, read_config, resolve
+from slime.config.flags import MEGATRON, SGLANG
+from slime.config.own_flags import flag_table
+from slime.errors import ConfigError
+
+_HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
+_DRY_RUN = "--dry-run"
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command.  Raises `ConfigError` before any process starts, and what the run itself raises."""
+    for word in argv:
+        if word in _HELP:
+            target = _HELP[word]
+            print(train_help(flag_table()) if target is None else engine_help(flag_table(), target))
+            return 0
+    started = time.localtime()
+    config = resolve(read_config([word for word in argv if word != _DRY_RUN]))
+    config = name_run(config, time.strftime("%Y-%m-%d_%H%M%S", started))
+    checked = preflight(config, run_folder(config))
+    if _DRY_RUN in argv:
+        print(plan_text(checked))
+        return 0
+    for note in checked.notes:
+        print(f"slime: note: {note}", file=sys.stderr)
+    make_run_folder(checked)
+
+    # The loop brings Ray with it; nothing above this line needs it.
+    from slime import loop
+
+    return loop.main(checked.config, checked.run_dir, checked.plugins)
+
+
+def name_run(config: RunConfig, default: str) -> RunConfig:
+    """The configuration with the run's name, and with a place for its checkpoints where only their interval is
+    stated."""
+    named = config.model_copy(
+        update={"run": config.run.model_copy(update={"run_name": config.run.run_name or default})}
+    )
+    options = config.checkpoint
+    if options.save_interval is None or options.save is not None:
+        return named
+    save = str(run_folder(named) / "checkpoints")
+    return named.model_copy(update={"checkpoint": options.model_copy(update={"save": save})})
+
+
+def run_folder(config: RunConfig) -> Path:
+    """Where the run writes.  Raises `ConfigError` for a name that leaves the output folder."""
+    name = config.run.run_name
+    if not name or name in (".", "..") or "/" in name:
+        raise ConfigError(f"--run-name {name!r} cannot name a folder in --output-dir {config.run.output_dir}")
+    return Path(config.run.output_dir) / name
+
+
+def make_run_folder(checked: Preflight) -> None:
+    """Make the run folder with the resolved configuration in it."""
+    try:
+        checked.run_dir.mkdir(parents=True, exist_ok=True)
+        (checked.run_dir / "config.toml").write_text(checked.config.to_toml(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the run folder {checked.run_dir} cannot be written to: {error.strerror}") from error
