@@ -125,6 +125,7 @@ def test_an_estimator_that_needs_a_critic_is_refused(install: Any, config_with: 
     source = """
         import slime.plugin as sp
         slime_api = 1
+        class E: pass
         @sp.hookimpl
         def slime_register_estimators():
             return [sp.EstimatorSpec(name="ac", factory="with_critic:E", needs=frozenset({"critic"}))]
@@ -132,3 +133,43 @@ def test_an_estimator_that_needs_a_critic_is_refused(install: Any, config_with: 
     install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": source})
     with pytest.raises(ConfigError, match="needs a critic"):
         survey_plugins().resolve(config_with(estimator="ac"))
+
+
+@pytest.mark.parametrize(
+    ("impl", "message"),
+    [
+        (
+            "import sympie\nclass Impl: pass\n",
+            r"_impl needs sympie, which is not installed. Try: pip install sympie",
+        ),
+        ("from sympie.core import x\nclass Impl: pass\n", "needs sympie"),
+        ("class Imple: pass\n", r"slime_reward_math_impl has no Impl. Did you mean Imple\?"),
+        ("class Impl(:\n", "is no Python"),
+    ],
+)
+def test_a_factory_that_cannot_work_is_refused_before_anything_starts(
+    install_reward: Any, config_with: Any, impl: str, message: str
+) -> None:
+    install_reward("math", "boxed", impl=impl)
+    with pytest.raises(PluginLoadError, match=message):
+        survey_plugins().resolve(config_with(reward="boxed"))
+    assert "slime_reward_math_impl" not in sys.modules
+    assert set(survey_plugins().resolve(config_with())) == {"estimator", "reward", "datasource", "generator"}
+
+
+@pytest.mark.parametrize(
+    "impl",
+    [
+        "try:\n    import sympie\nexcept ImportError:\n    sympie = None\nclass Impl: pass\n",
+        "from json import JSONDecoder as Impl\n",
+        "from json import *\n",
+        "if True:\n    class Impl: pass\n",
+        "Impl = type('Impl', (), {})\n",
+        "def __getattr__(name): return object\n",
+    ],
+)
+def test_a_factory_that_may_work_is_given_the_benefit_of_the_doubt(
+    install_reward: Any, config_with: Any, impl: str
+) -> None:
+    install_reward("math", "boxed", impl=impl)
+    assert survey_plugins().resolve(config_with(reward="boxed"))["reward"].component.id == "math/boxed"

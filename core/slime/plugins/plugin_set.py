@@ -15,6 +15,7 @@ from slime.plugin import Context, Options
 from slime.plugins.choose import Everything, PluginChoice, SkippedPlugin, check_requirements, choose_plugins
 from slime.plugins.component import Component, describe
 from slime.plugins.component_options import checked_options
+from slime.plugins.factory_check import check_factory
 from slime.plugins.find import find_plugins
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers
@@ -77,12 +78,14 @@ class PluginSet:
     def resolve(self, config: RunConfig) -> dict[str, Resolved]:
         """Kind -> the component that the run uses, with checked options.  Imports nothing heavy.
 
-        Raises `PluginLoadError` for a component that is missing, ambiguous or broken, `ConfigError` for
+        Raises `PluginLoadError` for a component that is missing, ambiguous or broken (also where its source
+        shows that its class is missing or could not be imported), `ConfigError` for
         wrong options and for a need that the run does not meet.
         """
         used = {}
         for kind, name in names_used(config).items():
             component = self.find(kind, name)
+            check_factory(component)
             check_needs(component, config)
             used[kind] = Resolved(component, checked_options(component, config.component_options.get(kind, {})))
         return used
