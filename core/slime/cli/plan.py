@@ -10,10 +10,10 @@ from slime.cli.preflight import Preflight
 _LABEL = 13
 
 
-def plan_text(checked: Preflight) -> str:
-    """The plan, ready to print."""
+def plan_text(checked: Preflight, notes: list[str]) -> str:
+    """The plan, ready to print, with what the user should know besides."""
     lines: list[str] = []
-    for label, values in _sections(checked):
+    for label, values in (*_sections(checked), ("notes", notes)):
         for i, value in enumerate(values):
             lines.append(f"{label if i == 0 else '':<{_LABEL}}{value}")
     return "\n".join(lines)
@@ -34,8 +34,6 @@ def _sections(checked: Preflight) -> Iterator[tuple[str, list[str]]]:
     for name, values in (("megatron", config.megatron), ("sglang", config.sglang)):
         if values:
             yield name, [_pairs(values)]
-    if checked.notes:
-        yield "notes", checked.notes
 
 
 def _batch(checked: Preflight) -> Iterator[str]:

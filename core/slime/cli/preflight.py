@@ -16,7 +16,7 @@ from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_machine import machine_problems
 from slime.cli.preflight_model import ModelFacts, model_problems, read_model
 from slime.cli.preflight_tokenizer import load_tokenizer
-from slime.config import RunConfig, config_notes, config_problems
+from slime.config import RunConfig, config_problems
 from slime.config.settings import stop_on
 from slime.errors import SlimeError
 from slime.plugins import PluginSet, Resolved, load_plugins
@@ -33,7 +33,6 @@ class Preflight:
     used: Mapping[str, Resolved]  #: kind -> component
     model: ModelFacts
     data: list[DataFacts]
-    notes: list[str]
 
     @property
     def with_engines(self) -> bool:
@@ -76,7 +75,7 @@ def preflight(config: RunConfig, run_dir: Path) -> Preflight:
                 read_checkpoint(Path(folder))
     stop_on(problems.found)
     assert plugins is not None and model is not None
-    return Preflight(config, run_dir, plugins, used, model, data, config_notes(config))
+    return Preflight(config, run_dir, plugins, used, model, data)
 
 
 def run_folder_problems(config: RunConfig, run_dir: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from slime.cli.plan import plan_text
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.train_help import engine_help, train_help
-from slime.config import RunConfig, read_config, resolve
+from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.own_flags import flag_table
 from slime.errors import ConfigError
@@ -27,13 +27,14 @@ def run(argv: Sequence[str]) -> int:
             print(train_help(flag_table()) if target is None else engine_help(flag_table(), target))
             return 0
     started = time.localtime()
-    config = resolve(read_config([word for word in argv if word != _DRY_RUN]))
-    config = name_run(config, time.strftime("%Y-%m-%d_%H%M%S", started))
+    stated = read_config([word for word in argv if word != _DRY_RUN])
+    notes = config_notes(stated)
+    config = name_run(resolve(stated), time.strftime("%Y-%m-%d_%H%M%S", started))
     checked = preflight(config, run_folder(config))
     if _DRY_RUN in argv:
-        print(plan_text(checked))
+        print(plan_text(checked, notes))
         return 0
-    for note in checked.notes:
+    for note in notes:
         print(f"slime: note: {note}", file=sys.stderr)
     make_run_folder(checked)
 

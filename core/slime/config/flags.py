@@ -63,9 +63,9 @@ class FlagTable:
 
     def _table(self, target: str) -> dict[str, Flag]:
         if target not in self._tables:
-            taken = {name for flag in self._tables[""].values() for name in (flag.name, flag.key)}
-            loaded = self._loaders[target]()
-            self._tables[target] = {f.name: f for f in loaded if f.name not in taken and f.key not in taken}
+            # What Megatron and slime both call by one name is slime's: there it is checked and acted upon.
+            own = {flag.key for flag in self._tables[""].values()} if target == MEGATRON else set()
+            self._tables[target] = {flag.name: flag for flag in self._loaders[target]() if flag.key not in own}
         return self._tables[target]
 
     def find(self, name: str) -> Found | None:

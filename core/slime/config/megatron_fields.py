@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from slime.config.annotations import annotation_of
@@ -32,7 +34,8 @@ class MegatronField:
     spellings: tuple[str, ...]  #: flags that Megatron's own hints name, with leading dashes
 
 
-def megatron_fields() -> dict[str, MegatronField]:
+@functools.cache
+def megatron_fields() -> Mapping[str, MegatronField]:
     """Every field by name.  Raises `ConfigError` when megatron-core is missing or laid out otherwise."""
     core = package_folder("megatron", "megatron-core", "core")
     enums = enum_members(parse_source(core / "transformer" / "enums.py"))
@@ -46,7 +49,7 @@ def megatron_fields() -> dict[str, MegatronField]:
             for declared in declarations(owner.body):
                 if declared.name not in fields:
                     fields[declared.name] = _field(declared, name, enums)
-    return fields
+    return MappingProxyType(fields)
 
 
 def _field(declared: Declared, owner: str, enums: dict[str, tuple[str, ...]]) -> MegatronField:

@@ -3,7 +3,7 @@ the handful that are no field (what the model is, precision, the learning-rate s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from slime.config.flags import MEGATRON, Flag
@@ -29,6 +29,7 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
     "no-overlap-p2p-communication": ("overlap_p2p_comm", False),
     "no-gradient-reduce-div-fusion": ("gradient_reduce_div_fusion", False),
     "no-persist-layer-norm": ("persist_layer_norm", False),
+    "muon-no-split-qkv": ("muon_split_qkv", False),
     "use-nccl-ub": ("nccl_ub", True),
     "fp8-param-gather": ("fp8_param", True),
     "check-for-nan-in-loss-and-grad": ("check_for_nan_in_grad", True),
@@ -86,7 +87,7 @@ def megatron_flags() -> Iterator[Flag]:
             yield flag
 
 
-def _candidates(fields: dict[str, MegatronField]) -> Iterator[Flag]:
+def _candidates(fields: Mapping[str, MegatronField]) -> Iterator[Flag]:
     for key, (annotation, text) in _EXTRA.items():
         yield Flag(_name(key), MEGATRON, key, type_of(annotation), help=text)
     for name, (key, on) in _SWITCHES.items():

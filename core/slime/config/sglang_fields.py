@@ -4,9 +4,11 @@ its parser adds by hand."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slime.config.annotations import annotation_of
@@ -28,7 +30,8 @@ class SGLangOption:
     negatable: bool = False
 
 
-def sglang_options() -> dict[str, SGLangOption]:
+@functools.cache
+def sglang_options() -> Mapping[str, SGLangOption]:
     """Every option by key.  Raises `ConfigError` when SGLang is missing or laid out otherwise."""
     root = package_folder("sglang", "sglang", "srt")
     options: dict[str, SGLangOption] = {}
@@ -41,7 +44,7 @@ def sglang_options() -> dict[str, SGLangOption]:
                         options[option.key] = option
     for option in _added_by_hand(root / "server_args.py"):
         options.setdefault(option.key, option)
-    return options
+    return MappingProxyType(options)
 
 
 def _from_field(declared: Declared) -> SGLangOption | None:

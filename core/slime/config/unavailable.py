@@ -24,6 +24,7 @@ _OPTIONS: dict[str, tuple[ValueType, str]] = {
     "post-self-attn-layernorm": (_SWITCH, "models with a norm after attention"),
     "post-mlp-layernorm": (_SWITCH, "models with a norm after the MLP"),
     "use-gated-attention": (_SWITCH, "models with gated attention"),
+    "enable-experimental": (_SWITCH, "Megatron's experimental models"),
     "allgather-cp": (_SWITCH, "context parallelism by all-gather"),
 }
 

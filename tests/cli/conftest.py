@@ -1,0 +1,102 @@
+"""The `slime` command in this process, on a tiny model and a little data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.tiny_models import write_tiny_tokenizer
+
+from slime.cli.main import main
+
+#: a model small enough that nothing but its description matters; no weights are ever read
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Slime = Callable[..., Ended]
+
+
+def split(words: str) -> list[str]:
+    """The words of a command line without quotes."""
+    return words.split()
+
+
+@pytest.fixture(scope="session")
+def described_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that is complete as far as a look at it tells.  Context 64, 4 heads, 3 layers."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "model.safetensors").touch()
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Three rows."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "label": str(n + 1)}) + "\n" for n in range(3)))
+    return path
+
+
+@pytest.fixture
+def slime(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Slime:
+    """Runs `slime WORDS` in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Ended:
+        code = main(list(words))
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def dry_run(slime: Slime, described_model: Path, prompts: Path) -> Slime:
+    """`slime train --dry-run` of a run that is right, and more words."""
+    words = ["train", "--dry-run", "--hf-checkpoint", str(described_model), "--prompt-data", str(prompts)]
+    words += split("--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 2 --rollout-max-response-len 8")
+    words += split("--advantage-estimator grpo --reward exact_match --lr 1e-4 --device cpu --run-name run")
+    return lambda *more: slime(*words, *more)
+
+
+@pytest.fixture
+def refused(dry_run: Slime) -> Callable[..., str]:
+    """The message with which that run and more words are refused: exit code 2, on stderr, no traceback."""
+
+    def message(*more: str) -> str:
+        ended = dry_run(*more)
+        assert ended.code == 2, ended
+        assert ended.out == ""
+        assert ended.err.startswith("slime: error: ")
+        assert "Traceback" not in ended.err
+        return ended.err.removeprefix("slime: error: ").rstrip("\n")
+
+    return message

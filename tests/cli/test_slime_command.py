@@ -1,0 +1,77 @@
+"""`slime` without a subcommand, and the helps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.cli.conftest import Slime
+
+from slime import __version__
+from slime.config.options import SECTIONS
+
+
+def test_help_lists_the_commands(slime: Slime) -> None:
+    ended = slime("--help")
+    assert ended.code == 0
+    assert "train" in ended.out
+    assert "plugins" in ended.out
+
+
+def test_no_command_prints_the_help_and_fails(slime: Slime) -> None:
+    ended = slime()
+    assert ended.code == 2
+    assert ended.out.startswith("usage: slime COMMAND")
+
+
+def test_version(slime: Slime) -> None:
+    assert slime("--version").out == f"slime {__version__}\n"
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(slime: Slime) -> None:
+    ended = slime("trian")
+    assert ended.code == 2
+    assert ended.err.startswith("slime: error: unknown command 'trian'. Did you mean train?")
+
+
+def test_the_help_of_training_shows_every_option_with_its_text(slime: Slime) -> None:
+    out = " ".join(slime("train", "--help").out.split())
+    for section, options in SECTIONS.items():
+        assert f"[{section}]" in out
+        for key, field in options.model_fields.items():
+            assert f"--{(field.alias or key).replace('_', '-')}" in out
+            assert field.description is not None
+            assert field.description in out
+    assert "(also --rm-type)" in out
+    assert "--help-megatron" in out
+    assert "--help-sglang" in out
+
+
+def test_the_help_names_what_is_not_in_this_release(slime: Slime) -> None:
+    _, _, last = slime("train", "--help").out.partition("not in this release")
+    for flag in ("--colocate", "--use-fault-tolerance", "--use-tis", "--true-on-policy-mode", "--group-rm"):
+        assert flag in last
+
+
+@pytest.mark.parametrize(
+    ("word", "flags"),
+    [
+        ("--help-megatron", ["--tensor-model-parallel-size", "--recompute-activations", "--num-experts", "--swiglu"]),
+        ("--help-sglang", ["--sglang-mem-fraction-static", "--sglang-tp-size", "--sglang-disable-cuda-graph"]),
+    ],
+)
+def test_the_engines_options_are_listed(slime: Slime, word: str, flags: list[str]) -> None:
+    out = slime("train", word).out
+    assert all(flag in out for flag in flags)
+    assert max(map(len, out.splitlines())) <= 200
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    script = "import sys; from slime.cli.main import main; sys.exit(main(['train', '--help-sglang']))"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    _, err = child.communicate(timeout=60)
+    assert b"Traceback" not in err
+    assert child.returncode == 1

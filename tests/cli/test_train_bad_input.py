@@ -1,0 +1,303 @@
+"""Bad input: a clear message and exit code 2, before any process starts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Slime, split
+
+from slime.cli.preflight_machine import unwritable
+
+Refused = Callable[..., str]
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_data_file(refused: Refused, tmp_path: Path) -> None:
+    assert f"{tmp_path}/no.jsonl does not exist" in refused("--prompt-data", str(tmp_path / "no.jsonl"))
+
+
+def test_an_unreadable_data_file(refused: Refused, tmp_path: Path) -> None:
+    assert f"{tmp_path} is a folder" in refused("--prompt-data", str(tmp_path))
+
+
+def test_an_empty_data_file(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl")
+    assert f"{path} has no rows" in refused("--prompt-data", path)
+
+
+def test_a_bad_json_line_is_named_with_its_number(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, '{"prompt": ')
+    assert f"{path}:2 is no JSON" in refused("--prompt-data", path)
+
+
+def test_a_missing_key_is_named_with_its_row_and_the_keys_there(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, {"prompt": "a", "lable": "b"})
+    message = refused("--prompt-data", path)
+    assert f"{path}:2 has no key 'label' (--label-key)" in message
+    assert "Did you mean lable?" in message
+
+
+def test_a_prompt_longer_than_the_context_is_named_with_the_numbers(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, {"prompt": "a" * 57, "label": "b"})
+    message = refused("--prompt-data", path)
+    assert f"{path}:2: the prompt has 57 tokens, expected at most 56" in message
+
+
+def test_a_prompt_that_just_fits_is_accepted(dry_run: Slime, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": "a" * 56, "label": "b"})
+    assert "longest prompt 56 of at most 56 tokens" in dry_run("--prompt-data", path).out
+
+
+def test_prompts_of_an_evaluation_set_are_checked_too(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "e.jsonl", {"prompt": "a" * 60, "label": "b"})
+    words = ("--eval-prompt-data", "held_out", path, "--eval-interval", "1")
+    assert f"{path}:1: the prompt has 60 tokens" in refused(*words)
+
+
+def test_the_chat_template_counts(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": [{"role": "user", "content": "a" * 50}], "label": "b"})
+    # <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n, one token a character and a mark
+    assert "the prompt has 69 tokens, expected at most 56" in refused("--prompt-data", path, "--apply-chat-template")
+
+
+def test_a_chat_without_its_template_is_refused(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"prompt": [{"role": "user", "content": "a"}], "label": "b"})
+    assert f"{path}:1: the prompt is a list of chat messages, which needs --apply-chat-template" in refused(
+        "--prompt-data", path
+    )
+
+
+def test_a_response_that_leaves_no_room_is_refused(refused: Refused) -> None:
+    assert "leaves no room for a prompt in the context of 64 tokens" in refused("--rollout-max-response-len", "64")
+
+
+def test_a_context_beyond_the_engines_is_refused(refused: Refused) -> None:
+    assert "--rollout-max-context-len 65 is too long: the model in" in refused("--rollout-max-context-len", "65")
+    words = ("--sglang-context-length", "32", "--rollout-max-context-len", "33")
+    assert "--rollout-max-context-len 33 is too long: --sglang-context-length is 32" in refused(*words)
+
+
+# --- arithmetic and ranks ----------------------------------------------------------------------------
+
+
+def test_a_broken_batch_identity_is_refused_with_the_numbers(refused: Refused) -> None:
+    message = refused("--global-batch-size", "3", "--num-steps-per-rollout", "2")
+    assert "--rollout-batch-size 4 x --n-samples-per-prompt 2 = 8 samples per rollout" in message
+    assert "--global-batch-size 3 x --num-steps-per-rollout 2 = 6" in message
+
+
+def test_more_ranks_than_devices_are_refused_with_the_numbers(refused: Refused) -> None:
+    words = ("--tensor-model-parallel-size", "4", "--actor-num-gpus-per-node", "2")
+    assert (
+        "--tensor-model-parallel-size 4 needs 4 ranks, but --actor-num-nodes 1 x --actor-num-gpus-per-node 2 = 2"
+        in (refused(*words))
+    )
+
+
+def test_more_gpus_than_there_are_is_refused_with_the_numbers(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 2)
+    words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
+    assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
+
+
+def test_a_cluster_may_bring_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 0)
+    ended = dry_run("--device", "cuda", "--ray-address", "head:6379")
+    assert "2 GPUs of the cluster head:6379: 1 for training + 1 for engines" in ended.out
+
+
+# --- plugins -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "wrong", "near"),
+    [
+        ("--advantage-estimator", "grpoo", "grpo"),
+        ("--reward", "exact_mach", "exact_match"),
+        ("--rm-type", "exact_mach", "exact_match"),
+        ("--generator", "single_tern", "single_turn"),
+        ("--data-source", "prompt", "prompts"),
+    ],
+)
+def test_an_unknown_component_is_refused_with_the_nearest(refused: Refused, flag: str, wrong: str, near: str) -> None:
+    message = refused(flag, wrong)
+    assert wrong in message
+    assert f"Did you mean {near}?" in message
+
+
+def test_an_option_a_component_does_not_have_is_refused(refused: Refused) -> None:
+    message = refused("--reward.no-such-option", "5")
+    assert "rewards/exact_match" in message
+    assert "no option 'no_such_option'" in message
+
+
+def test_a_wrong_option_of_a_component_is_refused(refused: Refused) -> None:
+    assert "'eps' is 'small'" in refused("--estimator.eps", "small")
+
+
+def test_an_estimator_that_compares_samples_needs_several(refused: Refused) -> None:
+    assert "--n-samples-per-prompt is 1" in refused("--n-samples-per-prompt", "1")
+
+
+# --- the model folder --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(described_model: Path, tmp_path: Path) -> Path:
+    """A model folder to damage."""
+    return Path(shutil.copytree(described_model, tmp_path / "damaged"))
+
+
+def test_a_model_folder_that_is_missing(refused: Refused) -> None:
+    assert "--hf-checkpoint some/model is no folder" in refused("--hf-checkpoint", "some/model")
+
+
+def test_a_model_folder_without_config(refused: Refused, model: Path) -> None:
+    (model / "config.json").unlink()
+    assert f"--hf-checkpoint {model}: {model}/config.json does not exist" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_model_folder_without_tokenizer(refused: Refused, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert f"--hf-checkpoint {model} has no tokenizer" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_model_folder_with_a_broken_tokenizer(refused: Refused, model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    assert f"the tokenizer in {model} cannot be loaded" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_model_folder_without_weights(refused: Refused, model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert f"--hf-checkpoint {model} has no weights" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_model_of_an_unknown_kind(refused: Refused, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "llam"}))
+    assert "model_type 'llam' is not supported" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_reference_folder_is_looked_at_too(refused: Refused) -> None:
+    assert "--ref-load no is no folder" in refused("--ref-load", "no")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--num-layers 4", "--num-layers says 4, and config.json of"),
+        ("--untie-embeddings-and-output-weights=false", "--untie-embeddings-and-output-weights says False"),
+        ("--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3", "does not divide the model's 4 attention heads"),
+        ("--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", "does not divide the model's 3 layers"),
+        ("--rollout-num-gpus-per-engine 3", "--rollout-num-gpus-per-engine 3 does not divide the model's 4 attention"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_model(refused: Refused, words: str, message: str) -> None:
+    assert message in refused(*words.split())
+
+
+# --- the machine -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("option", ["--router-port", "--engine-port"])
+def test_a_port_in_use_is_named(refused: Refused, option: str) -> None:
+    with listening() as port:
+        assert f"{option} {port}: another process already listens on 127.0.0.1:{port}" in refused(option, str(port))
+
+
+def test_the_port_of_a_later_engine_in_use_is_named(refused: Refused) -> None:
+    with listening() as port:
+        message = refused("--engine-port", str(port - 1), "--rollout-num-gpus", "2")
+        assert f"--engine-port {port}: another process already listens" in message
+
+
+def test_an_unwritable_run_folder_is_refused(refused: Refused) -> None:
+    assert "the run folder /proc/nobody/run cannot be written to" in refused("--output-dir", "/proc/nobody")
+
+
+def test_a_run_folder_below_a_file_is_refused(refused: Refused, prompts: Path) -> None:
+    assert f"cannot be made: {prompts} is a file" in refused("--output-dir", str(prompts))
+
+
+def test_folders_of_checkpoints_and_exports_are_tried_too(refused: Refused) -> None:
+    message = refused("--save", "/proc/a", "--save-hf", "/proc/b")
+    assert "--save /proc/a cannot be written to" in message
+    assert "--save-hf /proc/b cannot be written to" in message
+
+
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    """A file-size limit stands for the disk's end: it fails the same write."""
+    script = "import sys; from slime.cli.preflight_machine import unwritable; from pathlib import Path;"
+    script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
+    limit = 2**16
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert (
+        done.stdout.strip() == f"cannot be written to: File too large ({tmp_path}). Free space or choose another folder"
+    )
+
+
+def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert unwritable(tmp_path / "a" / "b") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_is_not_overwritten(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "outputs" / "run").mkdir(parents=True)
+    (tmp_path / "outputs" / "run" / "metrics.jsonl").touch()
+    assert "the run folder outputs/run exists and is not empty" in refused()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "."])
+def test_a_run_name_stays_in_the_output_folder(refused: Refused, name: str) -> None:
+    assert f"--run-name '{name}' cannot name a folder" in refused("--run-name", name)
+
+
+@pytest.mark.parametrize("flag", ["--load", "--initial-megatron-checkpoint"])
+def test_a_checkpoint_that_is_missing(refused: Refused, flag: str) -> None:
+    assert "no checkpoint in nowhere" in refused(flag, "nowhere")
+
+
+# --- together ----------------------------------------------------------------------------------------
+
+
+def test_problems_of_every_kind_are_told_together(refused: Refused) -> None:
+    message = refused(*split("--prompt-data no.jsonl --reward nope --hf-checkpoint no --global-batch-size 3"))
+    assert message.startswith("4 problems:\n")
+
+
+def test_supervised_training_cannot_evaluate_without_engines(refused: Refused, prompts: Path) -> None:
+    words = ("--eval-prompt-data", "a", str(prompts), "--eval-interval", "1", "--generator", "supervised")
+    assert "--eval-prompt-data needs engines, and the generator supervised starts none" in refused(*words)

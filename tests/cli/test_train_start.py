@@ -1,0 +1,108 @@
+"""What `slime train` does between the checks and the loop."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Slime, split
+
+from slime.config import RunConfig, config_from_toml
+from slime.errors import EngineError
+
+
+class Loop(ModuleType):
+    """Stands where Ray would start, and remembers how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__("slime.loop")
+        self.calls: list[tuple[RunConfig, Path, Any]] = []
+        self.outcome: BaseException | None = None
+
+    def main(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
+        self.calls.append((config, run_dir, plugins))
+        if self.outcome is not None:
+            raise self.outcome
+        return 0
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    import slime
+
+    module = Loop()
+    monkeypatch.setitem(sys.modules, "slime.loop", module)
+    monkeypatch.setattr(slime, "loop", module, raising=False)
+    return module
+
+
+@pytest.fixture
+def train(slime: Slime, described_model: Path, prompts: Path) -> Slime:
+    words = ["train", "--hf-checkpoint", str(described_model), "--prompt-data", str(prompts), "--device", "cpu"]
+    words += split("--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 2 --rollout-max-response-len 8")
+    words += split("--advantage-estimator grpo --reward exact_match --lr 1e-4")
+    return lambda *more: slime(*words, *more)
+
+
+def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, loop: Loop) -> None:
+    assert train("--run-name", "run").code == 0
+    [(config, run_dir, plugins)] = loop.calls
+    assert run_dir == Path("outputs/run")
+    assert config.rollout.global_batch_size == 8
+    assert plugins.find("reward", "exact_match").name == "exact_match"
+
+
+def test_the_saved_configuration_starts_the_same_run(train: Slime, slime: Slime, loop: Loop) -> None:
+    assert train("--run-name", "run", "--save-interval", "5").code == 0
+    saved = Path("outputs/run/config.toml")
+    assert config_from_toml(saved.read_text()) == loop.calls[0][0]
+    assert slime("train", str(saved), "--run-name", "again").code == 0
+    first, second = (config.model_dump(exclude={"run"}) for config, _, _ in loop.calls)
+    assert first == second
+
+
+def test_a_run_without_a_name_is_named_by_the_clock(train: Slime, loop: Loop) -> None:
+    assert train().code == 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}", loop.calls[0][1].name)
+
+
+def test_an_empty_run_folder_is_used(train: Slime, loop: Loop, tmp_path: Path) -> None:
+    (tmp_path / "outputs" / "run").mkdir(parents=True)
+    assert train("--run-name", "run").code == 0
+    assert len(loop.calls) == 1
+
+
+def test_a_refused_run_leaves_no_folder(train: Slime, loop: Loop, tmp_path: Path) -> None:
+    assert train("--reward", "nope").code == 2
+    assert not (tmp_path / "outputs").exists()
+    assert loop.calls == []
+
+
+def test_what_has_no_effect_is_noted_on_stderr(train: Slime, loop: Loop) -> None:
+    assert "slime: note: --eval-interval has no effect" in train("--eval-interval", "5").err
+    assert loop.calls[0][0].evaluation.eval_interval is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "message"),
+    [
+        (EngineError("engine 0 died"), 1, "slime: error: engine 0 died\n"),
+        (KeyboardInterrupt(), 130, "slime: interrupted\n"),
+    ],
+)
+def test_how_a_run_ends_is_an_exit_code_and_a_message(
+    train: Slime, loop: Loop, outcome: BaseException, code: int, message: str
+) -> None:
+    loop.outcome = outcome
+    ended = train()
+    assert (ended.code, ended.err) == (code, message)
+
+
+def test_a_bug_keeps_its_traceback(train: Slime, loop: Loop) -> None:
+    loop.outcome = ZeroDivisionError("bug")
+    with pytest.raises(ZeroDivisionError):
+        train()

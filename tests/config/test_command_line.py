@@ -1,0 +1,168 @@
+"""Flags: exact names, forms, precedence, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.config.conftest import Load, Refused
+
+from slime.config import load_config, read_config
+from slime.errors import ConfigError
+
+
+def test_a_value_may_follow_or_be_attached(load: Load) -> None:
+    assert load("--rollout-temperature", "0.5").rollout.rollout_temperature == 0.5
+    assert load("--rollout-temperature=0.5").rollout.rollout_temperature == 0.5
+
+
+def test_an_attached_value_may_contain_equals_signs_and_dashes(load: Load) -> None:
+    assert load("--run-name=--a=b").run.run_name == "--a=b"
+
+
+def test_a_value_may_be_negative(load: Load) -> None:
+    assert load("--rollout-top-k", "-1").rollout.rollout_top_k == -1
+
+
+def test_the_last_of_a_repeated_flag_wins(load: Load) -> None:
+    assert load("--seed", "1", "--seed", "2").run.seed == 2
+
+
+def test_evaluation_sets_accumulate(load: Load) -> None:
+    config = load("--eval-prompt-data", "a", "a.jsonl", "b", "b.jsonl", "--eval-prompt-data", "c", "c.jsonl",
+                  "--eval-interval", "5")  # fmt: skip
+    assert config.evaluation.eval_prompt_data == [("a", "a.jsonl"), ("b", "b.jsonl"), ("c", "c.jsonl")]
+
+
+def test_evaluation_sets_come_in_pairs(refused: Refused) -> None:
+    assert "--eval-prompt-data needs pairs of a name and a file, got 3 words: a a.jsonl b" in refused(
+        "--eval-prompt-data", "a", "a.jsonl", "b"
+    )
+
+
+def test_a_switch_is_turned_on_and_off(load: Load) -> None:
+    assert load("--apply-chat-template").data.apply_chat_template is True
+    assert load("--apply-chat-template", "--no-apply-chat-template").data.apply_chat_template is False
+    assert load("--apply-chat-template=false").data.apply_chat_template is False
+
+
+def test_a_switch_takes_no_value(refused: Refused) -> None:
+    assert "unexpected 'true' after --apply-chat-template, which takes no value (write --apply-chat-template=true)" in (
+        refused("--apply-chat-template", "true")
+    )
+    assert "--apply-chat-template: got 'yes', expected true or false" in refused("--apply-chat-template=yes")
+
+
+def test_lists_take_every_word_up_to_the_next_flag(load: Load) -> None:
+    config = load("--rollout-stop", "a", "b", "--rollout-stop-token-ids", "1", "2", "--seed", "3")
+    assert config.rollout.rollout_stop == ["a", "b"]
+    assert config.rollout.rollout_stop_token_ids == [1, 2]
+
+
+def test_aliases_name_the_same_option(load: Load) -> None:
+    assert load("--rm-type", "other").reward.reward == "other"
+
+
+@pytest.mark.parametrize(
+    ("flag", "slot", "option"),
+    [
+        ("--reward.timeout-s", "reward", "timeout_s"),
+        ("--estimator.timeout_s", "estimator", "timeout_s"),
+        ("--advantage-estimator.x", "estimator", "x"),
+        ("--generator.x-y", "generator", "x_y"),
+        ("--data-source.x", "datasource", "x"),
+        ("--datasource.x", "datasource", "x"),
+    ],
+)
+def test_component_options_stay_words_for_their_plugin_to_read(load: Load, flag: str, slot: str, option: str) -> None:
+    assert load(flag, "5").component_options == {slot: {option: "5"}}
+    assert load(f"{flag}=5").component_options == {slot: {option: "5"}}
+
+
+def test_a_component_option_needs_a_value(refused: Refused) -> None:
+    assert "--reward.strict needs a value (for a switch: true or false)" in refused("--reward.strict", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("--rolout-batch-size", "--rollout-batch-size"),
+        ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
+        ("--sglang-mem-fraction-statc", "--sglang-mem-fraction-static"),
+        ("--use-tiss", "--use-tis"),
+    ],
+)
+def test_a_misspelt_flag_is_refused_with_the_nearest(refused: Refused, wrong: str, right: str) -> None:
+    assert refused(wrong, "1") == f"unknown flag {wrong}. Did you mean {right}?"
+
+
+def test_abbreviations_are_not_accepted(refused: Refused) -> None:
+    assert "unknown flag --rollout-temp." in refused("--rollout-temp", "0.5")
+
+
+def test_a_single_dash_is_refused(refused: Refused) -> None:
+    assert "unknown option -x: slime's options begin with two dashes" in refused("-x")
+
+
+def test_a_missing_value_is_refused(refused: Refused) -> None:
+    assert refused("--seed") == "--seed needs a value (a whole number)"
+    assert refused("--seed", "--apply-chat-template") == (
+        "--seed needs a value (a whole number), got the flag --apply-chat-template"
+    )
+    assert "--rollout-stop needs at least one value" in refused("--rollout-stop")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--seed x", "--seed: got 'x', expected a whole number"),
+        ("--seed 1.5", "--seed: got '1.5', expected a whole number"),
+        ("--rollout-temperature warm", "--rollout-temperature: got 'warm', expected a number"),
+        ("--rollout-temperature 0", "--rollout-temperature: got '0', expected more than 0.0"),
+        ("--rollout-top-p 1.5", "--rollout-top-p: got '1.5', expected at most 1.0"),
+        ("--router-port 70000", "--router-port: got '70000', expected at most 65535"),
+        ("--device tpu", "--device: got 'tpu', expected one of auto, cpu, cuda."),
+        ("--kl-loss-type k33", "--kl-loss-type: got 'k33', expected one of k1, k2, k3, low_var_kl. Did you mean k3?"),
+        ("--rollout-stop-token-ids 1 x", "--rollout-stop-token-ids: got 'x', expected a whole number"),
+        ("--normalization Norm", "--normalization: got 'Norm', expected one of LayerNorm, RMSNorm."),
+        ("--hidden-size x", "--hidden-size: got 'x', expected a whole number"),
+        ("--sglang-max-running-requests x", "--sglang-max-running-requests: got 'x', expected a whole number"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(refused: Refused, words: str, message: str) -> None:
+    assert message in refused(*words.split())
+
+
+def test_every_problem_is_told_at_once(refused: Refused) -> None:
+    message = refused("--seed", "x", "--eps-clip", "-1", "--no-such-flag")
+    assert message.startswith("3 problems:\n")
+    assert all(part in message for part in ("--seed: got", "--eps-clip: got", "unknown flag --no-such-flag"))
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nseed = 1\nrun_name = "file"\n[megatron]\nlr = 1.0\n')
+    config = read_config([str(path), "--seed", "2", "--lr", "0.5"])
+    assert (config.run.seed, config.run.run_name, config.megatron["lr"]) == (2, "file", 0.5)
+
+
+def test_there_is_one_run_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"unexpected 'more\.toml': there is a run file already"):
+        read_config([str(path), "more.toml"])
+
+
+def test_what_no_default_can_replace_is_asked_for() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([])
+    for flag in ("hf-checkpoint", "num-rollout", "prompt-data", "lr", "advantage-estimator", "reward",
+                 "rollout-batch-size"):  # fmt: skip
+        assert f"--{flag} is missing" in str(caught.value)
+
+
+def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
+    words = "--hf-checkpoint m --prompt-data d --num-rollout 1 --rollout-batch-size 4 --lr 1 --loss-type sft_loss"
+    config = load_config(words.split())
+    assert config.generator_name == "supervised"
+    assert config.world_size == 1

@@ -1,0 +1,159 @@
+"""Combinations that cannot work, or would be ignored in silence, are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.config.conftest import GOOD, Load, Refused
+
+from slime.config import RunConfig, config_notes, read_config, resolve
+from slime.config.devices import nvidia_devices
+from slime.config.options import ClusterOptions
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # ranks
+        (
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2",
+            "--tensor-model-parallel-size 2 x --pipeline-model-parallel-size 2 needs 4 ranks, but --actor-num-nodes 1 x"
+            " --actor-num-gpus-per-node 2 = 2",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --actor-num-gpus-per-node 3",
+            "--tensor-model-parallel-size 2 puts 2 ranks to a copy of the model, and --actor-num-nodes 1 x"
+            " --actor-num-gpus-per-node 3 = 3 is no multiple of it",
+        ),
+        ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size 0: expected at least 1"),
+        # engines and ports
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus 3 is no multiple of"),
+        (
+            "--engine-port 9000 --rollout-num-gpus 4 --router-port 9003",
+            "--router-port 9003 is one of the engines' ports",
+        ),
+        ("--engine-port 65535 --rollout-num-gpus 2", "goes up to port 65536, expected at most 65535"),
+        # KL
+        ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1 exclude each other"),
+        ("--use-kl-loss", "--use-kl-loss needs --kl-loss-coef"),
+        ("--kl-loss-coef 0.1", "--kl-loss-coef 0.1 has no effect without --use-kl-loss"),
+        ("--kl-coef -1", "--kl-coef -1.0: expected at least 0"),
+        # what would be ignored
+        ("--async-buffer-size 4", "--async-buffer-size 4 has no effect without --async"),
+        ("--update-weights-interval 2", "--update-weights-interval 2 has no effect without --async"),
+        ("--loss-type sft_loss", "--advantage-estimator has no effect with --loss-type sft_loss"),
+        (
+            "--micro-batch-size 2 --max-tokens-per-gpu 99",
+            "--micro-batch-size 2 and --max-tokens-per-gpu 99 exclude each",
+        ),
+        ("--load a --initial-megatron-checkpoint b", "--load and --initial-megatron-checkpoint exclude each other"),
+        ("--save-hf out/{step}", "--save-hf 'out/{step}': only {rollout} is filled in"),
+        # evaluation
+        ("--eval-prompt-data a f", "--eval-prompt-data needs --eval-interval"),
+        ("--eval-interval 1 --eval-prompt-data a f a g", "--eval-prompt-data names two sets 'a'"),
+        ("--eval-interval 1 --eval-prompt-data a/b f", "'a/b' cannot name an evaluation set"),
+        # lengths
+        ("--rollout-max-context-len 1024", "--rollout-max-response-len 1024 leaves no room for a prompt in"),
+        ("--rollout-max-context-len 4096 --rollout-max-prompt-len 5000", "--rollout-max-prompt-len 5000 is beyond"),
+        ("--seq-length 4096 --rollout-max-context-len 2048", "--seq-length 4096 contradicts --rollout-max-context-len"),
+        # Megatron's silent traps
+        (
+            "--actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+            " --no-overlap-p2p-communication",
+            "train on wrong gradients",
+        ),
+        (
+            "--actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2"
+            " --batch-p2p-comm",
+            "train on wrong gradients",
+        ),
+        ("--num-virtual-stages-per-pipeline-rank 2", "virtual pipeline stages need --pipeline-model-parallel-size"),
+        (
+            "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --multi-latent-attention",
+            "--multi-latent-attention with --tensor-model-parallel-size above 1 needs --sequence-parallel",
+        ),
+        (
+            "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --num-experts 4",
+            "--num-experts with --tensor-model-parallel-size above 1 needs --sequence-parallel",
+        ),
+        ("--overlap-param-gather", "--overlap-param-gather needs --overlap-grad-reduce"),
+        (
+            "--overlap-param-gather --overlap-grad-reduce --no-use-distributed-optimizer",
+            "--overlap-param-gather needs the distributed optimizer",
+        ),
+        ("--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs a model with experts"),
+        ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
+        (
+            "--no-position-embedding --position-embedding-type learned_absolute",
+            "--no-position-embedding contradicts --position-embedding-type learned_absolute",
+        ),
+        # what a CPU cannot do
+        ("--gradient-accumulation-fusion", "--gradient-accumulation-fusion needs a GPU, and this run is on CPU"),
+        ("--apply-rope-fusion", "--apply-rope-fusion needs a GPU"),
+        ("--transformer-impl transformer_engine", "--transformer-impl transformer_engine needs a GPU"),
+        ("--attention-backend flash", "--attention-backend flash needs a GPU"),
+        ("--fp8-format hybrid", "--fp8 hybrid needs a GPU"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str, message: str) -> None:
+    problem = refused(*words.split())
+    assert message in problem
+    assert "problems:" not in problem, "one mistake, one message"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+        "--use-kl-loss --kl-loss-coef 0",
+        "--use-kl-loss --kl-loss-coef 0.1",
+        "--async --async-buffer-size 4 --update-weights-interval 2",
+        "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend auto --transformer-impl local",
+        "--device cuda --gradient-accumulation-fusion --attention-backend flash",
+        "--sequence-parallel",
+        "--overlap-param-gather --overlap-grad-reduce",
+        "--save-hf out/{rollout}",
+        "--save-interval 100 --eval-interval 50",
+    ],
+)
+def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
+    load(*words.split())
+
+
+def test_an_interval_without_evaluation_sets_is_noted_and_dropped() -> None:
+    config = resolve(read_config([*GOOD, "--eval-interval", "5"]))
+    assert config.evaluation.eval_interval is None
+    assert config_notes(read_config([*GOOD, "--eval-interval", "5"])) == [
+        "--eval-interval has no effect: no --eval-prompt-data names what to evaluate on"
+    ]
+
+
+def test_what_follows_is_filled_in(load: Load) -> None:
+    config = load("--eps-clip", "0.1", "--seq-length", "4096")
+    assert config.algorithm.eps_clip_high == 0.1
+    assert config.rollout.rollout_max_context_len == 4096
+    assert config.rollout.generator == "single_turn"
+    assert config.cluster.rollout_num_gpus == 1
+    assert config.evaluation.eval_max_response_len == 1024
+    assert config.cluster.device == "cpu"
+
+
+def test_ranks_and_copies_are_counted(load: Load) -> None:
+    config = load(*["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2"])
+    assert (config.world_size, config.model_parallel_size, config.data_parallel_size) == (8, 2, 4)
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert nvidia_devices(tmp_path, {}) == 2
+    assert nvidia_devices(tmp_path, {"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    assert nvidia_devices(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert nvidia_devices(tmp_path / "missing", {}) == 0
+
+
+def test_the_stated_device_decides() -> None:
+    assert RunConfig(cluster=ClusterOptions(device="cuda")).on_gpu is True
+    assert RunConfig(cluster=ClusterOptions(device="cpu")).on_gpu is False
+    assert RunConfig().on_gpu is (nvidia_devices() > 0)

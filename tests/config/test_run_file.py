@@ -1,0 +1,150 @@
+"""Run files: tables, keys, top-level flags, components, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime.config import RunConfig, config_from_toml, read_config
+from slime.errors import ConfigError
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_from_toml(text, "run.toml")
+    return str(caught.value)
+
+
+def test_tables_are_sections_and_keys_are_flag_names() -> None:
+    config = config_from_toml("[rollout]\nrollout-batch-size = 4\nn_samples_per_prompt = 2\nasync = true\n")
+    assert config.rollout.rollout_batch_size == 4
+    assert config.rollout.n_samples_per_prompt == 2
+    assert config.rollout.async_mode is True
+
+
+def test_any_flag_may_stand_before_the_tables() -> None:
+    config = config_from_toml(
+        'seed = 7\nnum-layers = 2\nsglang-log-level = "info"\nrm-type = "x"\nno-rope-fusion = true\n'
+    )
+    assert config.run.seed == 7
+    assert config.megatron == {"num_layers": 2, "apply_rope_fusion": False}
+    assert config.sglang == {"log_level": "info"}
+    assert config.reward.reward == "x"
+
+
+def test_engine_tables_take_native_names() -> None:
+    config = config_from_toml(
+        "[megatron]\ntensor-model-parallel-size = 2\nnum_experts = 4\nno-masked-softmax-fusion = true\nswiglu = true\n"
+        "[sglang]\ntp_size = 2\nmem-fraction-static = 0.5\nexpert-parallel-size = 2\n"
+    )
+    assert config.megatron == {
+        "tensor_model_parallel_size": 2,
+        "num_moe_experts": 4,
+        "masked_softmax_fusion": False,
+        "swiglu": True,
+    }
+    assert config.sglang == {"tp_size": 2, "mem_fraction_static": 0.5, "ep_size": 2}
+
+
+def test_component_tables_choose_and_configure() -> None:
+    config = config_from_toml(
+        '[reward]\nname = "a"\ntimeout-s = 5.0\n[estimator]\nname = "b"\nflag = true\n'
+        '[generator]\nname = "c"\n[datasource]\nname = "d"\npaths = ["x", "y"]\n'
+    )
+    assert config.reward.reward == "a"
+    assert config.algorithm.advantage_estimator == "b"
+    assert config.generator_name == "c"
+    assert config.data.data_source == "d"
+    assert config.component_options == {
+        "reward": {"timeout_s": 5.0},
+        "estimator": {"flag": True},
+        "datasource": {"paths": ["x", "y"]},
+    }
+
+
+def test_plugins_have_a_table() -> None:
+    config = config_from_toml('[plugins]\nallow = ["a"]\nautoload = false\nstrict = true\n')
+    assert config.plugins.allow == ["a"]
+    assert config.plugins.autoload is False
+    assert config.plugins.strict is True
+
+
+def test_plugins_have_flags() -> None:
+    config = read_config(["--plugins.deny", "a", "b", "--strict-plugins", "--no-plugins.autoload"])
+    assert config.plugins.deny == ["a", "b"]
+    assert config.plugins.strict is True
+    assert config.plugins.autoload is False
+
+
+def test_an_unlabelled_data_set_is_written_none() -> None:
+    assert config_from_toml('[data]\nlabel_key = "none"\n').data.label_key is None
+    assert read_config(["--label-key", "none"]).data.label_key is None
+
+
+def test_evaluation_sets_are_pairs() -> None:
+    config = config_from_toml('[evaluation]\neval_prompt_data = [["a", "a.jsonl"]]\n')
+    assert config.evaluation.eval_prompt_data == [("a", "a.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[rollout]\nrolout_batch_size = 4\n",
+            "[rollout] rolout_batch_size: unknown key. Did you mean rollout_batch_size?",
+        ),
+        ("[data]\nrollout_batch_size = 4\n", "[data] rollout_batch_size: unknown key. It belongs in [rollout]."),
+        ("[megatron]\nnum_layer = 4\n", "[megatron] num_layer: unknown key. Did you mean num_layers?"),
+        ("[megatron]\nmicro_batch_size = 4\n", "[megatron] micro_batch_size: unknown key. It belongs in [algorithm]."),
+        ("[sglang]\nmem_fraction = 4\n", "[sglang] mem_fraction: unknown key. Did you mean mem_fraction_static?"),
+        ("[plugins]\nalow = []\n", "[plugins] alow: unknown key. Did you mean allow?"),
+        ("[rolout]\nx = 4\n", "unknown table [rolout]. Did you mean [rollout]?"),
+        ("sed = 4\n", "sed: unknown key. Did you mean seed?"),
+        ('[run]\nseed = "x"\n', "[run] seed: got 'x', expected a whole number"),
+        ("[run]\nseed = true\n", "[run] seed: got true, expected a whole number"),
+        ("[run]\nrun_name = 5\n", "[run] run_name: got 5, expected a text"),
+        ("[data]\napply_chat_template = 1\n", "[data] apply_chat_template: got 1, expected true or false"),
+        ("[megatron]\nnum_layers = 1.5\n", "[megatron] num_layers: got 1.5, expected a whole number"),
+        ("[megatron]\nnum_layers = true\n", "[megatron] num_layers: got true, expected a whole number"),
+        ("[sglang]\ndisable_radix_cache = 1\n", "[sglang] disable_radix_cache: got 1, expected true or false"),
+        ("[reward]\nday = 2020-01-01\n", "[reward] day: got the date or time 2020-01-01"),
+        ('[evaluation]\neval_prompt_data = [["a"]]\n', "[evaluation] eval_prompt_data"),
+        ("[algorithm]\ncolocate = true\n", "[algorithm] colocate is not in this release"),
+        ("use_tis = true\n", "use_tis is not in this release"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_table_and_key(text: str, message: str) -> None:
+    problem = refused(text)
+    assert problem.startswith("run.toml: ")
+    assert message in problem
+
+
+@pytest.mark.parametrize("text", ["[rollout\n", "seed = 1\nseed = 2\n"])
+def test_broken_toml_is_refused_with_its_place(text: str) -> None:
+    assert re.search(r"run file run\.toml is no valid TOML: .*line", refused(text))
+
+
+def test_every_problem_of_a_file_is_told_at_once() -> None:
+    assert refused("[run]\nseed = true\nsed = 1\n[rolout]\nx = 1\n").startswith("3 problems:")
+
+
+def test_what_is_not_asked_for_is_not_refused() -> None:
+    assert config_from_toml("colocate = false\n") == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Path.exists, "does not exist"),
+        (Path.mkdir, "is a folder, expected a TOML file"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "run.toml"
+    make(path)
+    with pytest.raises(ConfigError, match=message):
+        read_config([str(path)])

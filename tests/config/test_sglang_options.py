@@ -1,0 +1,177 @@
+"""SGLang's flags: the scan of the source against the real parser, and the way to its command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tests.config.conftest import Load, Refused
+
+from slime.config import config_from_toml, read_config
+from slime.config.own_flags import flag_table
+from slime.config.sglang_flags import sglang_argv
+from slime.config.values import Arity
+from slime.errors import ConfigError
+
+_ASK_SGLANG = """
+import argparse, json, sys
+from slime.cpu.sglang_standins import install
+install()
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+if len(sys.argv) > 1:
+    parsed = parser.parse_args(["--model-path", "m", *sys.argv[1:]])
+    print(json.dumps({k: v for k, v in vars(parsed).items()}, default=str))
+else:
+    print(json.dumps([
+        {"flags": [o for o in a.option_strings if o.startswith("--")], "dest": a.dest, "nargs": a.nargs,
+         "type": getattr(a.type, "__name__", "str"),
+         "choices": None if a.choices is None else sorted(map(str, a.choices))}
+        for a in parser._actions if a.dest != "help"
+    ]))
+"""
+_ARITIES = {None: Arity.ONE, 0: Arity.SWITCH, "?": Arity.MAYBE, "+": Arity.SOME, "*": Arity.ANY}
+
+
+def ask_sglang(*words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_SGLANG, *words], capture_output=True, text=True, timeout=120, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(150)
+def test_the_scan_finds_the_flags_of_the_real_parser() -> None:
+    actions, flags = ask_sglang(), flag_table()
+    known = {name for action in actions for name in action["flags"]}
+    assert len(actions) > 500
+    for action in actions:
+        for name in action["flags"]:
+            found = flags.find(f"sglang-{name[2:]}")
+            assert found is not None, name
+            kind = found.flag.type
+            assert kind.arity is _ARITIES[action["nargs"]], name
+            if action["type"] in ("int", "float") and action["choices"] is None:
+                assert action["type"] in str(kind.annotation), name
+            if kind.choices is not None:
+                assert sorted(map(str, kind.choices)) == action["choices"], name
+    ours = {f"--{flag.name.removeprefix('sglang-')}" for flag in flags.of("sglang")}
+    # Fields whose flag has another name are also found by the field's.
+    fields = {f"--{flag.key.replace('_', '-')}" for flag in flags.of("sglang")}
+    assert ours - known <= fields
+
+
+@pytest.mark.timeout(150)
+def test_a_rendered_command_line_means_the_same_to_the_real_parser() -> None:
+    config = config_from_toml(
+        """
+        [sglang]
+        mem-fraction-static = 0.8
+        context-length = 8192
+        log-level = "info"
+        tp-size = 2
+        disable-cuda-graph = true
+        disable-radix-cache = false
+        enable-tf32-matmul = false
+        cuda-graph-bs-decode = [1, 2, 4]
+        preferred-sampling-params = {temperature = 0.5, stop = ["a"]}
+        fp8-gemm-backend = "auto"
+        reasoning-parser = "qwen3"
+        watchdog-timeout = 60
+        served-model-name = "--odd"
+        """
+    )
+    parsed = ask_sglang(*sglang_argv(config.sglang))
+    for name, value in config.sglang.items():
+        assert parsed[name] == value, name
+
+
+def test_the_flags_of_the_manual_are_understood(load: Load) -> None:
+    words = "--sglang-mem-fraction-static 0.8 --sglang-context-length 8192 --sglang-log-level INFO"
+    config = load(*words.split(), "--sglang-disable-cuda-graph")
+    assert config.sglang == {
+        "mem_fraction_static": 0.8,
+        "context_length": 8192,
+        "log_level": "INFO",
+        "disable_cuda_graph": True,
+    }
+    assert sglang_argv(config.sglang) == [
+        "--mem-fraction-static", "0.8", "--context-length", "8192", "--log-level", "INFO", "--disable-cuda-graph"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "value"), [("8k", 8000), ("8Ki", 8192), ("1.5k", 1500), ("8192", 8192)])
+def test_sizes_may_be_written_as_sglang_writes_them(word: str, value: int) -> None:
+    assert read_config(["--sglang-context-length", word]).sglang == {"context_length": value}
+
+
+def test_a_switch_with_two_forms_can_be_turned_off() -> None:
+    for flag in ("--sglang-no-enable-tf32-matmul", "--no-sglang-enable-tf32-matmul"):
+        config = read_config([flag])
+        assert config.sglang == {"enable_tf32_matmul": False}
+        assert sglang_argv(config.sglang) == ["--no-enable-tf32-matmul"]
+
+
+def test_aliases_set_the_field() -> None:
+    assert read_config(["--sglang-tensor-parallel-size", "2"]).sglang == {"tp_size": 2}
+
+
+def test_json_values_come_from_words_and_tables_alike() -> None:
+    from_words = read_config(["--sglang-preferred-sampling-params", '{"temperature": 0.5}'])
+    from_table = config_from_toml("[sglang]\npreferred_sampling_params = {temperature = 0.5}\n")
+    assert from_words.sglang == from_table.sglang == {"preferred_sampling_params": {"temperature": 0.5}}
+
+
+def test_the_engine_size_may_be_stated_in_sglangs_name(load: Load) -> None:
+    config = load("--sglang-tp-size", "2")
+    assert config.cluster.rollout_num_gpus_per_engine == 2
+    assert config.num_engines == 1
+    assert load("--sglang-tp-size", "2", "--rollout-num-gpus", "4").num_engines == 2
+    assert load("--sglang-tp-size", "2", "--rollout-num-gpus-per-engine", "2").num_engines == 1
+
+
+def test_two_engine_sizes_are_refused(refused: Refused) -> None:
+    assert "--sglang-tp-size 2 contradicts --rollout-num-gpus-per-engine 4" in refused(
+        "--sglang-tp-size", "2", "--rollout-num-gpus-per-engine", "4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("--sglang-model-path m", "state --hf-checkpoint"),
+        ("--sglang-model m", "state --hf-checkpoint"),
+        ("--sglang-port 1", "state --engine-port"),
+        ("--sglang-host h", "engines listen where slime can reach them"),
+        ("--sglang-device cpu", "state --device"),
+        ("--sglang-dist-init-addr h:1", "slime places the engines"),
+        ("--sglang-nnodes 2", "slime places the engines"),
+        ("--sglang-config f", "use the [sglang] table"),
+    ],
+)
+def test_what_slime_decides_is_refused_with_what_to_state_instead(refused: Refused, words: str, instead: str) -> None:
+    message = refused(*words.split())
+    assert message.startswith(f"{words.split()[0]} is not for users to state: ")
+    assert instead in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sglang-tokenizer-mode fast", "--sglang-tokenizer-mode: got 'fast', expected one of"),
+        ("--sglang-mem-fraction-static half", "--sglang-mem-fraction-static: got 'half', expected a number"),
+        ("--sglang-pp-size 2", "--sglang-pp-size 2: an engine of this release has one pipeline stage"),
+        ("--sglang-dp-size 2", "--sglang-dp-size 2 would need 2 times the devices in one engine"),
+    ],
+)
+def test_wrong_values_are_refused(refused: Refused, words: str, message: str) -> None:
+    assert message in refused(*words.split())
+
+
+def test_an_unknown_option_is_not_rendered() -> None:
+    with pytest.raises(ConfigError, match=r"no option 'mem_fraction_statc'\. Did you mean mem_fraction_static"):
+        sglang_argv({"mem_fraction_statc": 1})

@@ -1,0 +1,126 @@
+"""A configuration written as TOML is the same configuration when read."""
+
+from __future__ import annotations
+
+import pickle
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.config.conftest import GOOD
+
+from slime.config import PluginOptions, RunConfig, config_from_toml, load_config, resolve
+from slime.config.options import (
+    AlgorithmOptions,
+    CheckpointOptions,
+    DataOptions,
+    EvalOptions,
+    RewardOptions,
+    RolloutOptions,
+    RunOptions,
+)
+from slime.config.toml_writer import toml_document
+from slime.errors import ConfigError
+
+texts = st.text(max_size=20)
+keys = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+values = st.recursive(
+    st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+positive = st.integers(1, 10**6)
+options = st.dictionaries(
+    keys.filter(lambda key: key not in ("name", "reward", "advantage_estimator")), values, max_size=3
+)
+
+configs = st.builds(
+    RunConfig,
+    run=st.builds(RunOptions, output_dir=texts, run_name=st.none() | texts, seed=st.integers(0, 2**31)),
+    data=st.builds(
+        DataOptions, prompt_data=st.none() | texts, label_key=st.none() | texts, apply_chat_template=st.booleans()
+    ),
+    rollout=st.builds(
+        RolloutOptions,
+        num_rollout=st.none() | positive,
+        rollout_temperature=st.floats(1e-6, 1e6),
+        rollout_stop=st.lists(texts, max_size=3),
+        rollout_stop_token_ids=st.lists(positive, max_size=3),
+        async_mode=st.booleans(),
+        generator=st.none() | texts,
+    ),
+    algorithm=st.builds(AlgorithmOptions, advantage_estimator=st.none() | texts, kl_coef=st.floats(0, 1)),
+    reward=st.builds(RewardOptions, reward=st.none() | texts),
+    evaluation=st.builds(EvalOptions, eval_prompt_data=st.lists(st.tuples(texts, texts), max_size=3)),
+    checkpoint=st.builds(CheckpointOptions, save=st.none() | texts, save_interval=st.none() | positive),
+    plugins=st.builds(PluginOptions, allow=st.none() | st.lists(texts, max_size=2), strict=st.booleans()),
+    megatron=st.fixed_dictionaries(
+        {},
+        optional={
+            "num_layers": positive,
+            "lr": st.floats(0, 1),
+            "bf16": st.booleans(),
+            "apply_rope_fusion": st.booleans(),
+            "barrier_with_L1_time": st.booleans(),
+            "recompute_modules": st.lists(texts, min_size=1, max_size=3),
+            "moe_layer_freq": st.lists(st.integers(0, 1), min_size=1, max_size=4),
+            "normalization": st.sampled_from(["LayerNorm", "RMSNorm"]),
+        },
+    ),
+    sglang=st.fixed_dictionaries(
+        {},
+        optional={
+            "mem_fraction_static": st.floats(0, 1),
+            "log_level": texts,
+            "disable_radix_cache": st.booleans(),
+            "cuda_graph_bs_decode": st.lists(positive, min_size=1, max_size=3),
+            "fp8_gemm_runner_backend": texts,
+            "preferred_sampling_params": st.dictionaries(texts, numbers, max_size=2),
+        },
+    ),
+    component_options=st.dictionaries(
+        st.sampled_from(["estimator", "reward", "generator", "datasource"]),
+        options.filter(bool),
+        max_size=2,
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(configs)
+def test_a_written_configuration_is_read_as_it_was(config: RunConfig) -> None:
+    assert config_from_toml(config.to_toml()) == config
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(texts, values, max_size=4))
+def test_the_writer_writes_toml(table: dict[str, Any]) -> None:
+    assert tomllib.loads(toml_document({"t": table})).get("t", {}) == table
+
+
+def test_a_value_without_a_form_in_toml_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\[megatron\] x: None has no form in TOML"):
+        toml_document({"megatron": {"x": None}})
+
+
+def test_a_resolved_configuration_is_read_back_and_stays() -> None:
+    config = load_config([*GOOD, "--sglang-tp-size", "2", "--eps-clip-high", "0.3", "--reward.a", "5"])
+    again = config_from_toml(config.to_toml())
+    assert again == config
+    assert resolve(again) == config
+
+
+def test_a_configuration_survives_pickling() -> None:
+    config = load_config([*GOOD, "--num-layers", "3", "--sglang-log-level", "info"])
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_configuration_is_frozen() -> None:
+    config = RunConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.megatron = {}
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.seed = 3

@@ -1,0 +1,44 @@
+"""Options of later releases are known, and refused."""
+
+from __future__ import annotations
+
+import pytest
+from tests.config.conftest import Refused
+
+from slime.config.flags import UNAVAILABLE
+from slime.config.own_flags import flag_table
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--colocate",
+        "--use-fault-tolerance",
+        "--streaming-data",
+        "--num-data-workers 4",
+        "--custom-generate-function-path f.py",
+        "--max-turns 5",
+        "--custom-rm-path f.py",
+        "--group-rm",
+        "--use-tis",
+        "--tis-threshold 2.0",
+        "--true-on-policy-mode",
+        "--spec module function",
+    ],
+)
+def test_an_option_of_a_later_release_is_refused(refused: Refused, words: str) -> None:
+    message = refused(*words.split())
+    assert message.startswith(f"{words.split()[0]} is not in this release of slime (")
+    assert "problems" not in message
+
+
+def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused) -> None:
+    message = refused("--async", "--colocate")
+    assert "asynchronous training does not support colocation" in message
+    assert "need the same devices at the same time" in message
+
+
+def test_every_one_of_them_says_what_it_would_do() -> None:
+    flags = [flag for flag in flag_table().own() if flag.target == UNAVAILABLE]
+    assert len(flags) >= 11
+    assert all(flag.help for flag in flags)
