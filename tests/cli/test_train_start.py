@@ -57,12 +57,21 @@ def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, l
 
 
 def test_the_saved_configuration_starts_the_same_run(train: Slime, slime: Slime, loop: Loop) -> None:
-    assert train("--run-name", "run", "--save-interval", "5").code == 0
+    assert train("--run-name", "run").code == 0
     saved = Path("outputs/run/config.toml")
     assert config_from_toml(saved.read_text()) == loop.calls[0][0]
     assert slime("train", str(saved), "--run-name", "again").code == 0
     first, second = (config.model_dump(exclude={"run"}) for config, _, _ in loop.calls)
     assert first == second
+
+
+def test_a_run_from_a_saved_configuration_saves_in_its_own_folder(train: Slime, slime: Slime, loop: Loop) -> None:
+    assert train("--run-name", "run", "--save-interval", "5").code == 0
+    assert slime("train", "outputs/run/config.toml", "--run-name", "again").code == 0
+    assert [config.checkpoint.save for config, _, _ in loop.calls] == [
+        "outputs/run/checkpoints",
+        "outputs/again/checkpoints",
+    ]
 
 
 def test_a_run_without_a_name_is_named_by_the_clock(train: Slime, loop: Loop) -> None:

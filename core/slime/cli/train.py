@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime.cli.plan import plan_text
-from slime.cli.preflight import Preflight, preflight
+from slime.cli.preflight import preflight
 from slime.cli.train_help import engine_help, train_help
 from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
@@ -30,13 +30,13 @@ def run(argv: Sequence[str]) -> int:
     stated = read_config([word for word in argv if word != _DRY_RUN])
     notes = config_notes(stated)
     config = name_run(resolve(stated), time.strftime("%Y-%m-%d_%H%M%S", started))
-    checked = preflight(config, run_folder(config))
+    checked = preflight(place_checkpoints(config), run_folder(config))
     if _DRY_RUN in argv:
         print(plan_text(checked, notes))
         return 0
     for note in notes:
         print(f"slime: note: {note}", file=sys.stderr)
-    make_run_folder(checked)
+    make_run_folder(checked.run_dir, config)
 
     # The loop brings Ray with it; nothing above this line needs it.
     from slime import loop
@@ -45,16 +45,20 @@ def run(argv: Sequence[str]) -> int:
 
 
 def name_run(config: RunConfig, default: str) -> RunConfig:
-    """The configuration with the run's name, and with a place for its checkpoints where only their interval is
-    stated."""
-    named = config.model_copy(
-        update={"run": config.run.model_copy(update={"run_name": config.run.run_name or default})}
-    )
+    """The configuration with the run's name in it."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"run_name": config.run.run_name or default})})
+
+
+def place_checkpoints(config: RunConfig) -> RunConfig:
+    """Checkpoints go to the run folder where only their interval is stated.
+
+    The saved configuration does not say so: a run started from it has a folder, and checkpoints, of its own.
+    """
     options = config.checkpoint
     if options.save_interval is None or options.save is not None:
-        return named
-    save = str(run_folder(named) / "checkpoints")
-    return named.model_copy(update={"checkpoint": options.model_copy(update={"save": save})})
+        return config
+    save = str(run_folder(config) / "checkpoints")
+    return config.model_copy(update={"checkpoint": options.model_copy(update={"save": save})})
 
 
 def run_folder(config: RunConfig) -> Path:
@@ -65,10 +69,10 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.run.output_dir) / name
 
 
-def make_run_folder(checked: Preflight) -> None:
+def make_run_folder(folder: Path, config: RunConfig) -> None:
     """Make the run folder with the resolved configuration in it."""
     try:
-        checked.run_dir.mkdir(parents=True, exist_ok=True)
-        (checked.run_dir / "config.toml").write_text(checked.config.to_toml(), encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the run folder {checked.run_dir} cannot be written to: {error.strerror}") from error
+        raise ConfigError(f"the run folder {folder} cannot be written to: {error.strerror}") from error

@@ -94,7 +94,8 @@ class _Parser:
         if not words and flag.type.arity in (Arity.ONE, Arity.SOME):
             after = f", got the flag {self._words[0]}" if self._words else ""
             needed = "at least one value" if flag.type.arity is Arity.SOME else "a value"
-            hint = "" if flag.target == UNAVAILABLE else f" ({flag.type.describe()})"
+            kind = "pairs of a name and a file" if flag.pairs else flag.type.describe()
+            hint = "" if flag.target == UNAVAILABLE else f" ({kind})"
             self._problem(f"--{name} needs {needed}{hint}{after}")
             return
         if flag.pairs:
