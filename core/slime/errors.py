@@ -61,6 +61,10 @@ class EngineStartError(EngineError):
     exit_code = 2
 
 
+class RequestRefusedError(SlimeError, ValueError):
+    """An engine is well but refuses one request (too long, malformed): that sample's fault, not the engine's."""
+
+
 class TrainerError(SlimeError, RuntimeError):
     """A Megatron rank failed."""
 

@@ -7,7 +7,6 @@ part is the plugins' business and appears nowhere here.
 from __future__ import annotations
 
 import signal
-import time
 from collections import deque
 from pathlib import Path
 from types import FrameType
@@ -23,11 +22,11 @@ def train_synchronously(run: Run) -> None:
     run.sync_weights()
     evaluate_before_training(run)
     for number in range(run.first_rollout, run.config.num_rollout):
-        started = time.monotonic()
+        run.start_step()
         rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
         run.sync_weights()  # trainer -> engines, version + 1
-        run.finish_step(rollout, metrics, started)
+        run.finish_step(rollout, metrics)
         evaluate_and_save_where_due(run, done=number + 1)
 
 
@@ -42,7 +41,7 @@ def train_asynchronously(run: Run) -> None:
     buffer: deque[PendingRollout] = deque()
     ahead = run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
-        started = time.monotonic()
+        run.start_step()
         for later in range(number + len(buffer), min(number + 1 + ahead, run.config.num_rollout)):
             buffer.append(run.start_generation(later))
         rollout = run.wait_generation(buffer.popleft())
@@ -50,7 +49,7 @@ def train_asynchronously(run: Run) -> None:
         done = number + 1
         if done % run.config.rollout.update_weights_interval == 0 or evaluation_due(run, done):
             run.sync_weights()
-        run.finish_step(rollout, metrics, started)
+        run.finish_step(rollout, metrics)
         evaluate_and_save_where_due(run, done=done)
 
 

@@ -51,13 +51,15 @@ def main() -> int:
     rows = make_data(ROOT / WORK / "data")
     print(f"   {WORK}/model: {parameters:,} parameters, random")
     for name, count in rows.items():
-        print(f"   {WORK}/data/{name}: {count} questions")
-    print("\n2. warm start: supervised fine-tuning until some answers are right", flush=True)
+        print(f"   {WORK}/data/{name}: {count} rows")
+    print("\n2. warm start: supervised fine-tuning on a teacher who forgets the carry seven times in ten", flush=True)
     train("warm_start.toml", "quickstart-warm-start")
     print("\n3. reinforcement learning: answers are sampled, scored, and the good ones made likelier", flush=True)
     run_dir = train("grpo.toml", "quickstart-grpo")
     accuracy = held_out_accuracy(run_dir)
-    print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (reward curve: reward_curve.png; tensorboard --logdir outputs/)")
+    print(
+        f"\nrun folder: {run_dir.relative_to(ROOT)}   (reward curve: reward_curve.png; tensorboard --logdir outputs/)"
+    )
     seconds, peak = time.monotonic() - started, gibibytes(memory.stop())
     print(f"quickstart: held-out accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}, {seconds:.0f} s, {peak}")
     return 0

@@ -14,7 +14,7 @@ from slime.errors import CheckpointError
 
 def config(**data: Any) -> RunConfig:
     flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
-    flags += ["--prompt-data", "a.jsonl"]
+    flags += ["--prompt-data", "a.jsonl", "--lr", "1e-4"]
     for name, value in data.items():
         flags += [f"--{name.replace('_', '-')}", str(value)]
     return load_config(flags)

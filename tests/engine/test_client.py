@@ -16,7 +16,7 @@ from tests.engine.conftest import FaultyEngine
 from slime.engine.client import HttpPolicyClient
 from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
 PROMPT = [40, 41, 42, 43]
@@ -113,7 +113,7 @@ def test_stop_strings_end_a_response(engine: EngineServer) -> None:
 
 @pytest.mark.engine
 def test_a_prompt_longer_than_the_context_is_an_engine_error(engine: EngineServer) -> None:
-    with pytest.raises(EngineError, match=r"/generate: status 400, answer: .*5000"):
+    with pytest.raises(RequestRefusedError, match=r"/generate: status 400, answer: .*5000"):
         generate(engine.url, SamplingParams(max_new_tokens=1), prompt=[40] * 5000)
 
 
@@ -216,5 +216,5 @@ def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine
     ("prompt", "message"), [([], "no tokens"), ([3, 128], "from 3 to 128"), ([-1, 3], "from -1 to 3")]
 )
 def test_prompts_an_engine_would_die_of_are_refused(prompt: list[int], message: str) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(RequestRefusedError, match=message):
         generate("http://127.0.0.1:1", ONE, prompt=prompt, vocab_size=128)

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-
 from tests.support.tiny_models import make_tiny_model
 
 MARK = "SLIME_TEST_RUN"
@@ -112,8 +111,13 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
         environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, *flags], cwd=tmp_path, env=environment, stdout=out, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                [*command, *flags],
+                cwd=tmp_path,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         run = SlimeRun(tmp_path, process, mark, log, name)
         started.append(run)

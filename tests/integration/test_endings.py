@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tests.integration.conftest import SlimeRun, processes_marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

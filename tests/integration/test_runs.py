@@ -7,14 +7,15 @@ import math
 from collections.abc import Callable
 
 import pytest
-
 from tests.integration.conftest import SlimeRun
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 Start = Callable[..., SlimeRun]
 
 
-def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behind(slime_train: Start, data: object) -> None:
+def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behind(
+    slime_train: Start, data: object
+) -> None:
     run = slime_train(
         "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
         "--eval-prompt-data", "held", str(data), "--eval-interval", "3", "--save", "ckpt", "--save-hf", "export/{rollout}",
@@ -49,7 +50,9 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
     assert second.wait() == 0, second.output
 
     assert [row["step"] for row in second.steps()] == [2, 3]
-    assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [whole.prompts(i) for i in range(4)]
+    assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [
+        whole.prompts(i) for i in range(4)
+    ]
     # the engines of the resumed run generated with the saved weights, or the gap would be large
     assert second.steps()[0]["train/logprob_gap_max"] < 1e-4
     assert second.steps()[0]["weight_version"] > first.steps()[-1]["weight_version"]
@@ -70,7 +73,9 @@ def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_orde
 
 
 def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train: Start) -> None:
-    run = slime_train("--num-rollout", "6", "--loss-type", "sft_loss", "--n-samples-per-prompt", "1", "--lr", "1e-2", reward=False)
+    run = slime_train(
+        "--num-rollout", "6", "--loss-type", "sft_loss", "--n-samples-per-prompt", "1", "--lr", "1e-2", reward=False
+    )
     assert run.wait() == 0, run.output
     losses = [row["train/loss"] for row in run.steps()]
     assert losses[-1] < losses[0]

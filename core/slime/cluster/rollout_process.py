@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,13 +52,16 @@ class RolloutActor:
 
         from slime.engine.client import HttpPolicyClient
         from slime.rollout.manager import RolloutManager
+        from slime.weights import read_hf_config
 
-        tokenizer = AutoTokenizer.from_pretrained(self._config.checkpoint.hf_checkpoint)
+        model = Path(str(self._config.checkpoint.hf_checkpoint))
+        tokenizer = AutoTokenizer.from_pretrained(model)
         if router_url is not None:
             self._client = HttpPolicyClient(
                 router_url,
                 timeout_s=self._config.rollout.rollout_timeout_s,
                 concurrency=self._config.rollout.rollout_concurrency,
+                vocab_size=read_hf_config(model)["vocab_size"],
             )
         self._manager = RolloutManager(
             self._config, self._plugins, self._client, self._run_dir, tokenizer, on_progress=self._on_progress
@@ -78,7 +82,7 @@ class RolloutActor:
         rollout = await self._manager.generate(number, weight_version=weight_version)
         started = time.monotonic()
         batch = TrainBatch.from_groups(rollout.groups, rollout=number, num_steps=self._config.steps_per_rollout)
-        write_rollout(self._run_dir, number, rollout.groups)
+        await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
         metrics = dict(rollout.metrics)
         metrics["time/batch"] = time.monotonic() - started
         return RolloutSummary(number, metrics, rollout.cursor, rollout.examples, rollout.failures), batch
@@ -121,30 +125,29 @@ class RolloutProcess:
         return summary, batch
 
     def wait_generation(
-        self, ref: Any, number: int, watch: Watch | None, on_progress: Callable[[int, int], None] | None
+        self, ref: Any, number: int, watch: Watch | None, on_progress: Callable[[int, int], None]
     ) -> RolloutSummary:
         """Wait for a rollout begun by `start_generation`."""
+        summary: RolloutSummary = self._wait(ref, f"generating rollout {number}", watch, on_progress)
+        return summary
+
+    def evaluate(self, number: int, watch: Watch | None, on_progress: Callable[[int, int], None]) -> EvalReport:
+        """Evaluate and wait for the report."""
+        report: EvalReport = self._wait(self._actor.evaluate.remote(number), "evaluating", watch, on_progress)
+        return report
+
+    def _wait(self, ref: Any, what: str, watch: Watch | None, on_progress: Callable[[int, int], None]) -> Any:
         asked: list[Any] = []
 
         def tick() -> None:
             if watch is not None:
                 watch()
-            if on_progress is None:
-                return
             if asked and ray.wait(asked, timeout=0)[0]:
                 on_progress(*ray.get(asked.pop()))
             if not asked:
                 asked.append(self._actor.progress.remote())
 
-        [summary] = wait_for([ref], f"generating rollout {number}", self._config.cluster.step_timeout_s, tick)
-        return summary  # type: ignore[no-any-return]  # Ray's references carry no type
-
-    def evaluate(self, number: int, watch: Watch | None) -> EvalReport:
-        """Evaluate and wait for the report."""
-        [report] = wait_for(
-            [self._actor.evaluate.remote(number)], "evaluating", self._config.cluster.step_timeout_s, watch
-        )
-        return report  # type: ignore[no-any-return]  # Ray's references carry no type
+        return wait_for([ref], what, self._config.cluster.step_timeout_s, tick)[0]
 
     def load_cursor(self, cursor: dict[str, Any]) -> None:
         """Continue the data source from a checkpoint."""

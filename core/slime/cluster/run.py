@@ -5,6 +5,7 @@ Everything a run starts is started in `Run.start` and ended in `Run.close`, what
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from slime.checkpoint.folder import CheckpointWriter, read_checkpoint
+from slime.checkpoint.folder import TRAINER_PART, CheckpointWriter, read_checkpoint
 from slime.cluster.engine_group import EngineGroup
 from slime.cluster.placement import Placement, place
 from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
@@ -60,6 +61,7 @@ class Run:
         self._weight_version = 0
         self._cursor: dict[str, Any] | None = None
         self._seconds: dict[str, float] = {}
+        self._step_started = time.monotonic()
         self._writer: CheckpointWriter | None = None
 
     # --- start and end ---------------------------------------------------------------------------
@@ -89,6 +91,7 @@ class Run:
             checkpoint.require_same_data_order(config)
             self._plugins.check_resume(checkpoint.plugins)
         provenance = self._plugins.provenance(config)
+        (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
             self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
 
@@ -103,6 +106,10 @@ class Run:
         self._rollout.setup(router_url, self._watch)
         self._trainer.wait_ready(self._watch)
 
+        # The initial weights come first also on resume: the frozen reference stays what it was.
+        if config.checkpoint.initial_megatron_checkpoint is not None:
+            initial = read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
+            self._trainer.load(initial.trainer_part, weights_only=True)
         if checkpoint is not None:
             self._trainer.load(checkpoint.trainer_part, weights_only=False)
             self._weight_version = checkpoint.weight_version
@@ -110,9 +117,6 @@ class Run:
             if checkpoint.cursor is not None:
                 self._rollout.load_cursor(checkpoint.cursor)
                 self._cursor = checkpoint.cursor
-        elif config.checkpoint.initial_megatron_checkpoint is not None:
-            initial = read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
-            self._trainer.load(initial.trainer_part, weights_only=True)
         self.observer.run_started(config, self._run_dir)
 
     def close(self, *, orderly: bool) -> None:
@@ -163,6 +167,11 @@ class Run:
 
     # --- the verbs -------------------------------------------------------------------------------
 
+    def start_step(self) -> None:
+        """What follows, up to `finish_step`, is one step."""
+        self._seconds.clear()
+        self._step_started = time.monotonic()
+
     def start_generation(self, number: int) -> PendingRollout:
         """Begin generating rollout `number`; returns at once."""
         assert self._rollout is not None
@@ -209,8 +218,7 @@ class Run:
     def evaluate(self, number: int) -> None:
         """Score the held-out sets under the engines' current weights."""
         assert self._rollout is not None
-        with self._timed("time/evaluate"):
-            report = self._rollout.evaluate(number, self._watch)
+        report = self._rollout.evaluate(number, self._watch, self.observer.progress)
         self.observer.eval_finished(number, report)
 
     def save(self, rollouts_done: int) -> None:
@@ -218,15 +226,11 @@ class Run:
         assert self._trainer is not None
         if self._writer is None:
             return
-        with self._timed("time/save"):
-            temporary = self._writer.begin(rollouts_done)
-            self._trainer.save(temporary / "megatron")
-            path = self._writer.commit(
-                temporary,
-                rollouts_done=rollouts_done,
-                weight_version=self._weight_version,
-                cursor=self._cursor,
-            )
+        temporary = self._writer.begin(rollouts_done)
+        self._trainer.save(temporary / TRAINER_PART)
+        path = self._writer.commit(
+            temporary, rollouts_done=rollouts_done, weight_version=self._weight_version, cursor=self._cursor
+        )
         self.observer.checkpoint_saved(rollouts_done, path)
 
     def export_hf(self, rollouts_done: int) -> None:
@@ -235,14 +239,12 @@ class Run:
         if self.config.checkpoint.save_hf is None:
             return
         folder = Path(self.config.checkpoint.save_hf.format(rollout=rollouts_done))
-        with self._timed("time/save"):
-            self._trainer.export_hf(folder)
+        self._trainer.export_hf(folder)
         self.observer.model_exported(folder)
 
-    def finish_step(self, rollout: TrainableRollout, train_metrics: dict[str, float], started: float) -> None:
-        """Report one rollout: its metrics, the trainer's, and where the seconds went."""
+    def finish_step(self, rollout: TrainableRollout, train_metrics: dict[str, float]) -> None:
+        """Report one step: the rollout's metrics, the trainer's, and where the seconds went."""
         metrics = {**rollout.summary.metrics, **train_metrics, **self._seconds}
-        metrics["time/step"] = time.monotonic() - started
+        metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
-        self._seconds.clear()
         self.observer.step_finished(rollout.summary.number, metrics)

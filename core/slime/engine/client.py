@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
 #: header by which the router keeps the requests of one session on one engine
@@ -98,9 +98,9 @@ class HttpPolicyClient:
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:
-            raise EngineError("generate: the prompt has no tokens; expected at least one")
+            raise RequestRefusedError("generate: the prompt has no tokens; expected at least one")
         if self._vocab_size is not None and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
-            raise EngineError(
+            raise RequestRefusedError(
                 f"generate: the prompt has token ids from {min(tokens)} to {max(tokens)}; "
                 f"the model's vocabulary has {self._vocab_size}"
             )
@@ -114,7 +114,9 @@ class HttpPolicyClient:
                     answer = await response.read()
                     if response.status != 200:
                         text = answer[:_EXCERPT].decode(errors="replace")
-                        raise EngineError(f"POST {self._url}: status {response.status}, answer: {text}")
+                        refused = 400 <= response.status < 500
+                        kind = RequestRefusedError if refused else EngineError
+                        raise kind(f"POST {self._url}: status {response.status}, answer: {text}")
                     return answer
             except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
                 if attempt >= self._connect_attempts:

@@ -19,7 +19,7 @@ from slime.plugin import Estimator, TokenBatch
 def clipped_surrogate(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
     """max(-r A, -clip(r, 1 - eps, 1 + eps_high) A) with r = exp(log pi - log pi_old), per token [M].
 
-    PPO's surrogate (Schulman et al., 2017, eq. 7) with separate bounds.  Metrics, per token: `ratio`, and
+    The clipped surrogate (Schulman et al., 2017, eq. 7) with separate bounds.  Metrics, per token: `ratio`, and
     `clip_fraction`, 1 where the clipped branch is the greater one (the token then gives no gradient).
     """
     ratio = (tokens.log_probs - tokens.old_log_probs).exp()
