@@ -45,7 +45,8 @@ def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
 
 def _write(path: Path, rows: Iterable[tuple[int, int, int]]) -> int:
     lines = [
-        json.dumps({"prompt": [{"role": "user", "content": f"{a}+{b}="}], "label": str(answer)}) for a, b, answer in rows
+        json.dumps({"prompt": [{"role": "user", "content": f"{a}+{b}="}], "label": str(answer)})
+        for a, b, answer in rows
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(lines)

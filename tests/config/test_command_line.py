@@ -156,7 +156,7 @@ def test_there_is_one_run_file(tmp_path: Path) -> None:
 def test_what_no_default_can_replace_is_asked_for() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([])
-    for flag in ("hf-checkpoint", "num-rollout", "prompt-data", "lr", "advantage-estimator", "reward",
+    for flag in ("hf-checkpoint", "num-rollout", "prompt-data", "advantage-estimator", "reward",
                  "rollout-batch-size"):  # fmt: skip
         assert f"--{flag} is missing" in str(caught.value)
 

@@ -127,16 +127,6 @@ def test_workers_come_and_go(two_engines: list[EngineServer], router: Callable[.
     assert {g.weight_versions[0] for g in generate(front.url, [None] * 6)} == {"1"}
 
 
-def test_work_on_an_engine_that_dies_is_done_by_another(
-    faulty_engine: Callable[..., FaultyEngine], two_engines: list[EngineServer], router: Callable[..., RouterServer]
-) -> None:
-    dying = faulty_engine(lambda _: None)  # accepts a request, then drops the connection
-    front = router([dying.url, two_engines[1].url])
-    generations = generate(front.url, [None] * 8)
-    assert {g.weight_versions[0] for g in generations} == {"1"}
-    assert dying.requests >= 1
-
-
 def test_a_slow_request_is_not_generated_twice(
     faulty_engine: Callable[..., FaultyEngine], router: Callable[..., RouterServer]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -45,7 +44,7 @@ def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
     assert run.left_over() == []
 
 
-def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Start, tmp_path: Path) -> None:
+def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "1", "--sglang-quantization", "no-such-scheme")
     assert run.wait(120) == 2, run.output
     assert "engine-0.log" in run.output

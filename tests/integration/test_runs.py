@@ -18,7 +18,8 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behin
 ) -> None:
     run = slime_train(
         "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
-        "--eval-prompt-data", "held", str(data), "--eval-interval", "3", "--save", "ckpt", "--save-hf", "export/{rollout}",
+        "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
+        "--save", "ckpt", "--save-hf", "export/{rollout}",
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []

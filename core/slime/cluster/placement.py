@@ -41,8 +41,9 @@ def place(config: RunConfig, *, with_engines: bool) -> Placement:
     if not ready:
         remove_placement_group(group)
         raise DeadlineError(
-            f"Ray did not provide {len(bundles)} device bundles ({config.world_size} training ranks, {num_engines} engines "
-            f"x {per_engine} GPUs) within {config.cluster.startup_timeout_s:.0f} s; other work may hold the GPUs."
+            f"Ray did not provide {len(bundles)} device bundles ({config.world_size} training ranks, "
+            f"{num_engines} engines x {per_engine} GPUs) "
+            f"within {config.cluster.startup_timeout_s:.0f} s; other work may hold the GPUs."
         )
 
     def options(index: int, gpus: int) -> dict[str, Any]:

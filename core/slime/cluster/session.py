@@ -50,9 +50,9 @@ class RaySession:
         if need > have:
             self.close()
             raise ConfigError(
-                f"the run needs {need} GPUs ({self._config.world_size} training ranks + {self._config.num_engines} engines "
-                f"x {self._config.cluster.rollout_num_gpus_per_engine}) and Ray sees {have}. Lower --actor-num-gpus-per-node "
-                f"or --rollout-num-gpus, or pass --ray-address of a larger cluster."
+                f"the run needs {need} GPUs ({self._config.world_size} training ranks + {self._config.num_engines} "
+                f"engines x {self._config.cluster.rollout_num_gpus_per_engine}) and Ray sees {have}. Lower "
+                f"--actor-num-gpus-per-node or --rollout-num-gpus, or pass --ray-address of a larger cluster."
             )
 
     def close(self) -> None:

@@ -38,8 +38,6 @@ def required_options(config: RunConfig) -> Iterator[str]:
         yield "--num-rollout is missing: how many rollouts to run"
     if config.data.prompt_data is None and config.data.data_source == "prompts":
         yield "--prompt-data is missing: a JSONL file of prompts"
-    if config.megatron.get("lr") is None:
-        yield "--lr is missing: the learning rate has no default. For reinforcement learning try 1e-6"
     if config.algorithm.loss_type == "policy_loss":
         if config.algorithm.advantage_estimator is None:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"

@@ -9,15 +9,19 @@ from slime.config.batch import batch_shape
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
 
+#: where the user states none: small enough to be safe for reinforcement learning of a pretrained model
+DEFAULT_LEARNING_RATE = 1e-6
+
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The batch identity, devices, engines, generator, clip range and lengths filled in."""
+    """The batch identity, devices, engines, generator, clip range, lengths and learning rate filled in."""
     return config.model_copy(
         update={
             "cluster": config.cluster.model_copy(update=_cluster(config)),
             "rollout": config.rollout.model_copy(update=_rollout(config)),
             "algorithm": config.algorithm.model_copy(update=_algorithm(config)),
             "evaluation": config.evaluation.model_copy(update=_evaluation(config)),
+            "megatron": {"lr": DEFAULT_LEARNING_RATE, **config.megatron},
         }
     )
 

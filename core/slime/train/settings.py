@@ -179,7 +179,7 @@ def _half_precision(stated: Mapping[str, Any]) -> torch.dtype | None:
 
 def _learning_rate(stated: Mapping[str, Any]) -> float:
     if stated.get("lr") is None:
-        raise ConfigError("--lr is missing: the learning rate has no default. For reinforcement learning try 1e-6.")
+        raise ConfigError("--lr is missing: the trainer takes a resolved configuration, which states it.")
     return float(stated["lr"])
 
 
