@@ -84,6 +84,29 @@ def test_loading_continues_as_if_nothing_had_happened(
             assert torch.equal(before[2], after[2]), "random states differ"
 
 
+def load_and_take_one_step(place: Place, config: Any, folder: Path) -> tuple[float, dict[str, Any]]:
+    rank = place.start(config, Centred())
+    rank.load(folder)
+    lr = rank.train(BATCHES[2])["lr"]
+    group = rank._optimizer.param_groups[0]
+    rank.close()
+    return lr, {name: group[name] for name in ("betas", "eps", "step")}
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["distributed", "plain"])
+def test_what_a_resumed_run_states_of_its_optimizer_holds(kind: str, model_folder: Folders, tmp_path: Path) -> None:
+    folder = model_folder("qwen3", tied=True)
+    plain = {"use_distributed_optimizer": kind == "distributed"}
+    short = {"lr_decay_style": "linear", "lr_decay_iters": 3} | plain
+    longer = {"lr": 1e-3, "lr_decay_style": "linear", "lr_decay_iters": 8, "adam_beta2": 0.9, "adam_eps": 1e-5} | plain
+    run_ranks(save_and_go_on, 1, make_config(folder, megatron=short), tmp_path / "state", BATCHES)
+    ((lr, group),) = run_ranks(load_and_take_one_step, 1, make_config(folder, megatron=longer), tmp_path / "state")
+    assert lr == pytest.approx(1e-3 * (1 - 2 / 8))  # two steps were taken of what are eight now
+    assert group == {"betas": (0.9, 0.9), "eps": 1e-5, "step": 3}
+
+
 def load_weights(place: Place, config: Any, folder: Path, batch: TrainBatch) -> Any:
     rank = place.start(config, Centred())
     rank.load(folder, weights_only=True)

@@ -73,11 +73,21 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
         if weights_only:
             optimizer.reload_model_params()
             return
-        optimizer.load_state_dict(loaded["optimizer"])
+        with _own_settings(optimizer):
+            optimizer.load_state_dict(loaded["optimizer"])
     scheduler.load_state_dict(loaded["scheduler"])
     states = loaded["random"]
     if len(states) == dist.get_world_size():
         _set_random_state(states[dist.get_rank()])
+
+
+@contextmanager
+def _own_settings(optimizer: Any) -> Iterator[None]:
+    """Keep what this run states of its optimizer (learning rate, betas, ...); the saved groups hold the other run's."""
+    own = [{name: group[name] for name in group.keys() - {"params", "step"}} for group in optimizer.param_groups]
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def _reason(error: BaseException) -> str:

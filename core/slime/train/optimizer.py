@@ -26,7 +26,8 @@ def build_optimizer(settings: TrainSettings, chunks: list[Any]) -> Any:
 def build_scheduler(config: RunConfig, settings: TrainSettings, optimizer: Any) -> Any:
     """Learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
 
-    An iteration is one optimizer step.  The default decays over the whole run.  Raises `ConfigError` for
+    An iteration is one optimizer step.  The default decays over the whole run.  A resumed run keeps its count of steps
+    and nothing else: a longer run, or another learning rate, is what it says.  Raises `ConfigError` for
     combinations that do not fit.
     """
     stated = config.megatron
@@ -60,4 +61,6 @@ def build_scheduler(config: RunConfig, settings: TrainSettings, optimizer: Any) 
         end_wd=settings.optimizer.weight_decay,
         wd_incr_steps=decay,
         wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
     )
