@@ -47,8 +47,9 @@ def _get(ref: Any, what: str) -> Any:
         cause = error.cause
         if isinstance(cause, SlimeError):
             raise cause from None
-        raise SlimeError(f"{what}: {type(cause).__name__}: {cause}\n{error.traceback_str}") from None
+        raise SlimeError(f"{what}: {type(cause).__name__}: {cause}\n{error}") from None
     except RayActorError as error:
-        raise SlimeError(
-            f"{what}: the process died ({str(error).splitlines()[0]}). Its log is under logs/ in the run folder."
-        ) from None
+        # First line: what Ray noticed; last line: the exception, where the process died of one while starting.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        raise SlimeError(f"{what}: the process died ({told}). Its log is under logs/ in the run folder.") from None
