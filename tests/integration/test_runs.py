@@ -84,11 +84,18 @@ def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train
     assert not (run.run_dir / "logs" / "router.log").exists()
 
 
-@pytest.mark.parametrize("layout", [("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2"), ()])
-def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: tuple[str, ...]) -> None:
+LAYOUTS = {
+    "tensor": "--tensor-model-parallel-size 2",
+    "pipeline": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 2",
+    "data": "",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     run = slime_train(
         "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",
-        "--update-weight-transport", "tensor", *layout,
+        "--update-weight-transport", "tensor", *LAYOUTS[layout].split(),
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []

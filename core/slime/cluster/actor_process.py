@@ -6,6 +6,8 @@ import faulthandler
 import os
 from pathlib import Path
 
+import ray
+
 from slime.config import RunConfig
 from slime.errors import PluginLoadError
 from slime.plugins import PluginSet, load_plugins
@@ -19,6 +21,11 @@ def redirect_output(log_path: Path) -> None:
     os.dup2(handle, 2)
     os.close(handle)
     faulthandler.enable()
+
+
+def node_address() -> str:
+    """This node's address as the other nodes of the Ray cluster reach it."""
+    return str(ray.util.get_node_ip_address())
 
 
 def load_same_plugins(config: RunConfig, driver_fingerprint: str) -> PluginSet:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from slime.cluster.actor_process import redirect_output
+from slime.cluster.actor_process import node_address, redirect_output
 from slime.cluster.waiting import wait_for
 from slime.config import RunConfig
 from slime.config.sglang_flags import sglang_argv
 from slime.engine.arguments import server_environment
 from slime.engine.fork_server import ForkServer
-from slime.engine.ports import free_port
+from slime.engine.ports import LOOPBACK
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError, EngineStartError
@@ -22,9 +23,10 @@ from slime.errors import EngineError, EngineStartError
 class EngineActor:
     """Owns one SGLang server process; dies with it and takes it along when it dies."""
 
-    def __init__(self, spec: EngineSpec, log_path: Path) -> None:
+    def __init__(self, spec: EngineSpec, log_path: Path, *, reachable: bool) -> None:
+        """`reachable`: listen on this node's address, for a router on another node, instead of loopback."""
         redirect_output(log_path)
-        self._server = EngineServer(spec)
+        self._server = EngineServer(replace(spec, host=node_address()) if reachable else spec)
 
     def start(self, timeout_s: float) -> str:
         """Start the server, wait until it answers; its URL."""
@@ -46,6 +48,8 @@ class EngineGroup:
 
     def __init__(self, config: RunConfig, run_dir: Path, placement: list[dict[str, Any]]) -> None:
         self._config = config
+        # In a cluster of several nodes, router and engines must be reachable from the others.
+        self._reachable = config.cluster.ray_address is not None
         self._log_dir = run_dir / "logs"
         self._router: RouterServer | None = None
         self._fork_server: ForkServer | None = None
@@ -60,8 +64,8 @@ class EngineGroup:
         remote = ray.remote(EngineActor)
         for index in range(config.num_engines):
             spec = self._spec(index)
-            actor = remote.options(name=None, **placement[index]).remote(
-                spec, self._log_dir / f"engine-{index}-actor.log"
+            actor = remote.options(**placement[index]).remote(
+                spec, self._log_dir / f"engine-{index}-actor.log", reachable=self._reachable
             )
             self._actors.append(actor)
         self._starting = [a.start.remote(config.cluster.startup_timeout_s) for a in self._actors]
@@ -87,8 +91,9 @@ class EngineGroup:
             self.urls = wait_for(self._starting, "starting the engines", timeout + 5)
         except EngineError as error:
             raise EngineStartError(str(error)) from error
-        port = self._config.cluster.router_port or free_port()
-        self._router = RouterServer(self.urls, port=port, log_path=self._log_dir / "router.log")
+        host = node_address() if self._reachable else LOOPBACK
+        port = self._config.cluster.router_port or 0
+        self._router = RouterServer(self.urls, port=port, host=host, log_path=self._log_dir / "router.log")
         self._router.start()
         self._router.wait_ready(timeout)
         return self._router.url

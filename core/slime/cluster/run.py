@@ -153,7 +153,10 @@ class Run:
         """What failed elsewhere because an engine died is reported as that engine's death."""
         if self._engines is None:
             return
-        failures = self._engines.failures()
+        try:
+            failures = self._engines.failures()
+        except SlimeError:
+            return  # the engines' actors do not answer either: the error at hand says more
         if failures:
             raise EngineError("\n".join(failures)) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from types import TracebackType
 
 import ray
@@ -25,6 +26,7 @@ class RaySession:
 
     def __enter__(self) -> RaySession:
         address = self._config.cluster.ray_address
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         if address is None:
             # Without it Ray writes a token into the user's home folder; a local, loopback-only Ray needs none.
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -39,6 +41,8 @@ class RaySession:
             )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Ray puts handlers of its own in place that leave at once; the run's ends it in order.
+        signal.signal(signal.SIGTERM, on_sigterm)
         self._check_devices()
         return self
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from slime.cluster.actor_process import load_same_plugins, redirect_output
+from slime.cluster.actor_process import load_same_plugins, node_address, redirect_output
 from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
 from slime.plugin import Context
@@ -34,7 +34,7 @@ class TrainerActor:
         """An address and a free port on this rank's host, for the process group."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+            return node_address(), int(probe.getsockname()[1])
 
     def setup(self, master_addr: str, master_port: int) -> None:
         """Build the model, optimizer and process groups (collective over the ranks)."""
