@@ -71,3 +71,16 @@ def test_another_data_order_is_refused_with_both_values(tmp_path: Path) -> None:
     checkpoint.require_same_data_order(config())
     with pytest.raises(CheckpointError, match=r"--rollout-seed: was 42, is 7"):
         checkpoint.require_same_data_order(config(rollout_seed=7))
+
+
+def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stays_newest(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
+    temporary = writer.begin(4)
+    (temporary / "state.json").mkdir()  # stands for any refusal: the part cannot be written
+    with pytest.raises(CheckpointError, match=r"rollout_000004 could not be written: .*state\.json"):
+        writer.commit(temporary, rollouts_done=4, weight_version=5, cursor=None)
+    assert read_checkpoint(tmp_path).path == tmp_path / "rollout_000002"
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"rollout_000004\.partial could not be written"):
+        CheckpointWriter(tmp_path / "file", config(), {"plugins": []}).begin(4)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,16 +87,20 @@ class CheckpointWriter:
         self._plugins = plugins
 
     def begin(self, rollouts_done: int) -> Path:
-        """An empty temporary folder; the trainer ranks write into its `megatron/`."""
+        """An empty temporary folder; the trainer ranks write into its `megatron/`.  Raises `CheckpointError`."""
         temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / TRAINER_PART).mkdir(parents=True)
+        with _writing(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / TRAINER_PART).mkdir(parents=True)
         return temporary
 
     def commit(
         self, temporary: Path, *, rollouts_done: int, weight_version: int, cursor: dict[str, Any] | None
     ) -> Path:
-        """Add the kernel's part, make the checkpoint visible under its name and point `latest` at it."""
+        """Add the kernel's part, make the checkpoint visible under its name and point `latest` at it.
+
+        Raises `CheckpointError`; `latest` then names the checkpoint before.
+        """
         state = {
             "format": FORMAT,
             "rollouts_done": rollouts_done,
@@ -102,16 +108,26 @@ class CheckpointWriter:
             "cursor": cursor,
             "data_order": data_order(self._config),
         }
-        _write(temporary / "state.json", json.dumps(state, indent=1))
-        _write(temporary / "plugins.json", json.dumps(self._plugins, indent=1))
-        _write(temporary / "config.toml", self._config.to_toml())
         final = self._root / f"rollout_{rollouts_done:06d}"
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        pointer = self._root / ".latest.partial"
-        _write(pointer, final.name + "\n")
-        pointer.replace(self._root / "latest")
+        with _writing(final):
+            _write(temporary / "state.json", json.dumps(state, indent=1))
+            _write(temporary / "plugins.json", json.dumps(self._plugins, indent=1))
+            _write(temporary / "config.toml", self._config.to_toml())
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.rename(final)
+            pointer = self._root / ".latest.partial"
+            _write(pointer, final.name + "\n")
+            pointer.replace(self._root / "latest")
         return final
+
+
+@contextmanager
+def _writing(checkpoint: Path) -> Iterator[None]:
+    """What the disk refuses is told with the checkpoint's name, not as a bug."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {checkpoint} could not be written: {error}") from error
 
 
 def _write(path: Path, text: str) -> None:
