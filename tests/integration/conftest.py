@@ -105,9 +105,10 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
         command = [str(Path(sys.executable).with_name("slime")), "train"]
         command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
         command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
-        command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-4"]
+        command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3"]
         if reward:
-            command += ["--advantage-estimator", "grpo", "--reward", "exact_match"]
+            # A random model earns no reward; the entropy bonus is what moves its weights.
+            command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
         environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as out:
             process = subprocess.Popen(

@@ -29,6 +29,7 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behin
     for number, row in enumerate(steps):
         assert row["weight_version"] == number + 2  # one sync before the first rollout, one after each
         assert row["rollout/samples"] == 8
+        assert row["train/grad_norm"] > 1e-3  # the weights move, so that the gap shows whether they arrive
         assert row["train/logprob_gap_max"] < 1e-4
         assert all(math.isfinite(v) for v in row.values())
     assert abs(steps[0]["train/kl"]) < 1e-5  # the first step starts at the reference
@@ -54,8 +55,12 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
     assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [
         whole.prompts(i) for i in range(4)
     ]
-    # the engines of the resumed run generated with the saved weights, or the gap would be large
-    assert second.steps()[0]["train/logprob_gap_max"] < 1e-4
+    # weights, optimizer and sampling go on too: the steps are those of the run that was never interrupted
+    for resumed, uninterrupted in zip(second.steps(), whole.steps()[2:], strict=True):
+        assert resumed["train/grad_norm"] > 1e-3
+        assert resumed["train/logprob_gap_max"] < 1e-4
+        for name in ("train/loss", "train/entropy", "train/grad_norm", "rollout/response_length_mean"):
+            assert resumed[name] == pytest.approx(uninterrupted[name], rel=1e-4), name
     assert second.steps()[0]["weight_version"] > first.steps()[-1]["weight_version"]
 
 
@@ -99,4 +104,4 @@ def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []
-    assert all(row["train/logprob_gap_max"] < 1e-4 for row in run.steps())
+    assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())
