@@ -303,5 +303,5 @@ class Generator(Protocol):
     """Contract of kind `generator`."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """Finished samples for one pending sample (one, or several that share a `rollout_id`)."""
+        """Finished samples for one pending sample: one, or several, to which slime gives one `rollout_id`."""
         ...

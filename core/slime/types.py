@@ -86,7 +86,8 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: _SpecInfo = field(default_factory=_SpecInfo)
 
-    #: samples that came from one rollout of one prompt share it and count once in the loss
+    #: samples that came from one rollout of one prompt share it and count once in the loss; set by slime
+    #: to the `index` of the sample that was asked for
     rollout_id: int | None = None
     #: the engine's own word for why generation ended ("stop", "length", "abort", ...)
     finish_reason: str | None = None

@@ -13,6 +13,7 @@ import pytest
 from slime.errors import EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.rollout.contract import Asked, check_generated
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.sampling import Sampling, sampling_seed
 from slime.types import Sample, Status
@@ -94,6 +95,27 @@ def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
 def test_a_rollout_gets_its_samples_index_as_rollout_id() -> None:
     [sample] = run(OneTurn())
     assert sample.rollout_id == 5
+
+
+def test_ids_a_generator_counts_by_itself_do_not_merge_rollouts_of_two_prompts() -> None:
+    produced = [
+        check_generated(
+            [Sample(group_index=group, tokens=[1, 2], response_length=1, status=Status.COMPLETED, rollout_id=0)],
+            Asked(group_index=group, index=index, prompt="", prompt_tokens=[]),
+        )
+        for group, index in ((2, 5), (3, 6))
+    ]
+    assert [sample.rollout_id for samples in produced for sample in samples] == [5, 6]
+
+
+def test_a_failed_sample_is_a_rollout_of_its_own_whatever_the_generator_wrote_on_it() -> None:
+    class Numbering:
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            sample.rollout_id = 0
+            raise ValueError("broken")
+
+    [sample] = run(Numbering())
+    assert (sample.status, sample.rollout_id) == (Status.FAILED, 5)
 
 
 def test_a_generators_exception_fails_that_sample_and_names_the_generator() -> None:

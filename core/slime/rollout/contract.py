@@ -29,11 +29,14 @@ class Asked:
 
     def restore_identity(self, sample: Sample) -> None:
         """Give a sample that failed its place back."""
-        sample.group_index, sample.index = self.group_index, self.index
+        sample.group_index, sample.index, sample.rollout_id = self.group_index, self.index, self.index
 
 
 def check_generated(produced: object, asked: Asked) -> list[Sample]:
-    """The samples a generator returned for the pending sample `asked`, with their `rollout_id` filled in.
+    """The samples a generator returned for the pending sample `asked`, with their `rollout_id` set.
+
+    One call is one rollout, named after the sample asked for.  An id of the generator's own is replaced: it
+    may be unique in its group only, and would merge the rollouts of unrelated prompts in the loss.
 
     Raises `PluginContractError` saying what was got and what was expected.
     """
@@ -44,9 +47,8 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
         raise PluginContractError(
             f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
         )
-    shared = next((s.rollout_id for s in produced if s.rollout_id is not None), asked.index)
     for sample in produced:
-        sample.rollout_id = shared
+        sample.rollout_id = asked.index
         if sample.group_index != asked.group_index:
             raise PluginContractError(
                 f"returned group_index {sample.group_index}, expected {asked.group_index} (siblings share it)"
