@@ -93,6 +93,14 @@ def test_a_context_beyond_the_engines_is_refused(refused: Refused) -> None:
     assert "--rollout-max-context-len 33 is too long: --sglang-context-length is 32" in refused(*words)
 
 
+def test_stop_tokens_outside_the_vocabulary_are_refused_with_the_numbers(refused: Refused) -> None:
+    message = refused("--rollout-stop-token-ids", "127", "128", "-1")
+    assert (
+        "--rollout-stop-token-ids 128 -1: outside the model's vocabulary of 128 tokens, expected ids from 0 to 127"
+        in (message)
+    )
+
+
 # --- arithmetic and ranks ----------------------------------------------------------------------------
 
 

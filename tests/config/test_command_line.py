@@ -120,6 +120,8 @@ def test_a_missing_value_is_refused(refused: Refused) -> None:
         ("--rollout-temperature warm", "--rollout-temperature: got 'warm', expected a number"),
         ("--rollout-temperature 0", "--rollout-temperature: got '0', expected more than 0.0"),
         ("--rollout-top-p 1.5", "--rollout-top-p: got '1.5', expected at most 1.0"),
+        ("--rollout-top-k 0", "--rollout-top-k: got 0, expected at least 1, or -1 for all tokens"),
+        ("--rollout-top-k -2", "--rollout-top-k: got -2, expected at least 1, or -1 for all tokens"),
         ("--router-port 70000", "--router-port: got '70000', expected at most 65535"),
         ("--device tpu", "--device: got 'tpu', expected one of auto, cpu, cuda."),
         ("--kl-loss-type k33", "--kl-loss-type: got 'k33', expected one of k1, k2, k3, low_var_kl. Did you mean k3?"),

@@ -115,6 +115,8 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--overlap-param-gather --overlap-grad-reduce",
         "--save-hf out/{rollout}",
         "--save-interval 100 --eval-interval 50",
+        "--rollout-top-k -1",
+        "--rollout-top-k 1",
     ],
 )
 def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:

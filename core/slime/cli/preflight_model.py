@@ -59,6 +59,7 @@ def read_model(folder: Path, option: str) -> ModelFacts:
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """What of the configuration does not fit the model."""
     yield from _contradictions(config, model)
+    yield from _stop_tokens(config, model)
     yield from _divisions(config, model)
 
 
@@ -72,6 +73,17 @@ def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
                 f"--{name.replace('_', '-')} says {value}, and config.json of {model.folder} says {known[name]}."
                 " Drop the flag, or point --hf-checkpoint at the model it describes"
             )
+
+
+def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
+    """Token ids that the model cannot produce would never stop anything."""
+    vocabulary = int(model.gpt["vocab_size"])
+    outside = [token for token in config.rollout.rollout_stop_token_ids if not 0 <= token < vocabulary]
+    if outside:
+        yield (
+            f"--rollout-stop-token-ids {' '.join(map(str, outside))}: outside the model's vocabulary of {vocabulary}"
+            f" tokens, expected ids from 0 to {vocabulary - 1}"
+        )
 
 
 def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:

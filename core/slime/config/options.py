@@ -96,7 +96,7 @@ class RolloutOptions(Section):
     generator: str | None = Field(default=None, description="generator component; default: by --loss-type")
     rollout_temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
     rollout_top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling")
-    rollout_top_k: int = Field(default=-1, description="sample from the k likeliest tokens; -1: all")
+    rollout_top_k: int = Field(default=-1, description="sample from the k likeliest tokens (at least 1); -1: all")
     rollout_max_response_len: int = Field(default=1024, ge=1, description="tokens a response may have")
     rollout_max_prompt_len: int | None = Field(
         default=None, ge=1, description="longest prompt; default: context - response"
@@ -115,6 +115,14 @@ class RolloutOptions(Section):
     update_weights_interval: int = Field(default=1, ge=1, description="sync weights every N rollouts (with --async)")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @field_validator("rollout_top_k", mode="after")
+    @classmethod
+    def _all_or_some(cls, value: int) -> int:
+        """Engines refuse 0 and what is below -1, request by request; here it is refused once."""
+        if value != -1 and value < 1:
+            raise ValueError(f"got {value}, expected at least 1, or -1 for all tokens")
+        return value
 
 
 class AlgorithmOptions(Section):
