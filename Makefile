@@ -11,7 +11,8 @@ REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 install: $(VENV)/.installed
 
 $(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
+	@echo "installing into $(VENV): about 2 GB, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(addprefix -r ,$(REQUIREMENTS))
 	$(BIN)/python -c 'import torch' 2>/dev/null || { \

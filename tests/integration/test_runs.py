@@ -76,6 +76,12 @@ def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_orde
     assert [row["weight_version"] for row in steps] == [1, 2, 2, 3, 3]
     rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000002.jsonl").read_text().splitlines()]
     assert {v for row in rows for v in row["weight_versions"]} <= {"1", "2"}
+    # rollouts 0, 1, 2 are begun under the first weights, so rollout 2 is trained on two rollouts later
+    assert steps[0]["train/staleness_max"] == 0
+    assert 1 <= steps[2]["train/staleness_max"] <= 2
+    # stale samples are weighed against the weights that produced them
+    assert abs(steps[0]["train/ratio"] - 1) < 1e-4
+    assert abs(steps[1]["train/ratio"] - 1) > 1e-4
 
 
 def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train: Start) -> None:

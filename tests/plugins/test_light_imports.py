@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -47,17 +46,3 @@ def test_listing_plugins_loads_nothing_heavy() -> None:
     loaded = modules_after("from slime.cli.plugins import run; assert run(['--check']) == 0")
     assert loaded & {*HEAVY, "numpy"} == set()
     assert "slime_estimators" in loaded
-
-
-def test_listing_plugins_takes_less_than_half_a_second() -> None:
-    def children_seconds() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    code = "from slime.cli.plugins import run; run([])"
-    seconds = []
-    for _ in range(3):
-        before = children_seconds()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-        seconds.append(children_seconds() - before)
-    assert min(seconds) < 0.5

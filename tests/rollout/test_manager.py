@@ -81,13 +81,13 @@ def test_a_rollout_is_exactly_one_batch_in_data_order_whoever_finished_first(
 
 
 def test_a_rollouts_metrics_say_what_happened(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    rollout = asyncio.run(manager(config, tokenizer, tmp_path).generate(0, weight_version="5"))
+    rollout = asyncio.run(manager(config, tokenizer, tmp_path).generate(0))
     rewards = [s.reward_value for g in rollout.groups for s in g.samples]
     metrics = rollout.metrics
     assert metrics["rollout/reward_mean"] == pytest.approx(sum(r or 0.0 for r in rewards) / 12)
     assert (metrics["rollout/samples"], metrics["rollout/failed"], metrics["rollout/aborted"]) == (12, 0, 0)
     assert (metrics["rollout/response_length_mean"], metrics["rollout/tokens"]) == (1.0, 12)
-    assert metrics["rollout/staleness_max"] == 2
+    assert metrics["rollout/weight_version_min"] == 3
     assert 0 < metrics["time/engine"] <= metrics["time/generate"] == rollout.seconds
     assert metrics["rollout/tokens_per_s"] == pytest.approx(12 / rollout.seconds)
     assert rollout.failures == [] and len(rollout.examples) in (1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.rollout.failures import common_reasons
-from slime.rollout.metrics import rollout_metrics, staleness_metrics
+from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.types import Group, Sample, Status
 
 
@@ -55,18 +55,13 @@ def test_a_rollout_without_rewards_has_lengths_only() -> None:
     assert not any(name.startswith("rollout/reward") for name in metrics)
 
 
-def test_staleness_is_measured_from_each_samples_oldest_token() -> None:
+def test_the_oldest_weights_of_trainable_samples_are_told() -> None:
     groups = [
         Group(0, [sample(1.0, versions=("3",)), sample(1.0, versions=("1", "2"))]),
         Group(1, [sample(1.0, versions=("default",)), sample(1.0, status=Status.FAILED, versions=("0",))]),
     ]
-    assert staleness_metrics(groups, "5") == {
-        "rollout/weight_version_min": 1,
-        "rollout/staleness_mean": 3.0,
-        "rollout/staleness_max": 4,
-    }
-    assert staleness_metrics(groups, None)["rollout/staleness_max"] == 2
-    assert staleness_metrics([Group(0, [sample(1.0, versions=("default",))])], "5") == {}
+    assert oldest_weights(groups) == {"rollout/weight_version_min": 1}
+    assert oldest_weights([Group(0, [sample(1.0, versions=("default",))])]) == {}
 
 
 def test_common_reasons_are_counted_most_frequent_first() -> None:

@@ -249,3 +249,29 @@ def test_a_rank_whose_partner_never_comes_gives_up_in_time(model_folder: Folders
     (message,) = run_ranks(alone, 1, config, timeout_s=40)
     assert "rank 0 of 2 could not join the others at 127.0.0.1:" in message
     assert "within 0.03 minutes" in message
+
+
+def against_the_engine(place: Place, config: Any, batch: TrainBatch, shift: float) -> dict[str, float]:
+    rank = place.start(config, Centred())
+    recorded = [values + shift for values in rank.log_probs(batch)]
+    metrics: dict[str, float] = rank.train(dataclasses.replace(batch, rollout_log_probs=recorded))
+    rank.close()
+    return metrics
+
+
+def test_the_ratio_can_be_taken_against_the_weights_that_sampled(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    for by_engine, ratio in ((True, np.exp(-0.1)), (False, 1.0)):
+        config = make_config(folder, use_rollout_logprobs=by_engine)
+        [metrics] = run_ranks(against_the_engine, 1, config, make_batch(), 0.1)
+        assert metrics["ratio"] == pytest.approx(ratio, abs=1e-5)
+        assert metrics["logprob_gap_mean"] == pytest.approx(0.1, abs=1e-5)
+
+
+def test_supervised_loss_does_not_know_the_sampling_temperature(model_folder: Folders) -> None:
+    folder, batch = model_folder("qwen3", tied=True), make_batch()
+    losses = [
+        run_ranks(supervised, 1, make_config(folder, loss_type="sft_loss", rollout_temperature=t), batch)[0][0]["loss"]
+        for t in (1.0, 0.5)
+    ]
+    assert losses[0] == losses[1]

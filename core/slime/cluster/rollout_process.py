@@ -74,12 +74,12 @@ class RolloutActor:
         """Samples finished and wanted in the rollout that reported last."""
         return self._done
 
-    async def generate(self, number: int, weight_version: str) -> tuple[RolloutSummary, Any]:
+    async def generate(self, number: int) -> tuple[RolloutSummary, Any]:
         """One rollout: (summary, training batch)."""
         from slime.data import TrainBatch
         from slime.observe.rollout_files import write_rollout
 
-        rollout = await self._manager.generate(number, weight_version=weight_version)
+        rollout = await self._manager.generate(number)
         started = time.monotonic()
         batch = TrainBatch.from_groups(rollout.groups, rollout=number, num_steps=self._config.steps_per_rollout)
         await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
@@ -119,9 +119,9 @@ class RolloutProcess:
             watch,
         )
 
-    def start_generation(self, number: int, weight_version: str) -> tuple[Any, Any]:
+    def start_generation(self, number: int) -> tuple[Any, Any]:
         """Begin one rollout; references to (summary, batch)."""
-        summary, batch = self._actor.generate.options(num_returns=2).remote(number, weight_version)
+        summary, batch = self._actor.generate.options(num_returns=2).remote(number)
         return summary, batch
 
     def wait_generation(

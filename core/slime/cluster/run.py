@@ -59,6 +59,9 @@ class Run:
         self._trainer: TrainerGroup | None = None
         self._rollout: RolloutProcess | None = None
         self._weight_version = 0
+        self._rollouts_trained = 0
+        #: weight version -> rollouts that had been trained on when the engines got it
+        self._trained_at: dict[int, int] = {}
         self._cursor: dict[str, Any] | None = None
         self._seconds: dict[str, float] = {}
         self._step_started = time.monotonic()
@@ -95,6 +98,8 @@ class Run:
         if config.checkpoint.save is not None:
             self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
 
+        engines = f"{config.num_engines} engine(s), router, " if self._with_engines else ""
+        self.observer.run_starting(f"Ray, {engines}rollout process, {config.world_size} trainer rank(s)")
         self._session.__enter__()
         self._placement = place(config, with_engines=self._with_engines)
         if self._with_engines:
@@ -178,7 +183,7 @@ class Run:
     def start_generation(self, number: int) -> PendingRollout:
         """Begin generating rollout `number`; returns at once."""
         assert self._rollout is not None
-        summary, batch = self._rollout.start_generation(number, str(self._weight_version))
+        summary, batch = self._rollout.start_generation(number)
         return PendingRollout(number, summary, batch)
 
     def wait_generation(self, pending: PendingRollout) -> TrainableRollout:
@@ -200,11 +205,18 @@ class Run:
         return self.wait_generation(self.start_generation(number))
 
     def train(self, rollout: TrainableRollout) -> dict[str, float]:
-        """Log-probs, advantages and the optimizer steps of one rollout, on every rank."""
+        """Log-probs, advantages and the optimizer steps of one rollout, on every rank.
+
+        `staleness_max` among the metrics: rollouts trained on between the oldest weights that produced a token of
+        this batch and now.
+        """
         assert self._trainer is not None
         with self._timed("time/train"):
             metrics = self._trainer.train(rollout.batch, self._watch)
         self._cursor = rollout.summary.cursor
+        if (oldest := rollout.summary.metrics.get("rollout/weight_version_min")) is not None:
+            metrics["staleness_max"] = float(self._rollouts_trained - self._trained_at[int(oldest)])
+        self._rollouts_trained += 1
         return metrics
 
     def sync_weights(self) -> None:
@@ -213,6 +225,7 @@ class Run:
             return
         assert self._trainer is not None
         self._weight_version += 1
+        self._trained_at[self._weight_version] = self._rollouts_trained
         with self._timed("time/sync_weights"):
             self._trainer.sync_weights(
                 self._engines.urls, self._engines.tp_size, str(self._weight_version), self._watch

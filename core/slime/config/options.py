@@ -134,6 +134,10 @@ class AlgorithmOptions(Section):
     advantage_estimator: str | None = Field(default=None, description="estimator component (required for policy_loss)")
     eps_clip: float = Field(default=0.2, ge=0, description="lower clip range of the ratio")
     eps_clip_high: float | None = Field(default=None, ge=0, description="upper clip range; default: --eps-clip")
+    use_rollout_logprobs: bool | None = Field(
+        default=None,
+        description="importance ratio against the engines' log-probs instead of the trainer's; default: with --async",
+    )
     use_kl_loss: bool = Field(default=False, description="add KL to the frozen reference to the loss")
     kl_loss_coef: float = Field(default=0.0, description="its coefficient")
     kl_loss_type: KLEstimator = Field(default="k3", description="per-token KL estimator (Schulman, 2020)")

@@ -50,8 +50,14 @@ def _rollout(config: RunConfig) -> dict[str, object]:
 
 
 def _algorithm(config: RunConfig) -> dict[str, object]:
-    high = config.algorithm.eps_clip_high
-    return {"eps_clip_high": config.algorithm.eps_clip if high is None else high}
+    options = config.algorithm
+    # Ahead of training, samples come from older weights than the trainer's: their own log-probs are the old ones.
+    ahead = config.rollout.async_mode and options.loss_type == "policy_loss"
+    by_engine = ahead if options.use_rollout_logprobs is None else options.use_rollout_logprobs
+    return {
+        "eps_clip_high": options.eps_clip if options.eps_clip_high is None else options.eps_clip_high,
+        "use_rollout_logprobs": by_engine,
+    }
 
 
 def _evaluation(config: RunConfig) -> dict[str, object]:

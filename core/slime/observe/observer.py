@@ -97,6 +97,11 @@ class RunObserver:
 
     # --- what happened -----------------------------------------------------------------------------
 
+    def run_starting(self, what: str) -> None:
+        """The processes are being started, which takes seconds to minutes."""
+        with self._sink("terminal"):
+            self.terminal.say(f"starting {what}", "dim")
+
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes are up."""
         rollout = config.rollout

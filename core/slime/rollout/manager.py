@@ -16,7 +16,7 @@ from slime.rollout.components import Components
 from slime.rollout.evaluation import EvalReport, Evaluator
 from slime.rollout.failures import common_reasons
 from slime.rollout.generation import SampleGenerator
-from slime.rollout.metrics import rollout_metrics, staleness_metrics
+from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.pipeline import FinishedGroups, Pipeline
 from slime.rollout.progress import ProgressBoard, ProgressCallback
 from slime.rollout.rewards import Scorer
@@ -96,11 +96,10 @@ class RolloutManager:
         )
         self._last: int | None = None
 
-    async def generate(self, rollout: int, *, weight_version: str | None = None) -> Rollout:
+    async def generate(self, rollout: int) -> Rollout:
         """Rollout number `rollout`: the data source's next prompts, generated and scored.
 
-        `weight_version` is what the engines hold now; staleness is measured against it.  Raises
-        `EngineError` when the engines are gone, `SlimeError` when not one sample can be trained on.
+        Raises `EngineError` when the engines are gone, `SlimeError` when not one sample can be trained on.
         """
         started = time.monotonic()
         # No await before this: prompts are taken in the order of the calls.
@@ -109,7 +108,7 @@ class RolloutManager:
         seconds = time.monotonic() - started
         failures = self._lost(rollout, finished.groups)
         metrics = rollout_metrics(finished.groups)
-        metrics |= staleness_metrics(finished.groups, weight_version)
+        metrics |= oldest_weights(finished.groups)
         metrics |= _speed(finished, seconds)
         return Rollout(
             rollout,

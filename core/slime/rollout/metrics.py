@@ -46,30 +46,21 @@ def response_metrics(prefix: str, finished: Sequence[Sample]) -> dict[str, float
     }
 
 
-def staleness_metrics(groups: Sequence[Group], current: str | None) -> dict[str, float]:
-    """How many weight versions each sample's oldest token is behind, where versions are numbers.
-
-    Behind `current`, or behind the newest version seen in the rollout where that is newer.
-    """
-    oldest, newest = [], [number] if (number := _as_number(current)) is not None else []
-    for group in groups:
-        for sample in group.samples:
-            versions = [v for text in sample.weight_versions if (v := _as_number(text)) is not None]
-            if sample.trainable and versions:
-                oldest.append(min(versions))
-                newest.append(max(versions))
-    if not oldest:
-        return {}
-    now = max(newest)
-    return {
-        "rollout/weight_version_min": float(min(oldest)),
-        "rollout/staleness_mean": now - sum(oldest) / len(oldest),
-        "rollout/staleness_max": float(now - min(oldest)),
-    }
+def oldest_weights(groups: Sequence[Group]) -> dict[str, float]:
+    """`rollout/weight_version_min`: the oldest weights that produced a token of the batch, where versions count."""
+    versions = [
+        number
+        for group in groups
+        for sample in group.samples
+        if sample.trainable
+        for text in sample.weight_versions
+        if (number := _as_number(text)) is not None
+    ]
+    return {"rollout/weight_version_min": float(min(versions))} if versions else {}
 
 
-def _as_number(version: str | None) -> int | None:
-    return int(version) if version is not None and version.isdecimal() else None
+def _as_number(version: str) -> int | None:
+    return int(version) if version.isdecimal() else None
 
 
 def _reward_parts(samples: Sequence[Sample]) -> dict[str, float]:

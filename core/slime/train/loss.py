@@ -35,6 +35,8 @@ class LossColumns:
     mask: Tensor
     advantages: Tensor | None = None
     old_log_probs: Tensor | None = None
+    #: old log-probs are the engines', not the trainer's
+    old_by_engine: bool = False
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
 
@@ -62,7 +64,8 @@ def micro_batch_loss(
         assert columns.advantages is not None
         old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)
         if columns.rollout_log_probs is not None:
-            gap = torch.where(trained, (old - columns.rollout_log_probs[here]).abs(), 0.0)
+            trainers = current if columns.old_by_engine else old
+            gap = torch.where(trained, (trainers - columns.rollout_log_probs[here]).abs(), 0.0)
             sums["logprob_gap"] = gap.sum()
             if gap.numel():
                 sums["logprob_gap_max"] = gap.max()

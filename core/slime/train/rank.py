@@ -100,7 +100,12 @@ class MegatronRank:
         self._scheduler = build_scheduler(config, settings, self._optimizer)
         self._last_lr = 0.0
         connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
-        self._pipeline = Pipeline(settings, self._chunks, temperature=config.rollout.rollout_temperature)
+        self._pipeline = Pipeline(
+            settings,
+            self._chunks,
+            # Supervised answers were not sampled: their loss is the plain log-probability.
+            temperature=1.0 if self._supervised else config.rollout.rollout_temperature,
+        )
         self._packing = PackingRule(
             tensor_parallel_size=settings.transformer.tensor_model_parallel_size,
             sequence_parallel=settings.transformer.sequence_parallel,
@@ -159,19 +164,23 @@ class MegatronRank:
             self._settle()  # exchanging weights that are still arriving would leave stale ones behind
             with _timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)
+        by_engine = self._config.algorithm.use_rollout_logprobs
         # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
-        if several_steps or self._estimator_wants_kl:
+        if (several_steps and not by_engine) or self._estimator_wants_kl:
             with _timed(seconds, "time/old_log_probs"):
                 old = self._score(batch)
         with _timed(seconds, "time/advantages"):
             if self._estimator_wants_kl and ref is not None and old is not None:
                 kl = [a - b for a, b in zip(old, ref, strict=True)]
             advantages = estimate(self._estimator, batch, kl)
+        if by_engine:
+            old = _engine_log_probs(batch)
         columns = LossColumns(
             weights,
             mask,
             advantages=flat(advantages),
             old_log_probs=None if old is None else flat(old),
+            old_by_engine=bool(by_engine),
             ref_log_probs=None if ref is None else flat(ref),
             rollout_log_probs=None if batch.rollout_log_probs is None else flat(batch.rollout_log_probs),
         )
@@ -305,6 +314,16 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _engine_log_probs(batch: TrainBatch) -> list[Tensor]:
+    """Log-probs under the weights that sampled the responses: N x [T_i]."""
+    if batch.rollout_log_probs is None:
+        raise TrainerError(
+            f"rollout {batch.rollout}: --use-rollout-logprobs (the default with --async) needs the engines' log-probs, "
+            f"and the generator recorded none. Use a generator that does, or --no-use-rollout-logprobs."
+        )
+    return [torch.from_numpy(values) for values in batch.rollout_log_probs]
 
 
 def _means(sums: dict[str, float], *, steps: int) -> dict[str, float]:

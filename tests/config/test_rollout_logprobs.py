@@ -1,0 +1,20 @@
+"""Which log-probs the importance ratio is taken against."""
+
+from __future__ import annotations
+
+import pytest
+from tests.config.conftest import Load
+
+CASES = [
+    ((), False),
+    (("--async",), True),
+    (("--async", "--no-use-rollout-logprobs"), False),
+    (("--use-rollout-logprobs",), True),
+]
+
+
+@pytest.mark.parametrize(("words", "by_engine"), CASES)
+def test_the_engines_are_the_default_where_samples_may_be_stale(
+    load: Load, words: tuple[str, ...], by_engine: bool
+) -> None:
+    assert load(*words).algorithm.use_rollout_logprobs is by_engine
