@@ -26,7 +26,7 @@ class EvalReport:
 
     #: rollouts trained on before
     rollout: int
-    #: `eval/NAME`: mean reward of the scored samples; `eval/NAME/...`: counts and lengths
+    #: `eval/NAME`: mean reward, lost samples counting 0; `eval/NAME/...`: counts and lengths
     metrics: dict[str, float]
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
@@ -68,15 +68,20 @@ class Evaluator:
 
 
 def set_metrics(name: str, samples: Sequence[Sample]) -> dict[str, float]:
-    """The metrics of one set.  The mean is over scored samples; the others are counted beside it."""
+    """The metrics of one set.
+
+    The mean reward is over all samples: one that failed or was aborted counts as reward 0, so losing the hard
+    prompts never looks like progress.  Lost samples are counted beside it too; lengths are of finished ones.
+    Raises `SlimeError` when no sample has a reward.
+    """
     tag = f"eval/{name}"
     finished = [sample for sample in samples if sample.trainable]
-    rewards = [value for sample in finished if (value := sample.reward_value) is not None]
-    if not rewards:
+    scored = [value for sample in finished if (value := sample.reward_value) is not None]
+    if not scored:
         reasons = "; ".join(common_reasons(samples)) or "no reward scored them"
         raise SlimeError(f"evaluation set {name}: none of its {len(samples)} samples has a reward: {reasons}")
     return {
-        tag: float(np.mean(rewards)),
+        tag: float(np.mean(scored + [0.0] * (len(samples) - len(finished)))),
         f"{tag}/samples": float(len(samples)),
         f"{tag}/failed": float(count_status(samples, Status.FAILED)),
         f"{tag}/aborted": float(count_status(samples, Status.ABORTED)),
