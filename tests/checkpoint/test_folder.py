@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,46 +10,62 @@ import pytest
 
 from slime.checkpoint.folder import Checkpoint, CheckpointWriter, read_checkpoint
 from slime.config import RunConfig, load_config
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, DataError
+
+Config = Callable[..., RunConfig]
+Saved = Callable[..., Path]
 
 
-def config(**data: Any) -> RunConfig:
+@pytest.fixture
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text('{"prompt": "1+1=", "label": "2"}\n')
+    return path
+
+
+@pytest.fixture
+def config(prompts: Path) -> Config:
+    """The configuration of a run on `prompts`, with more words."""
     flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
-    flags += ["--prompt-data", "a.jsonl", "--lr", "1e-4"]
-    for name, value in data.items():
-        flags += [f"--{name.replace('_', '-')}", str(value)]
-    return load_config(flags)
+    flags += ["--prompt-data", str(prompts), "--lr", "1e-4"]
+    return lambda *words: load_config([*flags, *words])
 
 
-def saved(root: Path, rollouts_done: int, cursor: dict[str, Any] | None = None) -> Path:
-    writer = CheckpointWriter(root, config(), {"plugins": []})
-    temporary = writer.begin(rollouts_done)
-    (temporary / "megatron" / "weights").write_text(f"after {rollouts_done}")
-    return writer.commit(temporary, rollouts_done=rollouts_done, weight_version=rollouts_done + 1, cursor=cursor)
+@pytest.fixture
+def saved(config: Config) -> Saved:
+    """Saves a checkpoint under a folder."""
+
+    def save(root: Path, rollouts_done: int, *words: str, cursor: dict[str, Any] | None = None) -> Path:
+        writer = CheckpointWriter(root, config(*words), {"plugins": []})
+        temporary = writer.begin(rollouts_done)
+        (temporary / "megatron" / "weights").write_text(f"after {rollouts_done}")
+        return writer.commit(temporary, rollouts_done=rollouts_done, weight_version=rollouts_done + 1, cursor=cursor)
+
+    return save
 
 
-def test_latest_names_the_newest_and_everything_is_read_back(tmp_path: Path) -> None:
+def test_latest_names_the_newest_and_everything_is_read_back(saved: Saved, tmp_path: Path) -> None:
     saved(tmp_path, 2)
-    saved(tmp_path, 4, {"offset": 8})
+    saved(tmp_path, 4, cursor={"offset": 8})
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.path == tmp_path / "rollout_000004"
     assert (checkpoint.rollouts_done, checkpoint.weight_version, checkpoint.cursor) == (4, 5, {"offset": 8})
     assert (checkpoint.trainer_part / "weights").read_text() == "after 4"
 
 
-def test_an_older_checkpoint_can_be_named(tmp_path: Path) -> None:
+def test_an_older_checkpoint_can_be_named(saved: Saved, tmp_path: Path) -> None:
     saved(tmp_path, 2)
     saved(tmp_path, 4)
     assert read_checkpoint(tmp_path / "rollout_000002").rollouts_done == 2
 
 
-def test_a_crash_while_saving_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_crash_while_saving_leaves_the_one_before(saved: Saved, config: Config, tmp_path: Path) -> None:
     saved(tmp_path, 2)
     CheckpointWriter(tmp_path, config(), {}).begin(4)  # and no commit
     assert read_checkpoint(tmp_path).rollouts_done == 2
 
 
-def test_saving_again_after_a_crash_starts_clean(tmp_path: Path) -> None:
+def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, config(), {})
     (writer.begin(4) / "megatron" / "half").write_text("written")
     assert list((writer.begin(4) / "megatron").iterdir()) == []
@@ -59,21 +76,69 @@ def test_no_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_an_unreadable_part_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_part_is_named(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2)
     (path / "plugins.json").unlink()
     with pytest.raises(CheckpointError, match=r"rollout_000002 is incomplete.*plugins\.json"):
         read_checkpoint(tmp_path)
 
 
-def test_another_data_order_is_refused_with_both_values(tmp_path: Path) -> None:
+def test_another_data_order_is_refused_with_both_values(saved: Saved, config: Config, tmp_path: Path) -> None:
     checkpoint: Checkpoint = read_checkpoint(saved(tmp_path, 2))
     checkpoint.require_same_data_order(config())
     with pytest.raises(CheckpointError, match=r"--rollout-seed: was 42, is 7"):
-        checkpoint.require_same_data_order(config(rollout_seed=7))
+        checkpoint.require_same_data_order(config("--rollout-seed", "7"))
 
 
-def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stays_newest(tmp_path: Path) -> None:
+def test_a_prompt_file_that_moved_is_the_same_data(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    moved = prompts.rename(prompts.with_name("moved.jsonl"))
+    checkpoint.require_same_data_order(config("--prompt-data", str(moved)))
+
+
+def test_a_prompt_file_that_was_edited_is_refused_though_it_has_as_many_rows(
+    saved: Saved, config: Config, prompts: Path, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    prompts.write_text(prompts.read_text().replace("1+1=", "1+2="))
+    with pytest.raises(
+        CheckpointError, match=r"--prompt-data: (\S+) does not hold what \1 held then \(sha256 \w{12}, was"
+    ):
+        checkpoint.require_same_data_order(config())
+
+
+def test_the_saved_content_is_that_of_the_start_though_the_file_is_edited_while_the_run_goes_on(
+    config: Config, prompts: Path, tmp_path: Path
+) -> None:
+    writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
+    prompts.write_text('{"prompt": "other", "label": "2"}\n')
+    path = writer.commit(writer.begin(2), rollouts_done=2, weight_version=3, cursor=None)
+    with pytest.raises(CheckpointError, match="--prompt-data"):
+        read_checkpoint(path).require_same_data_order(config())
+
+
+def test_a_prompt_file_that_is_gone_is_named(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    prompts.unlink()
+    with pytest.raises(DataError, match=r"--prompt-data \S+prompts\.jsonl cannot be read: No such file"):
+        checkpoint.require_same_data_order(config())
+
+
+def test_other_options_of_the_data_source_are_refused_wherever_they_were_stated(
+    saved: Saved, config: Config, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2, "--data-source.min-level", "5"))
+    same = config().model_copy(update={"component_options": {"datasource": {"min_level": 5}}})  # as from a run file
+    checkpoint.require_same_data_order(same)
+    with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is '6'"):
+        checkpoint.require_same_data_order(config("--data-source.min-level", "6"))
+    with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is None"):
+        checkpoint.require_same_data_order(config())
+
+
+def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stays_newest(
+    saved: Saved, config: Config, tmp_path: Path
+) -> None:
     saved(tmp_path, 2)
     writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
     temporary = writer.begin(4)

@@ -11,17 +11,18 @@ while saving leaves the one before untouched.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, DataError
 
 FORMAT = 1
 TRAINER_PART = "megatron"
@@ -30,7 +31,6 @@ _DATA_ORDER = (
     (
         "data",
         (
-            "prompt_data",
             "data_source",
             "input_key",
             "label_key",
@@ -41,6 +41,7 @@ _DATA_ORDER = (
     ),
     ("rollout", ("n_samples_per_prompt",)),
 )
+_PROMPT_FILE = "prompt_data"
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ class Checkpoint:
         return self.path / TRAINER_PART
 
     def require_same_data_order(self, config: RunConfig) -> None:
-        """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's."""
-        now = data_order(config)
-        different = [
-            f"--{k.replace('_', '-')}: was {v!r}, is {now[k]!r}" for k, v in self.data_order.items() if now[k] != v
-        ]
+        """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's.
+
+        Of the prompt file the content counts, not its place.  Raises `DataError` when it cannot be read.
+        """
+        different = list(_differences(self.data_order, data_order(config)))
         if different:
             raise CheckpointError(
                 f"{self.path} was saved by a run with another data order, so its place in the data means nothing here: "
@@ -74,17 +75,50 @@ class Checkpoint:
 
 
 def data_order(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide which prompt comes when."""
-    return {name: getattr(getattr(config, section), name) for section, names in _DATA_ORDER for name in names}
+    """What decides which prompt comes when, JSON-ready: settings, the prompt file's content, the data source's options.
+
+    Reads the prompt file once, whole.  Raises `DataError` when it cannot be read.
+    """
+    order = {name: getattr(getattr(config, section), name) for section, names in _DATA_ORDER for name in names}
+    path = config.data.prompt_data
+    order[_PROMPT_FILE] = None if path is None else {"path": path, "sha256": _sha256(path)}
+    # As on a command line: `5` in a run file and the word "5" after a flag are the same option.
+    options = config.component_options.get("datasource", {})
+    order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
+    return order
+
+
+def _sha256(path: str) -> str:
+    try:
+        with open(path, "rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"--prompt-data {path} cannot be read: {error.strerror}") from error
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each part of the data order that is another now."""
+    for name in dict.fromkeys((*saved, *now)):
+        was, is_now = saved.get(name), now.get(name)
+        if name == _PROMPT_FILE and was is not None and is_now is not None:
+            if was["sha256"] != is_now["sha256"]:
+                yield (
+                    f"--prompt-data: {is_now['path']} does not hold what {was['path']} held then (sha256"
+                    f" {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
+                )
+        elif was != is_now:
+            yield f"--{name.replace('_', '-')}: was {was!r}, is {is_now!r}"
 
 
 class CheckpointWriter:
     """Saves under `--save`."""
 
     def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
+        """Reads the prompt file once, to know it again.  Raises `DataError` when it cannot be read."""
         self._root = root
         self._config = config
         self._plugins = plugins
+        self._data_order = data_order(config)
 
     def begin(self, rollouts_done: int) -> Path:
         """An empty temporary folder; the trainer ranks write into its `megatron/`.  Raises `CheckpointError`."""
@@ -106,7 +140,7 @@ class CheckpointWriter:
             "rollouts_done": rollouts_done,
             "weight_version": weight_version,
             "cursor": cursor,
-            "data_order": data_order(self._config),
+            "data_order": self._data_order,
         }
         final = self._root / f"rollout_{rollouts_done:06d}"
         with _writing(final):
