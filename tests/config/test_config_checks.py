@@ -47,7 +47,6 @@ from slime.config.options import ClusterOptions
             "--micro-batch-size 2 --max-tokens-per-gpu 99",
             "--micro-batch-size 2 and --max-tokens-per-gpu 99 exclude each",
         ),
-        ("--load a --initial-megatron-checkpoint b", "--load and --initial-megatron-checkpoint exclude each other"),
         ("--save-hf out/{step}", "--save-hf 'out/{step}': only {rollout} is filled in"),
         # evaluation
         ("--eval-prompt-data a f", "--eval-prompt-data needs --eval-interval"),
@@ -116,6 +115,8 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--save-hf out/{rollout}",
         "--save-interval 100 --eval-interval 50",
         "--rollout-top-k -1",
+        # the continued run's frozen reference still starts from the initial weights
+        "--load a --initial-megatron-checkpoint b",
         "--rollout-top-k 1",
     ],
 )

@@ -176,13 +176,8 @@ def lengths(config: RunConfig) -> Iterator[str]:
 
 
 def checkpoints(config: RunConfig) -> Iterator[str]:
-    """One beginning; an export folder that can be named."""
+    """An export folder that can be named."""
     options = config.checkpoint
-    if options.load is not None and options.initial_megatron_checkpoint is not None:
-        yield (
-            "--load and --initial-megatron-checkpoint exclude each other: --load continues a run, the other starts a"
-            " new one from its weights"
-        )
     if options.save_hf is not None:
         try:
             options.save_hf.format(rollout=0)
