@@ -17,7 +17,7 @@ from tests.config.conftest import Load, Refused
 )
 def test_what_is_not_stated_follows(load: Load, words: str, per_step: int, steps: int) -> None:
     config = load(*words.split())
-    assert (config.batch_per_step, config.steps_per_rollout) == (per_step, steps)
+    assert (config.batch.samples_per_step, config.steps_per_rollout) == (per_step, steps)
     assert config.rollout.global_batch_size == per_step
     assert config.rollout.num_steps_per_rollout == steps
     assert config.batch.samples == 256

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime.data import PromptFile, check_prompt_file
+from slime.data import PromptFile
 from slime.errors import DataError
 
 
@@ -19,7 +19,9 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def check(path: Path, **keys: Any) -> int:
-    return check_prompt_file(path, **{"input_key": "prompt", "label_key": "label", **keys})
+    file = PromptFile(path, **{"input_key": "prompt", "label_key": "label", **keys})
+    file.close()
+    return len(file)
 
 
 def open_file(path: Path, **keys: Any) -> PromptFile:

@@ -115,24 +115,20 @@ def test_a_paused_request_continues_under_the_new_weights(
     assert generation.weight_versions == ["default", "new"]
 
 
-def test_an_aborted_request_returns_what_it_has(endless_engine: EngineServer) -> None:
-    generation = in_flight(endless_engine, endless_engine.control.abort_all, num_tokens=3000)
-    assert generation.finish_reason == "abort"
-    assert 0 < len(generation.tokens) < 3000
-    assert len(generation.log_probs) == len(generation.tokens)
-
-
-def test_pausing_with_abort_returns_requests_too(endless_engine: EngineServer) -> None:
+def test_pausing_with_abort_returns_requests_with_what_they_have(endless_engine: EngineServer) -> None:
     generation = in_flight(endless_engine, lambda: endless_engine.control.pause("abort"), num_tokens=3000)
     endless_engine.control.resume()
     assert generation.finish_reason == "abort"
+    assert 0 < len(generation.tokens) < 3000
+    assert len(generation.log_probs) == len(generation.tokens)
 
 
 def test_flushing_while_requests_run_is_refused(endless_engine: EngineServer) -> None:
     def flush() -> None:
         with pytest.raises(EngineError, match="/flush_cache: status 400"):
             endless_engine.control.flush_cache()
-        endless_engine.control.abort_all()
+        endless_engine.control.pause("abort")
+        endless_engine.control.resume()
 
     in_flight(endless_engine, flush, num_tokens=3000)
 

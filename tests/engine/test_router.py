@@ -113,20 +113,6 @@ def test_a_paused_engine_holds_requests_and_serves_them_later(
     assert asyncio.run(ask()).finish_reason == "length"
 
 
-def test_workers_come_and_go(two_engines: list[EngineServer], router: Callable[..., RouterServer]) -> None:
-    front = router([two_engines[0].url])
-    front.add_worker(two_engines[1].url)
-    deadline = time.monotonic() + 10
-    while len([w for w in front.workers() if w["is_healthy"]]) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    front.remove_worker(two_engines[0].url)
-    while len(front.workers()) > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert {g.weight_versions[0] for g in generate(front.url, [None] * 6)} == {"1"}
-
-
 def test_a_slow_request_is_not_generated_twice(
     faulty_engine: Callable[..., FaultyEngine], router: Callable[..., RouterServer]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime.observe.timing import BusyClock, PhaseTimer, kernel_overhead
+from slime.observe.timing import BusyClock, kernel_overhead
 
 
 class FakeClock:
@@ -15,24 +15,6 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def test_a_phase_entered_twice_adds_up() -> None:
-    clock = FakeClock()
-    timer = PhaseTimer(clock)
-    for seconds in (1.5, 2.0):
-        with timer("train"):
-            clock.now += seconds
-    assert timer.seconds == {"time/train": 3.5}
-
-
-def test_a_phase_that_raises_is_timed_too() -> None:
-    clock = FakeClock()
-    timer = PhaseTimer(clock)
-    with pytest.raises(KeyError), timer("train"):
-        clock.now += 1.0
-        raise KeyError
-    assert timer.seconds == {"time/train": 1.0}
 
 
 def test_overlapping_activities_count_once() -> None:

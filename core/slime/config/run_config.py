@@ -105,11 +105,6 @@ class RunConfig(BaseModel):
         return self.batch.steps
 
     @property
-    def batch_per_step(self) -> int:
-        """Samples per optimizer step."""
-        return self.batch.samples_per_step
-
-    @property
     def num_rollout(self) -> int:
         """Rollouts in all.  Raises `ConfigError` when it is not stated."""
         if self.rollout.num_rollout is None:

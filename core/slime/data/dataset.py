@@ -104,13 +104,6 @@ class PromptFile:
         return PromptRow(_prompt(prompt, input_key, where), label, metadata or {}, where)
 
 
-def check_prompt_file(path: str | Path, *, input_key: str, label_key: str | None) -> int:
-    """Check every row of a prompt file; the number of rows.  Raises `DataError` as `PromptFile` does."""
-    file = PromptFile(path, input_key=input_key, label_key=label_key)
-    file.close()
-    return len(file)
-
-
 def _get(row: dict[str, Any], key: str, where: str, flag: str) -> Any:
     if key not in row:
         keys = ", ".join(map(repr, row)) or "none"

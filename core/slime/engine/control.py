@@ -70,10 +70,6 @@ class EngineControl:
         """Go on generating after `pause`."""
         self._call("POST", "/continue_generation", {})
 
-    def abort_all(self) -> None:
-        """Answer every running and waiting request with what it has, finish reason "abort"."""
-        self._call("POST", "/abort_request", {"abort_all": True})
-
     def flush_cache(self) -> None:
         """Forget cached prefixes.  Refused (EngineError) while requests run and generation is not paused."""
         self._call("POST", "/flush_cache")

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import sys
-import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -117,16 +116,6 @@ class RouterServer:
         """The engines it knows: `url`, `id`, `is_healthy`, `load` and more."""
         workers: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
         return workers
-
-    def add_worker(self, url: str) -> None:
-        """Send requests to the engine at `url` too.  Harmless when it is known already."""
-        self._call("POST", "/workers", {"url": url})
-
-    def remove_worker(self, url: str) -> None:
-        """Send nothing more to the engine at `url`; requests it is working on are still answered."""
-        for worker in self.workers():
-            if worker["url"] == url:
-                self._call("DELETE", f"/workers/{urllib.parse.quote(worker['id'])}")
 
     def _call(self, method: str, path: str, body: Any | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection(self._host, self.port, timeout=self._timeout_s)

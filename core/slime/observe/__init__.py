@@ -11,13 +11,12 @@ from slime.observe.observer import RunObserver
 from slime.observe.report import write_report
 from slime.observe.rollout_files import write_eval, write_rollout
 from slime.observe.terminal import Terminal
-from slime.observe.timing import PhaseTimer, kernel_overhead
+from slime.observe.timing import kernel_overhead
 
 __all__ = [
     "Excerpt",
     "MetricsWriter",
     "PeakMemory",
-    "PhaseTimer",
     "RunObserver",
     "Terminal",
     "excerpts_of",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 
 #: seconds in which at least one request was with the engines
 ENGINE_PHASES = ("time/engine",)
@@ -16,30 +15,6 @@ COMPUTE_PHASES = (
     "time/forward_backward",
     "time/optimizer",
 )
-
-
-class PhaseTimer:
-    """Collects seconds by phase; a phase entered twice adds up.
-
-    timer = PhaseTimer()
-    with timer("generate"):
-        ...
-    timer.seconds  # {"time/generate": 1.93}
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock = clock
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Time the block as `phase`, also when it raises."""
-        started = self._clock()
-        try:
-            yield
-        finally:
-            name = f"time/{phase}"
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
 
 
 class BusyClock:

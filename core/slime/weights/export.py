@@ -32,13 +32,13 @@ def named_hf_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Every full, unsharded tensor under its Hugging Face name, on global rank 0.
 
-    A collective: every rank must iterate to the end; the others get nothing.  The tensors keep the
+    A collective: every rank must iterate to the end; the others get nothing.  Parameters must be up to date on
+    every rank: where their gathers are overlapped, the caller finishes those first.  The tensors keep the
     parameters' type and device and may be views of live parameters, so they are good until the next
     optimizer step.  At most about two buckets of `bucket_bytes` (of one rank's shards) are held at a time.
     """
     rules = {rule.megatron: rule for rule in family_of(hf_config).rules(hf_config)}
     sizes = shards.Sizes.of(architecture(hf_config))
-    _finish_parameter_gather(models)
     place = Place.here()
     if place.replica != 0:
         return
@@ -50,13 +50,6 @@ def named_hf_tensors(
     for pp_rank in range(1, place.pp_size):
         if place.tp_rank == 0:
             yield from _receive_stage(place, pp_rank)
-
-
-def _finish_parameter_gather(models: Sequence[Any]) -> None:
-    """With overlapped parameter gathers the other ranks' updates arrive in the next forward; fetch them now."""
-    for model in models:
-        if getattr(getattr(model, "ddp_config", None), "overlap_param_gather", False):
-            model.start_param_sync(force_sync=True)
 
 
 def _stage_tensors(

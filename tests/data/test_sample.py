@@ -1,0 +1,32 @@
+"""Samples as dictionaries, which a data source's saved state holds."""
+
+from __future__ import annotations
+
+import json
+
+from slime.types import Sample, SpecInfo, Status
+from slime.utils.types import Sample as FamiliarSample
+
+
+def test_a_sample_survives_json() -> None:
+    sample = Sample(
+        group_index=3,
+        index=12,
+        prompt=[{"role": "user", "content": "1+1="}],
+        tokens=[4, 5, 6],
+        response="2é",
+        response_length=2,
+        reward={"score": 1.0, "format": 0.5},
+        loss_mask=[1, 0],
+        status=Status.TRUNCATED,
+        metadata={"k": [1]},
+        weight_versions=["1", "2"],
+        rollout_log_probs=[-0.1234567, -2.0],
+        spec_info=SpecInfo(1, 2, 3, 4),
+        rollout_id=12,
+    )
+    assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
+
+
+def test_the_familiar_import_path_names_the_same_class() -> None:
+    assert FamiliarSample is Sample
