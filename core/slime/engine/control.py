@@ -7,17 +7,14 @@ answer that does not come in time is a `DeadlineError`.
 
 from __future__ import annotations
 
-import http.client
-import json
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from slime.errors import DeadlineError, EngineError
+from slime.engine.http_call import call
+from slime.errors import EngineError
 
 PauseMode = Literal["retract", "abort", "in_place"]
-
-_EXCERPT = 500
 
 
 class EngineControl:
@@ -30,7 +27,6 @@ class EngineControl:
         self.url = url.rstrip("/")
         self.tp_size = tp_size
         self.timeout_s = timeout_s
-        self._host, self._port = parts.hostname, parts.port
 
     # --- state ---
 
@@ -169,31 +165,6 @@ class EngineControl:
     # --- transport ---
 
     def _call(
-        self, method: str, path: str, body: Any | None = None, *, timeout_s: float | None = None
+        self, method: Literal["GET", "POST"], path: str, body: Any | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """The decoded answer; an empty dictionary where it is not a JSON object."""
-        timeout = self.timeout_s if timeout_s is None else timeout_s
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, path, payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
-        except TimeoutError:
-            raise DeadlineError(f"{method} {self.url}{path}: no answer after {timeout:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
-        answer = _decoded(text)
-        if response.status != 200 or answer.get("success") is False:
-            raise EngineError(f"{method} {self.url}{path}: status {response.status}, answer: {text[:_EXCERPT]}")
-        return answer
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    try:
-        answer = json.loads(text)
-    except ValueError:  # some calls answer in words
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        return call(method, self.url, path, body, timeout_s=self.timeout_s if timeout_s is None else timeout_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slime.engine.children import Child, DirectChild
+from slime.engine.http_call import call
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.process import SupervisedProcess
 from slime.errors import DeadlineError, EngineError
@@ -114,22 +114,5 @@ class RouterServer:
 
     def workers(self) -> list[dict[str, Any]]:
         """The engines it knows: `url`, `id`, `is_healthy`, `load` and more."""
-        workers: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
+        workers: list[dict[str, Any]] = call("GET", self.url, "/workers", timeout_s=self._timeout_s).get("workers", [])
         return workers
-
-    def _call(self, method: str, path: str, body: Any | None = None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(self._host, self.port, timeout=self._timeout_s)
-        try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, path, payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
-        except TimeoutError:
-            raise DeadlineError(f"{method} {self.url}{path}: no answer after {self._timeout_s:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
-        if response.status not in (200, 202):
-            raise EngineError(f"{method} {self.url}{path}: status {response.status}, answer: {text[:500]}")
-        return dict(json.loads(text)) if text else {}
