@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.support.tiny_models import write_tiny_tokenizer
 
+from slime.config.options import RolloutOptions
 from slime.data import PromptRow, check_prompt_lengths, tokenize_prompt
+from slime.data.tokenize import longest_prompt
 from slime.errors import DataError
 
 
@@ -73,3 +75,13 @@ def test_a_prompt_that_cannot_be_tokenised_is_named(tokenizer: Any) -> None:
     rows = [PromptRow([{"role": "user", "content": "a"}], None, where="p.jsonl:9")]
     with pytest.raises(DataError, match=r"p\.jsonl:9: the prompt is a list of chat messages"):
         check_prompt_lengths(rows, tokenizer, apply_chat_template=False, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "context", "limit"), [(None, None, None), (None, 64, 54), (20, 64, 20), (20, None, 20)]
+)
+def test_a_prompt_may_be_as_long_as_stated_or_as_the_response_leaves_room_for(
+    prompt: int | None, context: int | None, limit: int | None
+) -> None:
+    options = RolloutOptions(rollout_max_prompt_len=prompt, rollout_max_context_len=context)
+    assert longest_prompt(options, response=10) == limit

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.data.dataset import PromptRow
 from slime.errors import DataError
+
+if TYPE_CHECKING:
+    from slime.config.options import RolloutOptions
 
 
 def tokenize_prompt(tokenizer: Any, prompt: str | list[dict[str, Any]], *, apply_chat_template: bool) -> list[int]:
@@ -44,6 +47,14 @@ def check_prompt_lengths(
         length = len(prompt_ids(row, tokenizer, apply_chat_template=apply_chat_template, max_tokens=max_tokens))
         longest = max(longest, length)
     return longest
+
+
+def longest_prompt(rollout: RolloutOptions, response: int) -> int | None:
+    """Tokens a prompt may have beside a response of `response` tokens; None where no limit is stated."""
+    if rollout.rollout_max_prompt_len is not None:
+        return rollout.rollout_max_prompt_len
+    context = rollout.rollout_max_context_len
+    return None if context is None else context - response
 
 
 def prompt_ids(row: PromptRow, tokenizer: Any, *, apply_chat_template: bool, max_tokens: int | None) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime.data.dataset import PromptFile
-from slime.data.tokenize import prompt_ids
+from slime.data.tokenize import longest_prompt, prompt_ids
 from slime.types import Group, Sample
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:
 def _load(name: str, path: str, config: RunConfig, tokenizer: Any) -> EvalSet:
     data = config.data
     file = PromptFile(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
-    limit = _longest_prompt(config)
+    response = config.evaluation.eval_max_response_len or config.rollout.rollout_max_response_len
+    limit = longest_prompt(config.rollout, response)
     try:
         rows = list(file)
     finally:
@@ -67,14 +68,3 @@ def _load(name: str, path: str, config: RunConfig, tokenizer: Any) -> EvalSet:
             for row in rows
         ],
     )
-
-
-def _longest_prompt(config: RunConfig) -> int | None:
-    """Tokens a prompt may have, so that the longest response still fits; None where no limit is known."""
-    rollout = config.rollout
-    if rollout.rollout_max_prompt_len is not None:
-        return rollout.rollout_max_prompt_len
-    if rollout.rollout_max_context_len is None:
-        return None
-    response = config.evaluation.eval_max_response_len or rollout.rollout_max_response_len
-    return rollout.rollout_max_context_len - response

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from slime.data import PromptFile, PromptRow
-from slime.data.tokenize import prompt_ids
+from slime.data.tokenize import longest_prompt, prompt_ids
 from slime.errors import CheckpointError, ConfigError
 from slime.plugin import Context, Group, NoOptions, Sample
 
@@ -34,7 +34,7 @@ class Prompts:
             data.prompt_data, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
         )
         self._samples_per_prompt: int = rollout.n_samples_per_prompt
-        self._max_prompt = _longest_prompt(rollout)
+        self._max_prompt = longest_prompt(rollout, rollout.rollout_max_response_len)
         self._apply_chat_template: bool = data.apply_chat_template
         self._tokenizer = context.tokenizer
         self._shuffle_seed: int | None = data.rollout_seed if data.rollout_shuffle else None
@@ -116,15 +116,6 @@ class Prompts:
             for index in range(first, self._next_index)
         ]
         return Group(group, samples)
-
-
-def _longest_prompt(rollout: Any) -> int | None:
-    """Tokens a prompt may have; None where neither a prompt nor a context limit is known."""
-    if rollout.rollout_max_prompt_len is not None:
-        return int(rollout.rollout_max_prompt_len)
-    if rollout.rollout_max_context_len is not None:
-        return int(rollout.rollout_max_context_len - rollout.rollout_max_response_len)
-    return None
 
 
 def _pending(samples: Sequence[Sample]) -> list[Sample]:
