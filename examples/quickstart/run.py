@@ -30,9 +30,15 @@ def train(run_file: str, run_name: str) -> Path:
     command = [str(Path(sys.executable).with_name("slime")), "train", str((HERE / run_file).relative_to(ROOT))]
     command += ["--run-name", f"{run_name}-{stamp}"]
     print(f"\n$ slime {shlex.join(command[1:])}", flush=True)
-    done = subprocess.run(command, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise SystemExit(done.returncode)
+    process = subprocess.Popen(command, cwd=ROOT)
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:
+            continue  # Ctrl-C reached the run too, and it is ending in order
+    if code != 0:
+        raise SystemExit(code)
     return ROOT / "outputs" / f"{run_name}-{stamp}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import psutil
@@ -22,6 +23,27 @@ def test_an_interrupted_run_ends_in_order(slime_train: Start, signum: signal.Sig
     assert run.wait(60) == code, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output
+
+
+@pytest.mark.parametrize("seconds", [1.5, 5.0])
+def test_an_interruption_while_starting_leaves_nothing(slime_train: Start, seconds: float) -> None:
+    run = slime_train("--num-rollout", "100000", "--async")
+    run.wait_for_output("starting Ray")
+    time.sleep(seconds)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.wait(60) == 130, run.output
+    assert run.left_over() == []
+    assert "Traceback" not in run.output
+
+
+def test_a_killed_trainer_rank_ends_the_run(slime_train: Start) -> None:
+    run = slime_train("--num-rollout", "100000")
+    run.wait_for_output(r"\b1 +\d")
+    [rank] = [p for p in processes_marked(run.mark) if "ray::TrainerActor" in " ".join(p.cmdline())]
+    rank.kill()
+    assert run.wait(90) == 1, run.output
+    assert "the process died" in run.output
+    assert run.left_over() == []
 
 
 def test_a_driver_that_is_killed_takes_everything_with_it(slime_train: Start) -> None:

@@ -64,6 +64,14 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
     assert second.steps()[0]["weight_version"] > first.steps()[-1]["weight_version"]
 
 
+def test_a_resume_with_nothing_left_to_do_is_refused(slime_train: Start) -> None:
+    first = slime_train("--num-rollout", "1", "--save", "ckpt", name="first")
+    assert first.wait() == 0, first.output
+    again = slime_train("--num-rollout", "1", "--load", "ckpt", name="again")
+    assert again.wait(60) == 2
+    assert "1 rollouts done and --num-rollout is 1: nothing is left to do" in again.output
+
+
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:
     run = slime_train(
         "--async", "--async-buffer-size", "2", "--update-weights-interval", "2", "--num-rollout", "5",

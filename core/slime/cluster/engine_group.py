@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from slime.cluster.actor_process import node_address, redirect_output
-from slime.cluster.waiting import wait_for
+from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
 from slime.config.sglang_flags import sglang_argv
 from slime.engine.arguments import server_environment
@@ -84,11 +84,11 @@ class EngineGroup:
             fork_server=None if self._fork_server is None else self._fork_server.address,
         )
 
-    def wait_ready(self) -> str:
-        """Wait for all engines, start the router; the router's URL."""
+    def wait_ready(self, watch: Watch) -> str:
+        """Wait for all engines, start the router; the router's URL.  `watch` is called meanwhile."""
         timeout = self._config.cluster.startup_timeout_s
         try:
-            self.urls = wait_for(self._starting, "starting the engines", timeout + 5)
+            self.urls = wait_for(self._starting, "starting the engines", timeout + 5, watch)
         except EngineError as error:
             raise EngineStartError(str(error)) from error
         host = node_address() if self._reachable else LOOPBACK
@@ -124,8 +124,11 @@ class EngineGroup:
         if self._router is not None:
             self._router.stop()
             self._router = None
-        refs = [a.stop.remote() for a in self._actors]
-        ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        # An engine that is still starting would not listen; it dies with its actor.
+        started = [a for a, ref in zip(self._actors, self._starting, strict=True) if ray.wait([ref], timeout=0)[0]]
+        refs = [a.stop.remote() for a in started]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []

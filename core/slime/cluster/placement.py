@@ -46,10 +46,14 @@ def place(config: RunConfig, *, with_engines: bool) -> Placement:
             f"within {config.cluster.startup_timeout_s:.0f} s; other work may hold the GPUs."
         )
 
+    # PACK does not promise that neighbouring bundles share a node; tensor-parallel ranks must.
+    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    by_node = sorted(range(config.world_size), key=lambda index: (node_of[index], index))
+
     def options(index: int, gpus: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
         return {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": strategy}
 
-    trainer = [options(i, 1) for i in range(config.world_size)]
+    trainer = [options(i, 1) for i in by_node]
     engines = [options(config.world_size + i, per_engine) for i in range(num_engines)]
     return Placement(trainer, engines, group)

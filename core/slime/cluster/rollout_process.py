@@ -45,6 +45,9 @@ class RolloutActor:
         self._manager: Any = None
         self._client: Any = None
         self._done = (0, 0)
+        #: the rollout whose prompts were taken last, and word of it to those that wait for their turn
+        self._taken: int | None = None
+        self._turns = asyncio.Condition()
 
     async def setup(self, router_url: str | None) -> None:
         """Load the tokenizer, open the client, build the components."""
@@ -74,12 +77,22 @@ class RolloutActor:
         """Samples finished and wanted in the rollout that reported last."""
         return self._done
 
-    async def generate(self, number: int) -> tuple[RolloutSummary, Any]:
-        """One rollout: (summary, training batch)."""
+    async def generate(self, number: int, after: int | None) -> tuple[RolloutSummary, Any]:
+        """One rollout: (summary, training batch).
+
+        Ray may begin calls in another order than they were made, so each says after which rollout it takes its
+        prompts, and waits for that one to have taken its own.
+        """
         from slime.data import TrainBatch
         from slime.observe.rollout_files import write_rollout
 
-        rollout = await self._manager.generate(number)
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._taken == after)
+            work = asyncio.ensure_future(self._manager.generate(number))
+            await asyncio.sleep(0)  # runs it up to where it first waits: its prompts are taken
+            self._taken = number
+            self._turns.notify_all()
+        rollout = await work
         started = time.monotonic()
         batch = TrainBatch.from_groups(rollout.groups, rollout=number, num_steps=self._config.steps_per_rollout)
         await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
@@ -107,6 +120,7 @@ class RolloutProcess:
 
     def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
         self._config = config
+        self._begun: int | None = None
         remote = ray.remote(RolloutActor)
         self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(config, run_dir, fingerprint)
 
@@ -121,7 +135,8 @@ class RolloutProcess:
 
     def start_generation(self, number: int) -> tuple[Any, Any]:
         """Begin one rollout; references to (summary, batch)."""
-        summary, batch = self._actor.generate.options(num_returns=2).remote(number)
+        summary, batch = self._actor.generate.options(num_returns=2).remote(number, self._begun)
+        self._begun = number
         return summary, batch
 
     def wait_generation(

@@ -6,9 +6,10 @@ Everything a run starts is started in `Run.start` and ended in `Run.close`, what
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
 from slime.cluster.session import RaySession
 from slime.cluster.trainer_group import TrainerGroup
 from slime.config import RunConfig
-from slime.errors import EngineError, SlimeError
+from slime.errors import ConfigError, EngineError, SlimeError
 from slime.observe.observer import RunObserver
 from slime.plugins import PluginSet
 
@@ -41,6 +42,17 @@ class TrainableRollout:
 
     summary: RolloutSummary
     batch: Any
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM are ignored in the body."""
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class Run:
@@ -92,6 +104,11 @@ class Run:
         checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
         if checkpoint is not None:
             checkpoint.require_same_data_order(config)
+            if checkpoint.rollouts_done >= config.num_rollout:
+                raise ConfigError(
+                    f"{checkpoint.path} has {checkpoint.rollouts_done} rollouts done and --num-rollout is "
+                    f"{config.num_rollout}: nothing is left to do. Raise --num-rollout, the number of rollouts in all."
+                )
             self._plugins.check_resume(checkpoint.plugins)
         provenance = self._plugins.provenance(config)
         (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
@@ -107,7 +124,7 @@ class Run:
         self._trainer = TrainerGroup(config, self._run_dir, fingerprint, self._placement.trainer)
         self._trainer.start()
         self._rollout = RolloutProcess(config, self._run_dir, fingerprint)
-        router_url = self._engines.wait_ready() if self._engines is not None else None
+        router_url = self._engines.wait_ready(self._trainer.check_starting) if self._engines is not None else None
         self._rollout.setup(router_url, self._watch)
         self._trainer.wait_ready(self._watch)
 
@@ -125,28 +142,21 @@ class Run:
         self.observer.run_started(config, self._run_dir)
 
     def close(self, *, orderly: bool) -> None:
-        """End every process this run started.  Safe to call twice, and after a failed start."""
-        for stop in (self._stop_rollout, self._stop_engines, lambda: self._stop_trainer(orderly=orderly)):
-            stop()
-        if self._placement is not None:
-            self._placement.release()
-            self._placement = None
-        self._session.close()
+        """End every process this run started, whatever ending the others raises.  Safe to call twice.
 
-    def _stop_rollout(self) -> None:
-        if self._rollout is not None:
-            self._rollout.stop()
-            self._rollout = None
-
-    def _stop_engines(self) -> None:
-        if self._engines is not None:
-            self._engines.stop()
-            self._engines = None
-
-    def _stop_trainer(self, *, orderly: bool) -> None:
-        if self._trainer is not None:
-            self._trainer.stop(orderly=orderly)
-            self._trainer = None
+        A second Ctrl-C or SIGTERM does not interrupt it: every wait inside has a deadline.
+        """
+        with uninterrupted(), ExitStack() as last_to_first:
+            last_to_first.callback(self._session.close)
+            if self._placement is not None:
+                last_to_first.callback(self._placement.release)
+            if self._trainer is not None:
+                last_to_first.callback(self._trainer.stop, orderly=orderly)
+            if self._engines is not None:
+                last_to_first.callback(self._engines.stop)
+            if self._rollout is not None:
+                last_to_first.callback(self._rollout.stop)
+            self._placement = self._trainer = self._engines = self._rollout = None
 
     # --- supervision -----------------------------------------------------------------------------
 

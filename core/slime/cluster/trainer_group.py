@@ -146,6 +146,11 @@ class TrainerGroup:
         [(addr, port)] = wait_for([self._actors[0].rendezvous.remote()], "starting the trainer", timeout)
         self._starting = [a.setup.remote(addr, port) for a in self._actors]
 
+    def check_starting(self) -> None:
+        """Raise what a rank that is being built has failed of, if one has; never blocks."""
+        done, _ = ray.wait(self._starting, num_returns=len(self._starting), timeout=0)
+        wait_for(done, "building the model on the trainer ranks", self._config.cluster.startup_timeout_s)
+
     def wait_ready(self, watch: Watch | None = None) -> None:
         """Wait until every rank has its model."""
         wait_for(
