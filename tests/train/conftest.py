@@ -1,31 +1,5 @@
 """Model folders for the tests of this room."""
 
-from __future__ import annotations
+from tests.support.model_folders import model_folder, one_thread
 
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-import torch
-from tests.support.tiny_models import make_tiny_model
-
-Folders = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """(family, seed, tied, overrides) -> a model folder, made once."""
-    made: dict[str, Path] = {}
-
-    def get(family: str, *, seed: int = 1, tied: bool = False, **overrides: int) -> Path:
-        key = f"{family}-{seed}-{tied}-{sorted(overrides.items())}"
-        if key not in made:
-            made[key] = make_tiny_model(tmp_path_factory.mktemp("model"), family, seed=seed, tied=tied, **overrides)
-        return made[key]
-
-    return get
+__all__ = ["model_folder", "one_thread"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.conftest import Folders
+from tests.support.model_folders import Folders
 from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch

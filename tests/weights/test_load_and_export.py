@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.model_folders import Folders
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE
-from tests.weights.conftest import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor, nn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.weights.conftest import Folders
+from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 
 from slime.errors import CheckpointError, ConfigError

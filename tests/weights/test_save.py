@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.model_folders import Folders
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.weights.conftest import Folders
 from torch import Tensor
 
 from slime.errors import CheckpointError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.weights.conftest import Folders
+from tests.support.model_folders import Folders
 
 from slime.errors import WeightSyncError
 from slime.weights import WeightCheck, read_hf_config
