@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,15 @@ def test_the_quickstart_files_are_understood(script: str) -> None:
 
     path = Path(__file__).parents[2] / "examples" / "quickstart" / script
     assert load_config([str(path), "--device", "cpu"]).num_rollout > 0
+
+
+def test_a_continued_run_says_which_weights_its_reference_has(dry_run: Slime, tmp_path: Path) -> None:
+    for name in ("saved", "first"):
+        (tmp_path / name).mkdir()
+        state = {"format": 1, "rollouts_done": 1, "weight_version": 2, "cursor": None, "data_order": {}}
+        (tmp_path / name / "state.json").write_text(json.dumps(state))
+        (tmp_path / name / "plugins.json").write_text("{}")
+    ended = dry_run("--load", "saved", "--initial-megatron-checkpoint", "first")
+    assert ended.code == 0, ended
+    assert "continue from saved" in ended.out
+    assert "a frozen reference has the weights of first" in ended.out
