@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from slime.config import RunConfig
-from slime.config.options import DataOptions, RolloutOptions
+from slime.config.options import AlgorithmOptions, DataOptions, RolloutOptions
 from slime.errors import CheckpointError, ConfigError, DataError
 from slime.plugin import Context, Group, NoOptions, Sample, Status
 from slime.rollout.source import CheckedSource
@@ -48,8 +48,10 @@ def source(
     chat: bool = False,
     max_prompt: int | None = None,
     max_context: int | None = None,
+    loss: Literal["policy_loss", "sft_loss"] = "policy_loss",
 ) -> Prompts:
     config = RunConfig(
+        algorithm=AlgorithmOptions(loss_type=loss),
         data=DataOptions(
             prompt_data=None if path is None else str(path),
             apply_chat_template=chat,
@@ -172,6 +174,10 @@ def test_a_chat_keeps_its_messages_and_gets_the_templates_tokens(tmp_path: Path)
 def test_a_prompt_that_is_too_long_is_named(path: Path, limit: dict[str, int]) -> None:
     with pytest.raises(DataError, match=r"p\.jsonl:1: the prompt has 2 tokens, expected at most 1"):
         source(path, **limit).take(1)  # type: ignore[arg-type]
+
+
+def test_supervised_prompts_keep_no_room_for_sampling(path: Path) -> None:
+    assert len(source(path, max_context=5, loss="sft_loss").take(1)[0].samples[0].tokens) == 2
 
 
 def test_a_state_of_another_file_is_refused(path: Path, tmp_path: Path) -> None:

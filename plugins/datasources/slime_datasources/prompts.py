@@ -34,7 +34,9 @@ class Prompts:
             data.prompt_data, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
         )
         self._samples_per_prompt: int = rollout.n_samples_per_prompt
-        self._max_prompt = longest_prompt(rollout, rollout.rollout_max_response_len)
+        # Supervised answers come with the data, however long; only sampled ones need room kept for them.
+        supervised = context.config.algorithm.loss_type == "sft_loss"
+        self._max_prompt = longest_prompt(rollout, 1 if supervised else rollout.rollout_max_response_len)
         self._apply_chat_template: bool = data.apply_chat_template
         self._tokenizer = context.tokenizer
         self._shuffle_seed: int | None = data.rollout_seed if data.rollout_shuffle else None
