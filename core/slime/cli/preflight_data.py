@@ -57,7 +57,7 @@ def check_data(config: RunConfig, prompts: PromptSet, model: ModelFacts | None, 
     try:
         limit = longest = 0
         if tokenizer is not None and model is not None:
-            limit = longest_prompt(config, model, prompts.response)
+            limit = prompt_room(config, model, prompts.response)
             longest = check_prompt_lengths(
                 file, tokenizer, apply_chat_template=data.apply_chat_template, max_tokens=limit
             )
@@ -66,7 +66,7 @@ def check_data(config: RunConfig, prompts: PromptSet, model: ModelFacts | None, 
         file.close()
 
 
-def longest_prompt(config: RunConfig, model: ModelFacts, response: int) -> int:
+def prompt_room(config: RunConfig, model: ModelFacts, response: int) -> int:
     """Tokens a prompt may have beside a response of `response` tokens.
 
     Raises `ConfigError` when that is none, and for a context the engines would not accept.

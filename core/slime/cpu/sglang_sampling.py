@@ -18,7 +18,7 @@ def define_hash_operator() -> None:
     kernels provide.  Does nothing where they are installed."""
     if hasattr(torch.ops.sgl_kernel, "murmur_hash32_cpu"):
         return
-    library: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch does not type it
     library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
     library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
     _registered.append(library)

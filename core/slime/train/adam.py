@@ -32,7 +32,7 @@ class GroupStepAdam(torch.optim.Optimizer):
         self.adam_w_mode = adam_w_mode
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """One update of every parameter that has a gradient."""
         if closure is not None:
             raise ValueError("GroupStepAdam takes no closure")

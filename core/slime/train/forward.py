@@ -92,7 +92,7 @@ class Pipeline:
         if micro_batch.slots is None:
             return here
         log_probs, entropy = (
-            _AllOfContext.apply(part, micro_batch.slots, micro_batch.response_tokens, self._cp_group)  # type: ignore[no-untyped-call]
+            _AllOfContext.apply(part, micro_batch.slots, micro_batch.response_tokens, self._cp_group)  # type: ignore[no-untyped-call]  # torch does not type it
             for part in here
         )
         return log_probs, entropy

@@ -41,7 +41,7 @@ def log_probs_and_entropy(
     each rank gets is that of its own part.  Besides the gradient itself, no float32 tensor larger than
     `chunk_elements` is alive at any time.
     """
-    log_probs, entropy = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]
+    log_probs, entropy = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]  # torch does not type it
         logits, rows, targets, temperature, vocab_size, group, chunk_elements
     )
     return log_probs, entropy

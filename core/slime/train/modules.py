@@ -34,7 +34,7 @@ class Norm(torch.nn.Module):
             self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
         for parameter in self.parameters():
             # finalize_model_grads sums these over the tensor-parallel ranks, each of which saw a part of the sequence.
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] -> [..., hidden]"""
@@ -49,7 +49,7 @@ class Norm(torch.nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; half torch's time on a CPU, which has no kernel."""
-    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch does not type it
     return out
 
 
@@ -113,7 +113,7 @@ class PackedAttention(torch.nn.Module):
         """See the class."""
         plan = self._plan(packed_seq_params, query.device)
         if self.cp_group is not None:
-            key, value = (_AllGatherRows.apply(t, self.cp_group) for t in (key, value))  # type: ignore[no-untyped-call]
+            key, value = (_AllGatherRows.apply(t, self.cp_group) for t in (key, value))  # type: ignore[no-untyped-call]  # torch does not type it
         q = _to_slots(query, plan.queries)
         k, v = _to_slots(key, plan.keys), _to_slots(value, plan.keys)
         outputs, at_q, at_k = [], 0, 0
@@ -146,13 +146,13 @@ class PackedAttention(torch.nn.Module):
 
 def _to_slots(rows: Tensor, gather: Gather) -> Tensor:
     """Packed rows [T, ...] -> padded slots [S, ...]; empty slots hold some row and must not be used."""
-    slots: Tensor = _ToSlots.apply(rows, gather)  # type: ignore[no-untyped-call]
+    slots: Tensor = _ToSlots.apply(rows, gather)  # type: ignore[no-untyped-call]  # torch does not type it
     return slots
 
 
 def _to_rows(slots: Tensor, gather: Gather) -> Tensor:
     """Padded slots [S, ...] -> packed rows [T, ...]; empty slots get gradient zero."""
-    rows: Tensor = _ToRows.apply(slots, gather)  # type: ignore[no-untyped-call]
+    rows: Tensor = _ToRows.apply(slots, gather)  # type: ignore[no-untyped-call]  # torch does not type it
     return rows
 
 

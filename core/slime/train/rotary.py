@@ -46,7 +46,7 @@ def rotary_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor, cp_size: int = 1, c
 
 
 def _rotate(t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    turned: Tensor = _Rotate.apply(t, cos, signed_sin)  # type: ignore[no-untyped-call]
+    turned: Tensor = _Rotate.apply(t, cos, signed_sin)  # type: ignore[no-untyped-call]  # torch does not type it
     return turned
 
 

@@ -54,7 +54,7 @@ class SharedBucket:
         self._named: list[tuple[str, Tensor]] = []
         for (name, tensor), offset in zip(named, offsets, strict=True):
             place = torch.empty(0, dtype=tensor.dtype, device=device)
-            place.set_(storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]
+            place.set_(storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]  # torch does not type it
             place.copy_(tensor)
             self._named.append((name, place))
         if device.type == "cuda":
