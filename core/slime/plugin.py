@@ -19,7 +19,7 @@ imports only pluggy and pydantic; torch appears in annotations alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -111,6 +111,10 @@ class ComponentSpec:
     options: type[Options] = NoOptions
     #: one line for `slime plugins`
     summary: str = ""
+    #: packages that the factory needs beyond the plugin's own dependencies, as PEP 508 requirements
+    requires: tuple[str, ...] = ()
+    #: address of its documentation
+    docs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +134,13 @@ class RewardSpec(ComponentSpec):
 
     kind: ClassVar[str] = "reward"
     scope: Literal["sample", "group"] = "sample"
-    #: seconds one `score` call may take
+    #: seconds one `score` call may take; a run overrides it with --reward.timeout-s
     timeout_s: float = 60.0
+    #: whether equal samples always get equal rewards (the contract kit then checks it)
+    deterministic: bool = True
+    #: "process": scored in worker processes, which are killed when they hang or die.  "none": in the rollout
+    #: process itself, where a busy loop would freeze every sample; only for rewards that cannot block
+    isolation: Literal["process", "none"] = "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +164,8 @@ class GeneratorSpec(ComponentSpec):
     kind: ClassVar[str] = "generator"
     #: False for generators that never ask the policy (the run then starts no engines)
     needs_engine: bool = True
+    #: seconds a sample may go without progress; default: --rollout-timeout-s.  --generator.timeout-s overrides it
+    timeout_s: float | None = None
 
 
 # --- what components exchange with the kernel -----------------------------------------------------
@@ -218,6 +229,8 @@ class EstimatorBatch:
 
     rewards: Tensor  #: [N]
     group_ids: Tensor  #: [N] int64; equal for the samples of one prompt
+    #: [N] int64; equal for the samples that came from one rollout of one prompt, which count once in statistics
+    rollout_ids: Tensor
     loss_masks: list[Tensor]  #: N x [T_i], 1 where the token is trained on
     #: N x [T_i] log pi / pi_ref of the trainer, where a reference exists; else None
     kl: list[Tensor] | None = None
@@ -266,8 +279,12 @@ class Estimator(Protocol):
 class RewardModel(Protocol):
     """Contract of kind `reward`."""
 
-    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One reward per sample, in the same order, finite."""
+    def score(self, samples: Sequence[Sample]) -> list[Reward] | Awaitable[list[Reward]]:
+        """One reward per sample, in the same order, finite.
+
+        `async def`: calls overlap, and one that outlasts its deadline is cancelled.  Plain `def`: one call at a time
+        in each worker process, and a call that outlasts its deadline ends with its process.
+        """
         ...
 
 

@@ -113,7 +113,7 @@ def test_evaluation_sets_are_pairs() -> None:
         ("[reward]\nday = 2020-01-01\n", "[reward] day: got the date or time 2020-01-01"),
         ('[evaluation]\neval_prompt_data = [["a"]]\n', "[evaluation] eval_prompt_data"),
         ("[algorithm]\ncolocate = true\n", "[algorithm] colocate is not in this release"),
-        ("use_tis = true\n", "use_tis is not in this release"),
+        ("colocate = true\n", "colocate is not in this release"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_table_and_key(text: str, message: str) -> None:

@@ -16,13 +16,6 @@ from slime.config.own_flags import flag_table
         "--use-fault-tolerance",
         "--streaming-data",
         "--num-data-workers 4",
-        "--custom-generate-function-path f.py",
-        "--max-turns 5",
-        "--custom-rm-path f.py",
-        "--group-rm",
-        "--use-tis",
-        "--tis-threshold 2.0",
-        "--true-on-policy-mode",
         "--spec module function",
     ],
 )
@@ -40,5 +33,5 @@ def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused)
 
 def test_every_one_of_them_says_what_it_would_do() -> None:
     flags = [flag for flag in flag_table().own() if flag.target == UNAVAILABLE]
-    assert len(flags) >= 11
+    assert flags
     assert all(flag.help for flag in flags)

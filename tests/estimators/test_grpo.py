@@ -28,6 +28,7 @@ def batch_of(rewards: list[float], groups: list[int], masks: list[list[int]] | N
     return EstimatorBatch(
         rewards=torch.tensor(rewards, dtype=torch.float32),
         group_ids=torch.tensor(groups, dtype=torch.int64),
+        rollout_ids=torch.arange(len(rewards)),
         loss_masks=[torch.tensor(mask, dtype=torch.float32) for mask in masks or [[1]] * len(rewards)],
     )
 
@@ -155,5 +156,5 @@ def test_the_trainers_own_check_is_satisfied() -> None:
     for sample in samples:
         sample.status = Status.COMPLETED
     groups = [Group(0, samples[:2]), Group(1, samples[2:])]
-    answer = estimate(grpo(std_normalization=False), TrainBatch.from_groups(groups, rollout=0, num_steps=1))
+    answer = estimate(grpo(std_normalization=False), TrainBatch.from_groups(groups, rollout=0, num_steps=1)).advantages
     assert [tokens.tolist() for tokens in answer] == [[-0.5, -0.5], [0.0, 0.5], [0.0, 0.0]]

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
-from slime.rollout.contract import Asked, check_generated
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.sampling import Sampling, sampling_seed
 from slime.types import Sample, Status

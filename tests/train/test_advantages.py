@@ -35,7 +35,7 @@ def changed(batch: EstimatorBatch, sample: int, token: int, value: float) -> Adv
 
 def test_advantages_come_back_per_token() -> None:
     batch = make_batch(samples=4, group=2)
-    values = estimate(Centred(), batch)
+    values = estimate(Centred(), batch).advantages
     mean = batch.rewards[:2].mean()
     for value, mask in zip(values[0].tolist(), batch.loss_masks[0].tolist(), strict=True):
         assert value == pytest.approx((float(batch.rewards[0]) - mean) * mask, abs=1e-6)
@@ -59,16 +59,16 @@ def scribble(batch: EstimatorBatch) -> Advantages:
     ("make", "message"),
     [
         (lambda b: good(b), "returned list; expected slime.plugin.Advantages"),
-        (lambda b: Advantages(good(b)[:-1]), "returned 3 tensors; expected one for each of 4 samples"),
+        (lambda b: Advantages(good(b)[:-1]), "returned 3 advantages; expected one tensor for each of 4 samples"),
         (
             lambda b: Advantages([v[None] for v in good(b)]),
-            r"sample 0: got \(1, \d+\); expected .* mask's shape",
+            r"sample 0 as \(1, \d+\); expected .* mask's shape",
         ),
-        (lambda _: Advantages([0.0] * 4), "sample 0: got float"),
-        (lambda b: changed(b, 2, 1, float("nan")), "sample 2: token 1 got nan; expected finite"),
+        (lambda _: Advantages([0.0] * 4), "sample 0 as float"),
+        (lambda b: changed(b, 2, 1, float("nan")), "sample 2: token 1 is nan; expected finite"),
         (
             lambda b: changed(b, 3, 0, 0.5),
-            "sample 3: token 0 got 0.5; expected 0, because the token's loss mask",
+            "sample 3: token 0 is 0.5; expected 0, because the token's loss mask",
         ),
         (scribble, r"changed batch\.rewards"),
     ],

@@ -95,11 +95,11 @@ def _devices(checked: Preflight) -> str:
 
 
 def _plugins(checked: Preflight) -> Iterator[str]:
-    for kind, used in checked.used.items():
+    for slot, used in checked.used.items():
         component = used.component
         options = _pairs(used.options.model_dump())
         shown = f"  {options}" if options else ""
-        yield f"{kind:<11}{component.id}  ({component.found.package}, {component.origin}){shown}"
+        yield f"{slot:<16}{component.id}  ({component.found.package}, {component.origin}){shown}"
 
 
 def _checkpoints(checked: Preflight) -> Iterator[str]:

@@ -20,7 +20,7 @@ from slime.config import RunConfig, config_problems
 from slime.config.settings import stop_on
 from slime.errors import SlimeError
 from slime.plugins import PluginSet, Resolved, load_plugins
-from slime.plugins.resolve import names_used
+from slime.plugins.resolve import components_used
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Preflight:
     config: RunConfig
     run_dir: Path
     plugins: PluginSet
-    used: Mapping[str, Resolved]  #: kind -> component
+    used: Mapping[str, Resolved]  #: slot -> component
     model: ModelFacts
     data: list[DataFacts]
 
@@ -93,13 +93,13 @@ def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | 
     with problems.collected():
         plugins = load_plugins(config.plugins)
         before = len(problems.found)
-        for kind, name in names_used(config).items():
+        uses = components_used(config)
+        for use in uses:
             with problems.collected():
-                options = plugins.check_options(kind, name, config.component_options.get(kind, {}))
-                used[kind] = Resolved(plugins.find(kind, name), options)
-        for kind in config.component_options:
-            if kind not in names_used(config):
-                problems.found.append(f"options are stated for a {kind}, and the run uses none")
+                used[use.slot] = plugins.look_up(use)
+        for slot in config.component_options:
+            if slot not in {use.slot for use in uses}:
+                problems.found.append(f"options are stated for a {slot}, and the run uses none")
         if len(problems.found) == before:
             with problems.collected():
                 plugins.resolve(config)

@@ -7,7 +7,7 @@ recognises but does not perform are in `slime.config.unavailable`, not here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -63,6 +63,9 @@ class DataOptions(Section):
 
     prompt_data: str | None = Field(default=None, description="JSONL file of prompts")
     data_source: str = Field(default="prompts", description="data source component")
+    data_source_path: str | None = Field(
+        default=None, description="data source class in FILE.py[:NAME] or package.module.NAME"
+    )
     input_key: str = Field(default="prompt", description="key of the prompt: a string or a list of chat messages")
     label_key: str | None = Field(
         default="label", description="key of the expected answer; 'none' where rows have no label"
@@ -94,6 +97,31 @@ class RolloutOptions(Section):
         default=None, ge=1, description="optimizer steps per rollout; default: from the identity, else 1"
     )
     generator: str | None = Field(default=None, description="generator component; default: by --loss-type")
+    custom_generate_function_path: str | None = Field(
+        default=None, description="generate function in FILE.py[:NAME] or package.module.NAME"
+    )
+    max_turns: int | None = Field(default=None, ge=1, description="turns of a conversation, for generators that ask")
+    sampling_filter: str | None = Field(
+        default=None, description="buffer filter component that drops finished groups; others are generated instead"
+    )
+    dynamic_sampling_filter_path: str | None = Field(
+        default=None, description="function (args, samples) -> keep, in FILE.py[:NAME] or package.module.NAME"
+    )
+    buffer_filter: str | None = Field(
+        default=None, description="buffer filter component that chooses the groups of a batch from all finished ones"
+    )
+    buffer_filter_path: str | None = Field(
+        default=None, description="function (args, buffer, num_samples) -> groups, in FILE.py[:NAME] or by dotted path"
+    )
+    rollout_sample_filter_path: str | None = Field(
+        default=None, description="function (args, groups) that sets Sample.remove_sample in a finished batch"
+    )
+    max_sampling_rounds: int = Field(
+        default=16, ge=1, description="times prompts are drawn for one batch before a filter that drops all is refused"
+    )
+    passive_checks: int = Field(
+        default=3, ge=0, description="first rollouts in which components are also held to the costly contract checks"
+    )
     rollout_temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
     rollout_top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling")
     rollout_top_k: int = Field(default=-1, description="sample from the k likeliest tokens (at least 1); -1: all")
@@ -134,6 +162,12 @@ class AlgorithmOptions(Section):
     advantage_estimator: str | None = Field(default=None, description="estimator component (required for policy_loss)")
     eps_clip: float = Field(default=0.2, ge=0, description="lower clip range of the ratio")
     eps_clip_high: float | None = Field(default=None, ge=0, description="upper clip range; default: --eps-clip")
+    eps_clip_c: float | None = Field(
+        default=None, gt=1, description="dual clip: bound of the ratio where the advantage is negative"
+    )
+    normalize_advantages: bool = Field(
+        default=False, description="whiten advantages over all trained tokens of the batch"
+    )
     use_rollout_logprobs: bool | None = Field(
         default=None,
         description="importance ratio against the engines' log-probs instead of the trainer's; default: with --async",
@@ -141,11 +175,53 @@ class AlgorithmOptions(Section):
     use_kl_loss: bool = Field(default=False, description="add KL to the frozen reference to the loss")
     kl_loss_coef: float = Field(default=0.0, description="its coefficient")
     kl_loss_type: KLEstimator = Field(default="k3", description="per-token KL estimator (Schulman, 2020)")
+    use_unbiased_kl: bool = Field(
+        default=False,
+        description="weigh the KL of the loss with the importance ratio: an unbiased gradient",
+    )
     kl_coef: float = Field(
         default=0.0, description="KL to the reference, taken off the reward by estimators that use it"
     )
+    ref_update_interval: int | None = Field(
+        default=None, ge=1, description="refresh the reference with the trainer's weights every N rollouts"
+    )
     entropy_coef: float = Field(default=0.0, description="entropy bonus")
     calculate_per_token_loss: bool = Field(default=False, description="average over tokens instead of samples")
+    loss_constant_length: int | None = Field(
+        default=None, ge=1, description="divide each rollout's sum over tokens by this instead of by its length"
+    )
+    use_tis: bool = Field(
+        default=False, description="truncated importance sampling: correct for the engines' log-probs, token by token"
+    )
+    tis_threshold: float = Field(default=2.0, gt=0, description="upper bound of the correction's weights")
+    tis_threshold_low: float = Field(default=0.0, ge=0, description="lower bound of the correction's weights")
+    off_policy_correction: Literal["truncate", "mask"] | None = Field(
+        default=None,
+        description="weights out of bounds: truncate them, or mask their tokens; --use-tis: truncate",
+    )
+    off_policy_level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="weight of a token, of its sequence (product), or of its geometric mean",
+    )
+    off_policy_sequence_delta: float | None = Field(
+        default=None,
+        gt=0,
+        description="leave out sequences of negative advantage whose mean log-prob fell by more than this",
+    )
+    true_on_policy_mode: bool = Field(
+        default=False, description="stop when the trainer's and the engines' log-probs of the same tokens disagree"
+    )
+    true_on_policy_tolerance: float = Field(
+        default=1e-4, gt=0, description="greatest difference of log-probs that is agreement"
+    )
+    critic_lr: float | None = Field(default=None, gt=0, description="learning rate of the critic; default: --lr")
+    critic_load: str | None = Field(
+        default=None, description="Hugging Face folder the critic starts from; default: --hf-checkpoint"
+    )
+    value_clip: float = Field(default=0.2, gt=0, description="clip range of the critic's values")
+    num_critic_only_steps: int = Field(
+        default=0, ge=0, description="first rollouts in which only the critic is trained"
+    )
     max_tokens_per_gpu: int = Field(
         default=8192, ge=1, description="tokens a packed micro-batch may hold (without --micro-batch-size)"
     )
@@ -154,11 +230,32 @@ class AlgorithmOptions(Section):
     )
 
 
+class RewardTerm(Section):
+    """One of several rewards: a `[[reward.terms]]` table.  Other keys of the table are the component's options."""
+
+    name: str
+    weight: float = 1.0
+    options: dict[str, Any] = {}
+
+
 class RewardOptions(Section):
     """Scoring."""
 
     reward: str | None = Field(
         default=None, description="reward component (required for policy_loss); --rm-type is the same"
+    )
+    terms: list[RewardTerm] = Field(
+        default=[], description="several rewards, added up by weight (run file only: [[reward.terms]])"
+    )
+    custom_rm_path: str | None = Field(
+        default=None, description="reward function or class in FILE.py[:NAME] or package.module.NAME"
+    )
+    group_rm: bool = Field(default=False, description="call that function with whole groups of samples")
+    custom_reward_post_process_path: str | None = Field(
+        default=None, description="function (args, samples) -> (raw rewards, rewards) over a finished batch"
+    )
+    reward_workers: int | None = Field(
+        default=None, ge=1, description="processes that score samples; default: half the cores, 2 to 8"
     )
 
 

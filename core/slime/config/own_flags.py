@@ -22,6 +22,8 @@ _SLOT_SPELLINGS = {
     "generator": "generator",
     "data-source": "datasource",
     "datasource": "datasource",
+    "sampling-filter": "sampling_filter",
+    "buffer-filter": "buffer_filter",
 }
 _COMPONENT_OPTION = re.compile(rf"({'|'.join(_SLOT_SPELLINGS)})\.([A-Za-z0-9_-]+)")
 

@@ -34,7 +34,12 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "reward": ("reward", "reward"),
     "generator": ("rollout", "generator"),
     "datasource": ("data", "data_source"),
+    "sampling_filter": ("rollout", "sampling_filter"),
+    "buffer_filter": ("rollout", "buffer_filter"),
 }
+
+#: slot -> the kind of component it takes, where that has another name
+KIND_OF_SLOT = {"sampling_filter": "buffer_filter"}
 
 
 class RunConfig(BaseModel):

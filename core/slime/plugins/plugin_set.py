@@ -21,7 +21,7 @@ from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers
 from slime.plugins.provenance import FORMAT, fingerprint_of, provenance_of
 from slime.plugins.registry import Registry
-from slime.plugins.resolve import Resolved, check_needs, names_used
+from slime.plugins.resolve import Resolved, Use, check_needs, components_used
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -76,19 +76,28 @@ class PluginSet:
     # --- a run ---------------------------------------------------------------------------------------
 
     def resolve(self, config: RunConfig) -> dict[str, Resolved]:
-        """Kind -> the component that the run uses, with checked options.  Imports nothing heavy.
+        """Slot -> the component that the run uses, with checked options.  Imports nothing heavy.
 
         Raises `PluginLoadError` for a component that is missing, ambiguous or broken (also where its source
         shows that its class is missing or could not be imported), `ConfigError` for
         wrong options and for a need that the run does not meet.
         """
         used = {}
-        for kind, name in names_used(config).items():
-            component = self.find(kind, name)
-            check_factory(component)
-            check_needs(component, config)
-            used[kind] = Resolved(component, checked_options(component, config.component_options.get(kind, {})))
+        for use in components_used(config):
+            resolved = self.look_up(use)
+            check_factory(resolved.component)
+            check_needs(resolved.component, config)
+            used[use.slot] = resolved
         return used
+
+    def look_up(self, use: Use) -> Resolved:
+        """The component that a configuration names, with checked options; raises as `resolve` does."""
+        component = self.find(use.kind, use.name)
+        return Resolved(use, component, checked_options(component, use.options))
+
+    def build_used(self, resolved: Resolved, context: Context) -> Any:
+        """The object of a component that the run uses; raises as `build` does."""
+        return resolved.component.build(resolved.options, context)
 
     def check_config(self, config: RunConfig) -> None:
         """Let every plugin look at the configuration (`slime_check_config`); the first refusal is raised.
@@ -122,7 +131,8 @@ class PluginSet:
         """
         if saved.get("format") != FORMAT:
             raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
-        for kind, was in saved["used"].items():
+        for was in saved["used"].values():
+            kind = was["kind"]
             package = f"{was['distribution']} {was['version']}"
             try:
                 now = self.find(kind, was["id"]).found

@@ -16,7 +16,7 @@ from slime.plugins.find import FoundPlugin
 from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
-FORMAT = 1
+FORMAT = 2
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -24,8 +24,8 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     """JSON-ready:
 
     - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
-    - `used`: kind -> the component the run uses, with `id, factory, options` (defaults filled in) and its
-      distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
+    - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options` (defaults filled in) and
+      its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
       `url, editable, commit, dirty` as far as they are known.
     """
     return {
@@ -34,14 +34,16 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
         "api": API_VERSION,
         "plugins": [_identity(plugin.found) | {"api": plugin.api} for plugin in plugins],
         "used": {
-            kind: {
+            slot: {
+                "kind": resolved.use.kind,
                 "id": resolved.component.id,
+                "weight": resolved.use.weight,
                 **_identity(resolved.component.found),
                 "factory": resolved.component.spec.factory,
                 "options": resolved.options.model_dump(mode="json"),
                 "source": source_of(resolved.component.found),
             }
-            for kind, resolved in used.items()
+            for slot, resolved in used.items()
         },
     }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import ConfigError
 from slime.plugin import EstimatorSpec, Options
@@ -15,23 +15,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """One component that the configuration names."""
+
+    #: where it is stated: "estimator", "reward", ...; of several rewards "reward[0]", "reward[1]", ...
+    slot: str
+    #: kind of component
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: of a reward: its factor in the sum
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """A component that the run uses, with its checked options."""
 
+    use: Use
     component: Component
     options: Options
 
 
-def names_used(config: RunConfig) -> Mapping[str, str]:
-    """Kind -> the name that the configuration gives."""
+def components_used(config: RunConfig) -> list[Use]:
+    """Every component that the configuration names, rewards and filters in its order."""
     supervised = config.algorithm.loss_type == "sft_loss"
-    names = {
-        "estimator": None if supervised else config.algorithm.advantage_estimator,
-        "reward": config.reward.reward,
-        "datasource": config.data.data_source,
-        "generator": config.generator_name,
-    }
-    return {kind: name for kind, name in names.items() if name is not None}
+    options = config.component_options
+    named = [
+        ("estimator", "estimator", None if supervised else config.algorithm.advantage_estimator),
+        ("reward", "reward", config.reward.reward),
+        ("datasource", "datasource", config.data.data_source),
+        ("generator", "generator", config.generator_name),
+        ("sampling_filter", "buffer_filter", config.rollout.sampling_filter),
+        ("buffer_filter", "buffer_filter", config.rollout.buffer_filter),
+    ]
+    uses = [Use(slot, kind, name, options.get(slot, {})) for slot, kind, name in named if name is not None]
+    terms = config.reward.terms
+    return uses + [
+        Use(f"reward[{number}]", "reward", term.name, term.options, term.weight) for number, term in enumerate(terms)
+    ]
 
 
 def check_needs(component: Component, config: RunConfig) -> None:

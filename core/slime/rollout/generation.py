@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generator, PolicyClient
-from slime.rollout.contract import Asked, check_generated
 from slime.rollout.failures import mark, reason_of, shorten
 from slime.rollout.policy import NoPolicy, WatchedPolicy
 from slime.rollout.sampling import Sampling

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import inspect
 from collections.abc import Sequence
-from numbers import Real
 
+from slime.contracts.rewards import check_reward, check_rewards
 from slime.errors import PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardModel, RewardSpec
@@ -38,7 +38,8 @@ class Scorer:
         clock.start()
         try:
             async with deadline:
-                rewards = await self._reward.score(wanted)
+                answer = self._reward.score(wanted)
+                rewards = await answer if inspect.isawaitable(answer) else answer
             self._assign(wanted, rewards)
         except PluginContractError as error:
             mark(wanted, Status.FAILED, shorten(f"{self._who} {error}"))
@@ -57,23 +58,15 @@ class Scorer:
             clock.stop()
 
     def _assign(self, samples: Sequence[Sample], rewards: object) -> None:
-        if not isinstance(rewards, list):
-            raise PluginContractError(f"returned a {type(rewards).__name__}, expected a list of Reward")
-        if len(rewards) != len(samples):
-            raise PluginContractError(f"returned {len(rewards)} rewards for {len(samples)} samples, expected one each")
-        for sample, reward in zip(samples, rewards, strict=True):
+        for sample, reward in zip(samples, check_rewards(rewards, len(samples)), strict=True):
             try:
-                sample.reward = _checked(reward)
+                sample.reward = _as_stored(check_reward(reward))
             except PluginContractError as error:
                 mark([sample], Status.FAILED, shorten(f"{self._who} {error}"))
 
 
-def _checked(reward: object) -> float | dict[str, float]:
-    """What is stored on the sample: the number, or the parts with the number as `score`."""
-    if not isinstance(reward, Reward):
-        raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
-    values = {**reward.parts, "score": reward.value}
-    for name, value in values.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise PluginContractError(f"returned {name} = {value!r}, expected a finite number")
-    return float(reward.value) if len(values) == 1 else {name: float(value) for name, value in values.items()}
+def _as_stored(reward: Reward) -> float | dict[str, float]:
+    """The number, or the parts with the number as `score`."""
+    if not reward.parts:
+        return float(reward.value)
+    return {name: float(value) for name, value in {**reward.parts, "score": reward.value}.items()}

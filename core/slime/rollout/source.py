@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
+from slime.contracts.groups import check_groups, check_state
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import DataSource
 from slime.rollout.failures import reason_of
-from slime.types import Group, Status
+from slime.types import Group
 
 
 class CheckedSource:
@@ -34,15 +33,11 @@ class CheckedSource:
             raise
         except Exception as error:  # the boundary around the data source plugin
             raise PluginError(reason_of(self._who, error)) from error
-        if len(groups) != count:
-            raise PluginContractError(f"{self._who} gave {len(groups)} groups, expected {count}")
-        if len({group.index for group in groups}) != count:
-            raise PluginContractError(f"{self._who} gave one group index to several of {count} groups")
-        for group in groups:
-            self._check(group)
-        if len({sample.index for group in groups for sample in group.samples}) != count * self._samples_per_prompt:
-            raise PluginContractError(f"{self._who} gave one sample index to several samples")
-        return groups, self._detached(state)
+        try:
+            check_groups(groups, count, self._samples_per_prompt)
+            return groups, check_state(state)
+        except PluginContractError as error:
+            raise PluginContractError(f"{self._who} {error}") from None
 
     def load(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the groups that had been taken when `cursor` was."""
@@ -52,24 +47,3 @@ class CheckedSource:
             raise
         except Exception as error:  # the boundary around the data source plugin
             raise PluginError(reason_of(f"{self._who} cannot continue from its saved state", error)) from error
-
-    def _check(self, group: Group) -> None:
-        if len(group.samples) != self._samples_per_prompt:
-            raise PluginContractError(
-                f"{self._who} gave group {group.index} {len(group.samples)} samples,"
-                f" expected --n-samples-per-prompt = {self._samples_per_prompt}"
-            )
-        for sample in group.samples:
-            if sample.group_index != group.index or sample.index is None or sample.status is not Status.PENDING:
-                raise PluginContractError(
-                    f"{self._who} gave group {group.index} a sample with group_index {sample.group_index}, index"
-                    f" {sample.index}, status {sample.status.name}; expected that group_index, an index, status PENDING"
-                )
-
-    def _detached(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state` as it will come back from a checkpoint, sharing nothing with the living source."""
-        try:
-            detached: dict[str, Any] = orjson.loads(orjson.dumps(state))
-        except TypeError as error:
-            raise PluginContractError(f"{self._who} gave a state_dict that is no JSON: {error}") from None
-        return detached

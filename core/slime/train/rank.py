@@ -172,7 +172,7 @@ class MegatronRank:
         with _timed(seconds, "time/advantages"):
             if self._estimator_wants_kl and ref is not None and old is not None:
                 kl = [a - b for a, b in zip(old, ref, strict=True)]
-            advantages = estimate(self._estimator, batch, kl)
+            advantages = estimate(self._estimator, batch, kl).advantages
         if by_engine:
             old = _engine_log_probs(batch)
         columns = LossColumns(
