@@ -62,7 +62,7 @@ class PluginSet:
 
     def check_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Options:
         """The options model of a component.  Raises `ConfigError` that names component and option."""
-        return checked_options(self.find(kind, name), options)
+        return checked_options(self.find(kind, name), options)[0]
 
     def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
         """Import a component's class and make `Class(options, context)`.
@@ -71,7 +71,7 @@ class PluginSet:
         made, and `PluginContractError` where its object lacks a method of the contract.
         """
         component = self.find(kind, name)
-        return component.build(checked_options(component, options), context)
+        return component.build(checked_options(component, options)[0], context)
 
     # --- a run ---------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class PluginSet:
     def look_up(self, use: Use) -> Resolved:
         """The component that a configuration names, with checked options; raises as `resolve` does."""
         component = self.find(use.kind, use.name)
-        return Resolved(use, component, checked_options(component, use.options))
+        return Resolved(use, component, *checked_options(component, use.options))
 
     def build_used(self, resolved: Resolved, context: Context) -> Any:
         """The object of a component that the run uses; raises as `build` does."""

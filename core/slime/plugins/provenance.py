@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlparse
 from slime import __version__
 from slime.plugin import API_VERSION
 from slime.plugins.find import FoundPlugin
+from slime.plugins.limits import LIMITED_KINDS
 from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
@@ -24,8 +25,8 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     """JSON-ready:
 
     - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
-    - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options` (defaults filled in) and
-      its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
+    - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
+      in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
       `url, editable, commit, dirty` as far as they are known.
     """
     return {
@@ -41,6 +42,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
                 **_identity(resolved.component.found),
                 "factory": resolved.component.spec.factory,
                 "options": resolved.options.model_dump(mode="json"),
+                "limits": resolved.limits.model_dump(mode="json") if resolved.use.kind in LIMITED_KINDS else {},
                 "source": source_of(resolved.component.found),
             }
             for slot, resolved in used.items()

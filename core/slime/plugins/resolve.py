@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime.errors import ConfigError
 from slime.plugin import EstimatorSpec, Options
 from slime.plugins.component import Component
+from slime.plugins.limits import Limits
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -35,6 +36,7 @@ class Resolved:
     use: Use
     component: Component
     options: Options
+    limits: Limits
 
 
 def components_used(config: RunConfig) -> list[Use]:

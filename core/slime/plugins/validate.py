@@ -16,6 +16,7 @@ from slime.plugin import API_VERSION, ComponentSpec, EstimatorSpec, Options, Rew
 from slime.plugins.component import Component
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
+from slime.plugins.limits import LIMITED_KINDS, Limits
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
 ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
@@ -128,6 +129,12 @@ def check_spec(spec: object, kind: Kind) -> None:
         raise Defect(f"{title} has factory {spec.factory!r}, but there is no module {spec.factory.partition(':')[0]}")
     if not (isinstance(spec.options, type) and issubclass(spec.options, Options)):
         raise Defect(f"{title} has options {spec.options!r}, expected a subclass of slime.plugin.Options")
+    reserved = sorted(set(Limits.model_fields) & set(spec.options.model_fields)) if kind.name in LIMITED_KINDS else []
+    if reserved:
+        raise Defect(
+            f"{title} has the option {reserved[0]}, a name that slime keeps for every {kind.title}",
+            f"Rename it; a run states --{kind.name}.{reserved[0].replace('_', '-')} for slime itself.",
+        )
     if not isinstance(spec.summary, str):
         raise Defect(f"{title} has summary {spec.summary!r}, expected text")
     _check_fields_of_kind(spec, title)
