@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.generation import SampleGenerator
-from slime.rollout.metrics import rollout_metrics, staleness_metrics
+from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.progress import ProgressBoard
 from slime.rollout.rewards import Scorer
@@ -89,7 +89,7 @@ async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
     )
     finished = await pipeline.finish(groups, sampling)
     rollout_metrics(finished.groups)
-    staleness_metrics(finished.groups, "1")
+    oldest_weights(finished.groups)
 
 
 async def bare(groups: list[Group], policy: StubPolicy) -> None:
