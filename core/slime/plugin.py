@@ -255,12 +255,17 @@ class TokenBatch:
 
     log_probs: Tensor  #: with gradient
     old_log_probs: Tensor
+    #: log pi - log pi_old, with gradient, 0 where the mask is 0; where the spec says `ratio="sequence"`, its mean over
+    #: the trained tokens of the sequence, the same for all of them
+    log_ratio: Tensor
     advantages: Tensor
     loss_mask: Tensor
     sequence_ids: Tensor
     num_sequences: int
     eps_clip: float
     eps_clip_high: float
+    #: dual clip (`--eps-clip-c`): bound of the ratio where the advantage is negative; None: unbounded
+    eps_clip_c: float | None = None
 
 
 class Estimator(Protocol):

@@ -24,7 +24,7 @@ import torch
 from slime.config import RunConfig
 from slime.config.options import SECTIONS
 from slime.data import TrainBatch
-from slime.plugin import Advantages, EstimatorBatch
+from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io", "tests.train.harness"])
@@ -38,7 +38,7 @@ class Place:
     world_size: int
     port: int
 
-    def start(self, config: Any, estimator: Any = None, needs: frozenset[str] = frozenset()) -> Any:
+    def start(self, config: Any, estimator: Any = None, spec: EstimatorSpec | None = None) -> Any:
         """A MegatronRank for `config`."""
         from slime.train.rank import MegatronRank
 
@@ -50,7 +50,7 @@ class Place:
             master_addr="127.0.0.1",
             master_port=self.port,
             estimator=estimator,
-            needs=needs,
+            spec=spec,
         )
 
 

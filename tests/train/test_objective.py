@@ -14,19 +14,21 @@ from slime.train.kl import kl_per_token
 from slime.train.objective import clipped_surrogate, policy_loss
 
 
-def tokens(ratios: list[float], advantages: list[float]) -> TokenBatch:
+def tokens(ratios: list[float], advantages: list[float], dual: float | None = None) -> TokenBatch:
     """Old log-probs of -1 and clip bounds 0.8 and 1.3."""
     count = len(ratios)
     log_probs = (torch.tensor(ratios).log() - 1.0).requires_grad_()
     return TokenBatch(
         log_probs=log_probs,
         old_log_probs=torch.full((count,), -1.0),
+        log_ratio=log_probs + 1.0,
         advantages=torch.tensor(advantages),
         loss_mask=torch.ones(count),
         sequence_ids=torch.zeros(count, dtype=torch.int64),
         num_sequences=1,
         eps_clip=0.2,
         eps_clip_high=0.3,
+        eps_clip_c=dual,
     )
 
 
@@ -48,8 +50,28 @@ def test_clipped_surrogate_by_hand(ratio: float, advantage: float, loss: float, 
     (grad,) = torch.autograd.grad(values.sum(), batch.log_probs)
     assert values.item() == pytest.approx(loss, abs=1e-6)
     assert grad.item() == pytest.approx(slope, abs=1e-6)
-    assert metrics["ratio"].item() == pytest.approx(ratio)
     assert metrics["clip_fraction"].item() == clipped
+    assert metrics["clip_fraction_high"].item() == (clipped and advantage > 0)
+    assert metrics["clip_fraction_low"].item() == (clipped and advantage < 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "dual"),
+    [
+        (5.0, -2.0, 6.0, 0.0, 1),  # above c = 3, A < 0: held at -3 A
+        (2.9, -2.0, 5.8, 5.8, 0),
+        (5.0, 2.0, -2.6, 0.0, 0),  # A > 0: the upper bound as ever
+        (0.5, -2.0, 1.6, 0.0, 0),
+    ],
+)
+def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, slope: float, dual: int) -> None:
+    batch = tokens([ratio], [advantage], dual=3.0)
+    values, metrics = clipped_surrogate(batch)
+    (grad,) = torch.autograd.grad(values.sum(), batch.log_probs)
+    assert values.item() == pytest.approx(loss, rel=1e-6)
+    assert grad.item() == pytest.approx(slope, rel=1e-6)
+    assert metrics["clip_fraction_dual"].item() == dual
+    assert metrics["clip_fraction"].item() == (slope == 0.0)
 
 
 @pytest.mark.parametrize(

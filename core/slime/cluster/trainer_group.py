@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
 from slime.cluster.actor_process import load_same_plugins, node_address, redirect_output
 from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
-from slime.plugin import Context
+from slime.plugin import Context, EstimatorSpec
 
 if TYPE_CHECKING:
     from slime.data import TrainBatch
@@ -40,7 +40,7 @@ class TrainerActor:
         """Build the model, optimizer and process groups (collective over the ranks)."""
         from slime.train.rank import MegatronRank
 
-        estimator, needs = self._estimator()
+        estimator, spec = self._estimator()
         local = self._rank_index % self._config.cluster.actor_num_gpus_per_node
         self._rank = MegatronRank(
             self._config,
@@ -50,14 +50,14 @@ class TrainerActor:
             master_addr=master_addr,
             master_port=master_port,
             estimator=estimator,
-            needs=needs,
+            spec=spec,
         )
 
-    def _estimator(self) -> tuple[Any, frozenset[str]]:
-        """The estimator component and what it needs; none for supervised fine-tuning."""
+    def _estimator(self) -> tuple[Any, EstimatorSpec | None]:
+        """The estimator component and its spec; none for supervised fine-tuning."""
         name = self._config.algorithm.advantage_estimator
         if self._config.algorithm.loss_type != "policy_loss" or name is None:
-            return None, frozenset()
+            return None, None
         context = Context(
             seed=self._config.run.seed,
             run_dir=self._run_dir,
@@ -66,7 +66,7 @@ class TrainerActor:
         )
         options = self._config.component_options.get("estimator", {})
         estimator = self._plugins.build("estimator", name, options, context)
-        return estimator, self._plugins.find("estimator", name).spec.needs
+        return estimator, cast(EstimatorSpec, self._plugins.find("estimator", name).spec)
 
     def train(self, batch: TrainBatch) -> dict[str, float]:
         """All optimizer steps of one rollout."""

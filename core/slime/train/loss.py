@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from slime.plugin import Estimator, TokenBatch
 from slime.train.kl import kl_per_token
 from slime.train.objective import policy_loss
 from slime.train.packing import MicroBatch
+from slime.train.ratio import log_ratio
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,11 @@ class LossTerms:
 
     supervised: bool
     estimator: Estimator | None
+    #: level of the importance ratio
+    ratio: Literal["token", "sequence"]
     eps_clip: float
     eps_clip_high: float
+    eps_clip_c: float | None
     #: 0 where KL to the reference is no part of the loss
     kl_loss_coef: float
     kl_loss_type: str
@@ -69,16 +74,24 @@ def micro_batch_loss(
             sums["logprob_gap"] = gap.sum()
             if gap.numel():
                 sums["logprob_gap_max"] = gap.max()
+        sequences = (micro_batch.sequence_ids, len(micro_batch.samples))
+        ratio = log_ratio(log_probs, old, mask, *sequences, terms.ratio)
+        ratios = torch.where(trained, ratio.detach().exp(), 0.0)
+        sums["ratio"] = ratios.sum()
+        if ratios.numel():
+            sums["ratio_max"] = ratios.max()
         per_token, seen = policy_loss(
             TokenBatch(
                 log_probs=log_probs,
                 old_log_probs=old,
+                log_ratio=ratio,
                 advantages=columns.advantages[here],
                 loss_mask=mask,
                 sequence_ids=micro_batch.sequence_ids,
                 num_sequences=len(micro_batch.samples),
                 eps_clip=terms.eps_clip,
                 eps_clip_high=terms.eps_clip_high,
+                eps_clip_c=terms.eps_clip_c,
             ),
             terms.estimator,
         )

@@ -17,18 +17,32 @@ from slime.plugin import Estimator, TokenBatch
 
 
 def clipped_surrogate(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """max(-r A, -clip(r, 1 - eps, 1 + eps_high) A) with r = exp(log pi - log pi_old), per token [M].
+    """max(-r A, -clip(r, 1 - eps, 1 + eps_high) A) with r = exp(log_ratio), per token [M].
 
-    The clipped surrogate (Schulman et al., 2017, eq. 7) with separate bounds.  Metrics, per token: `ratio`, and
-    `clip_fraction`, 1 where the clipped branch is the greater one (the token then gives no gradient).
+    The clipped surrogate (Schulman et al., 2017, arXiv 1707.06347, eq. 7) with separate bounds.  With `eps_clip_c`
+    (dual clip, Ye et al., 2020, arXiv 1912.09729, eq. 5), where A < 0 it is at most -c A.
+
+    Metrics, per token: 1 where a bound takes the gradient: `clip_fraction_high` (r above 1 + eps_high, A > 0),
+    `clip_fraction_low` (r below 1 - eps, A < 0), `clip_fraction_dual` (r above c, A < 0), and `clip_fraction`, any.
     """
-    ratio = (tokens.log_probs - tokens.old_log_probs).exp()
-    plain = -ratio * tokens.advantages
-    clipped = -ratio.clamp(1 - tokens.eps_clip, 1 + tokens.eps_clip_high) * tokens.advantages
-    return torch.maximum(plain, clipped), {
-        "ratio": ratio.detach(),
-        "clip_fraction": (clipped > plain).float(),
+    advantages = tokens.advantages
+    ratio = tokens.log_ratio.exp()
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - tokens.eps_clip, 1 + tokens.eps_clip_high) * advantages
+    loss = torch.maximum(plain, clipped)
+    held = (clipped > plain).float()
+    metrics = {
+        "clip_fraction": held,
+        "clip_fraction_low": held * (advantages < 0),
+        "clip_fraction_high": held * (advantages > 0),
     }
+    if tokens.eps_clip_c is not None:
+        bound = -tokens.eps_clip_c * advantages
+        dual = (advantages < 0) & (loss > bound)
+        loss = torch.where(dual, bound, loss)
+        metrics["clip_fraction_dual"] = dual.float()
+        metrics["clip_fraction"] = torch.maximum(held, dual.float())
+    return loss, metrics
 
 
 def policy_loss(tokens: TokenBatch, estimator: Estimator | None) -> tuple[Tensor, dict[str, Tensor]]:

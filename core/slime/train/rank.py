@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slime.data import loss_weights, plan_micro_batches
 from slime.errors import ConfigError, TrainerError
-from slime.plugin import Estimator
+from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
@@ -41,7 +41,7 @@ class MegatronRank:
     """One rank of the trainer.  Every method is collective: all ranks call it, with the same arguments.
 
     estimator   turns rewards into advantages; None for supervised fine-tuning
-    needs       what the estimator's spec declares ("reference", ...)
+    spec        what the estimator declares: what it needs, and the level of its ratio
 
     After an error on any rank, `close(failed=True)` is all that may still be called.
     """
@@ -56,7 +56,7 @@ class MegatronRank:
         master_addr: str,
         master_port: int,
         estimator: Estimator | None,
-        needs: frozenset[str] = frozenset(),
+        spec: EstimatorSpec | None = None,
     ) -> None:
         self._config = config
         self._supervised = config.algorithm.loss_type == "sft_loss"
@@ -76,14 +76,15 @@ class MegatronRank:
             master_port=master_port,
         )
         with parallel.teardown_on_error():
-            self._build(self._settings, needs)
+            self._build(self._settings, spec)
 
     def _read_hf_config(self) -> dict[str, Any] | None:
         folder = self._config.checkpoint.hf_checkpoint
         return None if folder is None else read_hf_config(Path(folder))
 
-    def _build(self, settings: TrainSettings, needs: frozenset[str]) -> None:
+    def _build(self, settings: TrainSettings, spec: EstimatorSpec | None) -> None:
         config, algorithm = self._config, self._config.algorithm
+        needs = frozenset() if spec is None else spec.needs
         self._bare = build_chunks(settings, self._device)
         self._chunks = wrap_chunks(settings, self._bare)
         self._estimator_wants_kl = not self._supervised and (algorithm.kl_coef != 0 or "reference" in needs)
@@ -116,8 +117,10 @@ class MegatronRank:
         self._terms = LossTerms(
             supervised=self._supervised,
             estimator=self._estimator,
+            ratio="token" if spec is None else spec.ratio,
             eps_clip=algorithm.eps_clip,
             eps_clip_high=algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high,
+            eps_clip_c=algorithm.eps_clip_c,
             kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
             kl_loss_type=algorithm.kl_loss_type,
             entropy_coef=algorithm.entropy_coef,

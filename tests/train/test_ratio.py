@@ -1,0 +1,46 @@
+"""Log-ratios of tokens and of sequences, on numbers worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime.train.ratio import BOUND, log_ratio
+
+MASK = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+SEQUENCES = torch.tensor([0, 0, 0, 1, 2])
+
+
+def test_token_level_is_the_difference_and_zero_where_masked() -> None:
+    log_probs, old = torch.tensor([-1.0, -9.0, -2.0, -3.0, -1.0]), torch.tensor([-1.5, -1.0, -1.0, -3.0, -2.0])
+    got = log_ratio(log_probs, old, MASK, SEQUENCES, 3, "token")
+    assert got.tolist() == pytest.approx([0.5, 0.0, -1.0, 0.0, 0.0])
+
+
+def test_sequence_level_is_the_mean_over_trained_tokens_with_its_gradient() -> None:
+    log_probs = torch.tensor([-1.0, -9.0, -2.0, -3.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.5, -1.0, -1.0, -2.0, -2.0])
+    got = log_ratio(log_probs, old, MASK, SEQUENCES, 3, "sequence")
+    assert got.tolist() == pytest.approx([-0.25, 0.0, -0.25, -1.0, 0.0])
+    (grad,) = torch.autograd.grad(got.sum(), log_probs)
+    # Two tokens each show the mean of two; the masked tokens move nothing.
+    assert grad.tolist() == pytest.approx([1.0, 0.0, 1.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_infinite_log_probs_where_masked_leave_no_trace(level: str) -> None:
+    log_probs = torch.tensor([-1.0, -2.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.0, float("-inf"), -1.0])
+    mask, sequences = torch.tensor([1.0, 0.0, 1.0]), torch.zeros(3, dtype=torch.int64)
+    got = log_ratio(log_probs, old, mask, sequences, 1, level)  # type: ignore[arg-type]
+    (grad,) = torch.autograd.grad(got.sum(), log_probs)
+    assert got.tolist() == [0.0, 0.0, 0.0]
+    assert grad.tolist() == pytest.approx([1.0, 0.0, 1.0])
+
+
+def test_extreme_ratios_are_bounded_and_keep_gradients_finite() -> None:
+    log_probs = torch.tensor([0.0, -200.0], requires_grad=True)
+    got = log_ratio(log_probs, torch.tensor([-200.0, 0.0]), torch.ones(2), torch.arange(2), 2, "token")
+    assert got.tolist() == [BOUND, -BOUND]
+    (grad,) = torch.autograd.grad(got.exp().sum(), log_probs)
+    assert grad.tolist() == [0.0, 0.0]
