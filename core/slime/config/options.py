@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
@@ -234,8 +234,18 @@ class RewardTerm(Section):
     """One of several rewards: a `[[reward.terms]]` table.  Other keys of the table are the component's options."""
 
     name: str
-    weight: float = 1.0
+    weight: float = Field(default=1.0, allow_inf_nan=False)
     options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest_is_options(cls, table: Any) -> Any:
+        """`{name = "math/boxed", weight = 0.5, timeout-s = 5}`: what is not the term's own is the component's."""
+        if not isinstance(table, dict):
+            return table
+        own = {key: value for key, value in table.items() if key in cls.model_fields}
+        rest = {key.replace("-", "_"): value for key, value in table.items() if key not in cls.model_fields}
+        return own | {"options": {**own.get("options", {}), **rest}}
 
 
 class RewardOptions(Section):
@@ -308,6 +318,9 @@ class SyncOptions(Section):
     )
     weight_sync_timeout_s: float = Field(default=600.0, gt=0, description="seconds one weight sync may take")
 
+
+#: keys of the run file that are no flags: a command line has no form for them
+FILE_ONLY = frozenset({("reward", "terms")})
 
 #: attribute of `RunConfig` -> section
 SECTIONS: dict[str, type[Section]] = {

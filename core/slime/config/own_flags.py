@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from slime.config.flags import PLUGINS, Flag, FlagTable
 from slime.config.megatron_flags import megatron_flags
-from slime.config.options import SECTIONS
+from slime.config.options import FILE_ONLY, SECTIONS
 from slime.config.plugin_options import PluginOptions
 from slime.config.sglang_flags import sglang_flags
 from slime.config.unavailable import unavailable_flags
@@ -37,6 +37,8 @@ def own_flags() -> Iterator[Flag]:
     """The flags of all sections and of `[plugins]`, with their aliases, and the unavailable ones."""
     for section, options in SECTIONS.items():
         for key, field in options.model_fields.items():
+            if (section, key) in FILE_ONLY:
+                continue
             yield _flag(section, key, (field.alias or key).replace("_", "-"), field)
     reward = SECTIONS["reward"].model_fields["reward"]
     yield _flag("reward", "reward", "rm-type", reward, alias_of="reward")

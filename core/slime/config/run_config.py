@@ -140,7 +140,7 @@ class RunConfig(BaseModel):
         for slot, (section, key) in COMPONENTS.items():
             chosen = tables[section].pop(key, None)
             named = {} if chosen is None else {"name": chosen}
-            tables[slot] = named | dict(self.component_options.get(slot, {}))
+            tables[slot] = named | tables.get(slot, {}) | dict(self.component_options.get(slot, {}))
         plugins = self.plugins.model_dump()
         tables["plugins"] = {key: value for key, value in plugins.items() if value is not None}
         tables["megatron"] = dict(self.megatron)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.config.flags import MEGATRON, PLUGINS, SGLANG, UNAVAILABLE, FlagTable
-from slime.config.options import SECTIONS
+from slime.config.options import FILE_ONLY, SECTIONS
 from slime.config.run_config import COMPONENTS
 from slime.config.settings import COMPONENT, Setting, Settings
 from slime.config.values import Arity
@@ -91,7 +91,7 @@ class _Reader:
         return did_you_mean(key.replace("-", "_"), self._flags.keys(target))
 
     def _component(self, slot: str, written: str, table: Mapping[str, Any]) -> None:
-        """`name` chooses the component, every other key is one of its options."""
+        """`name` chooses the component; every key that is none of slime's own is one of its options."""
         for key, value in table.items():
             where = f"{self._name}: [{written}] {key}"
             section, field = COMPONENTS[slot]
@@ -99,6 +99,10 @@ class _Reader:
                 self._store(section, field, value, where)
             elif problem := _not_json(value):
                 self._problem(f"{where}: {problem}")
+            elif (slot, key.replace("-", "_")) in FILE_ONLY:
+                self._settings.items.append(Setting(slot, key.replace("-", "_"), value, where))
+            elif slot in SECTIONS and self._flags.find_key(slot, key) is not None:
+                self._store(slot, key, value, where)
             else:
                 self._settings.items.append(Setting(COMPONENT + slot, key.replace("-", "_"), value, where))
 
