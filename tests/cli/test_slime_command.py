@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Slime
 
 from slime import __version__
-from slime.config.options import SECTIONS
+from slime.config.options import FILE_ONLY, SECTIONS
 
 
 def test_help_lists_the_commands(slime: Slime) -> None:
@@ -40,7 +40,8 @@ def test_the_help_of_training_shows_every_option_with_its_text(slime: Slime) -> 
     for section, options in SECTIONS.items():
         assert f"[{section}]" in out
         for key, field in options.model_fields.items():
-            assert f"--{(field.alias or key).replace('_', '-')}" in out
+            flag = f"--{(field.alias or key).replace('_', '-')}"
+            assert (f"[[{section}.{key}]]" if (section, key) in FILE_ONLY else flag) in out
             assert field.description is not None
             assert field.description in out
     assert "(also --rm-type)" in out

@@ -24,7 +24,8 @@ def run(argv: Sequence[str]) -> int:
     for word in argv:
         if word in _HELP:
             target = _HELP[word]
-            print(train_help(flag_table()) if target is None else engine_help(flag_table(), target))
+            rest = [other for other in argv if other not in _HELP and other != _DRY_RUN]
+            print(train_help(flag_table(), rest) if target is None else engine_help(flag_table(), target))
             return 0
     started = time.localtime()
     stated = read_config([word for word in argv if word != _DRY_RUN])

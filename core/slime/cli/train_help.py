@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from slime.cli.component_help import component_help
+from slime.cli.help_text import block, entry, metavar
 from slime.config.flags import MEGATRON, PLUGINS, SGLANG, UNAVAILABLE, Flag, FlagTable
-from slime.config.options import SECTIONS
-from slime.config.values import Arity
+from slime.config.options import FILE_ONLY, SECTIONS
 
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...
@@ -20,22 +20,29 @@ the run file, in the table named in brackets; flags win over the file.
   --help-megatron       Megatron's options (native names; table [megatron])
   --help-sglang         SGLang's server options (behind --sglang-; table [sglang])
 
-Options of the chosen components: --reward.OPTION VALUE, --estimator.OPTION, --generator.OPTION,
---datasource.OPTION, or the tables [reward] [estimator] [generator] [datasource]; `slime plugins` lists them.
+Options of the chosen components: --reward.OPTION VALUE, --estimator.OPTION, --generator.OPTION, --datasource.OPTION,
+--sampling-filter.OPTION, --buffer-filter.OPTION, or the tables [reward] [estimator] ...  They stand at the end of this
+text, for the components that the flags beside --help choose; `slime plugins` lists what is installed.
 A switch takes no value: --flag, --no-flag or --flag=false.
 """
-_WIDTH, _COLUMN = 112, 34
 
 
-def train_help(flags: FlagTable) -> str:
-    """`slime train --help`."""
+def train_help(flags: FlagTable, argv: Sequence[str] = ()) -> str:
+    """`slime train --help`; `argv` is the rest of the command line, which chooses components."""
     own = list(flags.own())
     blocks = [_USAGE]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
-        blocks.append(_block(title, [flag for flag in own if flag.target == section]))
-    blocks.append(_block("[plugins]  Which plugins load.", [flag for flag in own if flag.target == PLUGINS]))
-    blocks.append(_block("not in this release", [flag for flag in own if flag.target == UNAVAILABLE]))
+        only_in_files = [
+            line
+            for key, field in options.model_fields.items()
+            if (section, key) in FILE_ONLY
+            for line in entry(f"  [[{section}.{key}]]", [field.description or ""], "")
+        ]
+        blocks.append(_flags_block(title, [flag for flag in own if flag.target == section], only_in_files))
+    blocks.append(_flags_block("[plugins]  Which plugins load.", [flag for flag in own if flag.target == PLUGINS]))
+    blocks.append(_flags_block("not in this release", [flag for flag in own if flag.target == UNAVAILABLE]))
+    blocks += component_help(argv)
     return "\n".join(blocks)
 
 
@@ -45,45 +52,26 @@ def engine_help(flags: FlagTable, target: str) -> str:
         MEGATRON: "Megatron's options, from the installed megatron-core.  A switch is turned off with --no-NAME.",
         SGLANG: "SGLang's server options, from the installed sglang.  A switch is turned off with --sglang-no-NAME.",
     }[target]
-    return _block(title, flags.of(target))
+    return _flags_block(title, flags.of(target))
 
 
-def _block(title: str, flags: Iterable[Flag]) -> str:
+def _flags_block(title: str, flags: Iterable[Flag], more: Sequence[str] = ()) -> str:
     listed = list(flags)
     aliases: dict[str, list[str]] = {}
     for flag in listed:
         if flag.alias_of is not None:
             aliases.setdefault(flag.alias_of, []).append(flag.spelled)
-    lines = [title]
+    lines: list[str] = []
     for flag in listed:
         # A spelling of a flag that is not listed stands for itself.
         if flag.alias_of is None or flag.alias_of not in {other.name for other in listed}:
             lines += _entry(flag, aliases.get(flag.name, []))
-    return "\n".join(lines) + "\n"
+    return block(title, [*lines, *more])
 
 
 def _entry(flag: Flag, aliases: list[str]) -> Iterator[str]:
-    head = f"  {flag.spelled}{_metavar(flag)}"
+    words = " NAME FILE ..." if flag.pairs else metavar(flag.type)
     parts = [flag.help] if flag.help else []
     if aliases:
         parts.append(f"(also {', '.join(aliases)})")
-    if flag.default not in ("", "None", "False", "[]"):
-        parts.append(f"[{flag.default}]")
-    lines = textwrap.wrap(" ".join(parts), _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
-    if len(head) >= _COLUMN - 1:
-        yield head
-    else:
-        lines[0] = head.ljust(_COLUMN) + lines[0]
-        yield lines.pop(0)
-    for line in lines:
-        yield " " * _COLUMN + line
-
-
-def _metavar(flag: Flag) -> str:
-    kind = flag.type.describe()
-    word = f"{{{kind.removeprefix('one of ').replace(', ', ',')}}}" if kind.startswith("one of ") else "VALUE"
-    if len(word) > 40:
-        word = "NAME"
-    if flag.pairs:
-        return " NAME FILE ..."
-    return {Arity.SWITCH: "", Arity.ONE: f" {word}", Arity.MAYBE: f" [{word}]"}.get(flag.type.arity, f" {word} ...")
+    return entry(f"  {flag.spelled}{words}", parts, flag.default)
