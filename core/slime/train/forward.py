@@ -11,35 +11,34 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from slime.train.logprob import log_probs_and_entropy
+from slime.train.heads import TokenHead
 from slime.train.packing import MicroBatch
 from slime.train.settings import TrainSettings
 
-#: (micro-batch, log-probs [R] with gradient, entropy [R]) -> (loss to differentiate, whatever to hand back)
-LossFunction = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Any]]
+#: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, whatever to hand back)
+LossFunction = Callable[..., tuple[Tensor, Any]]
 
 
 class Pipeline:
-    """The wrapped chunks of this rank, run over micro-batches.
+    """The wrapped chunks of this rank, run over micro-batches, and the head that reads their output.
 
     Every rank of a pipeline must pass the same micro-batches in the same order, and every rank at all the same
     number of them.
     """
 
-    def __init__(self, settings: TrainSettings, chunks: list[Any], *, temperature: float) -> None:
-        self._settings, self._chunks, self._temperature = settings, chunks, temperature
+    def __init__(self, settings: TrainSettings, chunks: list[Any], head: TokenHead) -> None:
+        self._chunks, self._head = chunks, head
         # Keeps logits in the model's precision: ours are turned to float32 piece by piece.
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
-        self._tp_group = parallel_state.get_tensor_model_parallel_group()
         self._cp_group = parallel_state.get_context_parallel_group()
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
-        """[R] float32 log-probs of each micro-batch's response tokens; an empty list but on the last stage."""
+        """The head's first vector, [R] float32, for each micro-batch; an empty list but on the last stage."""
 
         def step(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
             micro_batch = next(batches)
             output = self._run(model, micro_batch)
-            return output, lambda logits, non_loss_data: self._predict(logits, micro_batch)[0]  # noqa: ARG005
+            return output, lambda last, non_loss_data: self._predict(last, micro_batch)[0]  # noqa: ARG005
 
         for chunk in self._chunks:
             chunk.eval()
@@ -57,10 +56,10 @@ class Pipeline:
             micro_batch = next(batches)
             output = self._run(model, micro_batch)
 
-            def finish(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
-                total, kept = loss(micro_batch, *self._predict(logits, micro_batch))
+            def finish(last: Tensor) -> tuple[Tensor, Tensor, Any]:
+                total, kept = loss(micro_batch, *self._predict(last, micro_batch))
                 # The form of three makes the schedule sum; the count is not used (see connect_schedule).
-                return total, torch.zeros((), dtype=torch.int, device=logits.device), kept
+                return total, torch.zeros((), dtype=torch.int, device=last.device), kept
 
             return output, finish
 
@@ -79,23 +78,15 @@ class Pipeline:
             **self._model_options,
         )
 
-    def _predict(self, logits: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy [R] of all response tokens, from logits [1, L, V / tp]."""
-        here = log_probs_and_entropy(
-            logits[0],
-            micro_batch.rows,
-            micro_batch.targets,
-            temperature=self._temperature,
-            vocab_size=self._settings.vocab_size,
-            group=self._tp_group,
-        )
+    def _predict(self, last: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+        """The head's vectors [R] of all response tokens, from the last stage's output [1, L, ...]."""
+        here = self._head(last, micro_batch)
         if micro_batch.slots is None:
             return here
-        log_probs, entropy = (
+        return tuple(
             _AllOfContext.apply(part, micro_batch.slots, micro_batch.response_tokens, self._cp_group)  # type: ignore[no-untyped-call]  # torch does not type it
             for part in here
         )
-        return log_probs, entropy
 
     def _schedule(self, step: Callable[..., Any], micro_batches: list[MicroBatch], **options: Any) -> list[Any]:
         data = [iter(micro_batches) for _ in self._chunks]

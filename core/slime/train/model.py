@@ -22,8 +22,11 @@ from slime.train.settings import TrainSettings
 _OURS: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
 
 
-def build_chunks(settings: TrainSettings, device: torch.device) -> list[Any]:
-    """The bare GPTModels of this rank, in order; several under virtual pipeline stages."""
+def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[..., Any] = GPTModel) -> list[Any]:
+    """The bare models of this rank, in order; several under virtual pipeline stages.
+
+    model   makes one of them, from GPTModel's arguments
+    """
     transformer = settings.transformer
     virtual = transformer.virtual_pipeline_model_parallel_size
     chunks = []
@@ -37,7 +40,7 @@ def build_chunks(settings: TrainSettings, device: torch.device) -> list[Any]:
         if not settings.use_transformer_engine:
             spec = replace_modules(copy.deepcopy(spec), _OURS)
         where = {"ignore_virtual": stage is None, "vp_stage": stage}
-        chunk = GPTModel(
+        chunk = model(
             transformer,
             spec,
             pre_process=parallel_state.is_pipeline_first_stage(**where),

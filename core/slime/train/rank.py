@@ -22,6 +22,7 @@ from slime.train import parallel
 from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
 from slime.train.forward import Pipeline
+from slime.train.heads import policy_head
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from slime.train.model import build_chunks, connect_schedule, wrap_chunks
 from slime.train.optimizer import build_optimizer, build_scheduler
@@ -101,12 +102,9 @@ class MegatronRank:
         self._scheduler = build_scheduler(config, settings, self._optimizer)
         self._last_lr = 0.0
         connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
-        self._pipeline = Pipeline(
-            settings,
-            self._chunks,
-            # Supervised answers were not sampled: their loss is the plain log-probability.
-            temperature=1.0 if self._supervised else config.rollout.rollout_temperature,
-        )
+        # Supervised answers were not sampled: their loss is the plain log-probability.
+        temperature = 1.0 if self._supervised else config.rollout.rollout_temperature
+        self._pipeline = Pipeline(settings, self._chunks, policy_head(settings, temperature=temperature))
         self._packing = PackingRule(
             tensor_parallel_size=settings.transformer.tensor_model_parallel_size,
             sequence_parallel=settings.transformer.sequence_parallel,

@@ -1,0 +1,64 @@
+"""The critic's network: the policy's transformer with one number for each position instead of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor
+
+
+class ValueHead(torch.nn.Module):
+    """hidden [L, 1, H] -> values [L, 1, 1] float32: a product with one vector, without bias, zero to begin with.
+
+    Zero, so that the first values are 0 whatever the layout and the first advantages are the returns themselves; the
+    vector gets a gradient from the first step on.  No bias: behind the final norm a constant direction of the hidden
+    state does the same, and a single weight would move by no more than the learning rate in a step.  The vector and
+    the product are float32 also where the transformer is not.  Tensor-parallel ranks hold copies; under sequence
+    parallelism each computes the values of its part of the tokens, and gradients are summed.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.sequence_parallel = bool(config.sequence_parallel)
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=torch.float32))
+        self.weight.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """Stands for Megatron's output layer, which answers (output, bias)."""
+        values = F.linear(hidden.float(), self.weight)
+        if self.sequence_parallel:
+            # Every rank goes on with all values and the same loss: the gradient is cut back, not summed.
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
+        return values, None
+
+
+def value_model(
+    config: Any,
+    spec: Any,
+    *,
+    pre_process: bool,
+    post_process: bool,
+    vocab_size: int,
+    share_embeddings_and_output_weights: bool,  # noqa: ARG001 - there is no output layer to share with
+    **rest: Any,
+) -> GPTModel:
+    """A GPTModel that ends in a `ValueHead`; at no time does it hold an output layer over the vocabulary."""
+    model = GPTModel(
+        config,
+        spec,
+        pre_process=pre_process,
+        post_process=post_process,
+        # Megatron insists on an output layer.  Beside an embedding it allocates none when told to share; without one
+        # the vocabulary is of no other use, and the least that the ranks can divide does.
+        vocab_size=vocab_size if pre_process else config.tensor_model_parallel_size,
+        share_embeddings_and_output_weights=pre_process and post_process,
+        **rest,
+    )
+    model.share_embeddings_and_output_weights = False
+    if post_process:
+        model.output_layer = ValueHead(config)
+    return model
