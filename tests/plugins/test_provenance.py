@@ -93,7 +93,7 @@ def test_the_fingerprint_sees_plugins_versions_and_changed_modules(install_rewar
 def test_resume_with_the_same_plugins_is_silent(config: Any, caplog: pytest.LogCaptureFixture) -> None:
     plugins = survey_plugins()
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(plugins.provenance(config))
+        plugins.check_resume(plugins.provenance(config), config)
     assert caplog.text == ""
 
 
@@ -101,20 +101,72 @@ def test_resume_without_a_component_is_refused(install_reward: Any, config_with:
     info = install_reward("math", "boxed")
     saved = survey_plugins().provenance(config_with(reward="boxed"))
     (info / "entry_points.txt").unlink()
+    config = config_with()
     with pytest.raises(
         PluginNotFoundError, match=r"made with reward math/boxed of slime-reward-math 0.3.1, which is missing"
     ):
-        survey_plugins().check_resume(saved)
+        survey_plugins().check_resume(saved, config)
 
 
 def test_resume_with_another_version_warns_and_strict_refuses(
     install_reward: Any, config_with: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     info = install_reward("math", "boxed")
-    saved = survey_plugins().provenance(config_with(reward="boxed"))
+    config = config_with(reward="boxed")
+    saved = survey_plugins().provenance(config)
     (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.4.0"))
     with caplog.at_level(logging.WARNING):
-        survey_plugins().check_resume(saved)
+        survey_plugins().check_resume(saved, config)
     assert "math/boxed of slime-reward-math 0.3.1, now it is of slime-reward-math 0.4.0" in caplog.text
     with pytest.raises(PluginLoadError, match="strict is on"):
-        load_plugins(PluginOptions(strict=True)).check_resume(saved)
+        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+
+
+def test_resume_with_changed_code_of_one_version_warns_and_strict_refuses(
+    install_reward: Any, config_with: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = install_reward("math", "boxed")
+    config = config_with(reward="boxed")
+    saved = survey_plugins().provenance(config)
+    (info / "RECORD").write_text((info / "RECORD").read_text().replace("sha256=", "sha256=x"))
+    with caplog.at_level(logging.WARNING):
+        survey_plugins().check_resume(saved, config)
+    assert "math/boxed of slime-reward-math 0.3.1 with hash" in caplog.text
+    with pytest.raises(PluginLoadError, match="strict is on"):
+        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+
+
+def test_resume_with_other_options_or_another_component_warns(
+    config_with: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins = survey_plugins()
+    saved = plugins.provenance(config_with(options={"reward": {"ignore_case": True}}))
+    with caplog.at_level(logging.WARNING):
+        plugins.check_resume(saved, config_with())
+    assert "reward rewards/exact_match with options {" in caplog.text
+    saved["used"]["reward"]["id"] = "estimators/grpo"
+    saved["used"]["reward"]["kind"] = "estimator"
+    with caplog.at_level(logging.WARNING):
+        plugins.check_resume(saved, config_with())
+    assert "made with estimator estimators/grpo, this run has rewards/exact_match as reward" in caplog.text
+
+
+def test_a_folder_inside_a_foreign_repository_has_no_commit(
+    install_reward: Any, config_with: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "outer" / "ignored"
+    folder.mkdir(parents=True)
+    subprocess.run(["git", "-C", str(folder.parent), "init", "-q"], check=True, timeout=30)
+    install_reward("math", "boxed", direct_url={"url": folder.as_uri(), "dir_info": {"editable": True}})
+    source = survey_plugins().provenance(config_with(reward="boxed"))["used"]["reward"]["source"]
+    assert "commit" not in source
+
+
+def test_what_changes_the_engines_is_recorded(install: Any, config: Any) -> None:
+    install("some-patch", "2.0", {"patch": "some_patch"}, {"some_patch": ""}, group="sglang.srt.plugins")
+    assert {
+        "group": "sglang.srt.plugins",
+        "name": "patch",
+        "distribution": "some-patch",
+        "version": "2.0",
+    } in survey_plugins().provenance(config)["engine_plugins"]

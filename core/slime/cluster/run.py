@@ -109,7 +109,7 @@ class Run:
                     f"{checkpoint.path} has {checkpoint.rollouts_done} rollouts done and --num-rollout is "
                     f"{config.num_rollout}: nothing is left to do. Raise --num-rollout, the number of rollouts in all."
                 )
-            self._plugins.check_resume(checkpoint.plugins)
+            self._plugins.check_resume(checkpoint.plugins, config)
         provenance = self._plugins.provenance(config)
         (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from slime import hookspecs
-from slime.errors import PluginConflictError, PluginError, PluginLoadError, PluginNotFoundError, SlimeError
+from slime.errors import PluginConflictError, PluginError, PluginLoadError, SlimeError
 from slime.plugin import Context, Options
 from slime.plugins.choose import Everything, PluginChoice, SkippedPlugin, check_requirements, choose_plugins
 from slime.plugins.component import Component, describe
@@ -19,9 +19,10 @@ from slime.plugins.factory_check import check_factory
 from slime.plugins.find import find_plugins
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers
-from slime.plugins.provenance import FORMAT, fingerprint_of, provenance_of
+from slime.plugins.provenance import fingerprint_of, provenance_of
 from slime.plugins.registry import Registry
 from slime.plugins.resolve import Resolved, Use, check_needs, components_used
+from slime.plugins.resume import check_saved
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -123,28 +124,14 @@ class PluginSet:
         """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
         return provenance_of(self.plugins, self.resolve(config))
 
-    def check_resume(self, saved: Mapping[str, Any]) -> None:
-        """Compare with the `plugins.json` of a checkpoint.
+    def check_resume(self, saved: Mapping[str, Any], config: RunConfig) -> None:
+        """Compare with the `plugins.json` of a checkpoint that `config` continues.
 
-        A component that is missing now raises `PluginNotFoundError`; one that comes from another
-        distribution or version is a warning, and a `PluginLoadError` when plugins are strict.
+        Differences are warnings, but for components that are missing now (`PluginNotFoundError`) and, when plugins
+        are strict, for other code (`PluginLoadError`).
         """
-        if saved.get("format") != FORMAT:
-            raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
-        for was in saved["used"].values():
-            kind = was["kind"]
-            package = f"{was['distribution']} {was['version']}"
-            try:
-                now = self.find(kind, was["id"]).found
-            except PluginNotFoundError as error:
-                raise PluginNotFoundError(
-                    f"the checkpoint was made with {kind} {was['id']} of {package}, which is missing. {error}"
-                ) from None
-            if (now.distribution, now.version) != (was["distribution"], was["version"]):
-                message = f"the checkpoint was made with {kind} {was['id']} of {package}, now it is of {now.package}"
-                if self.strict:
-                    raise PluginLoadError(f"{message}, and [plugins] strict is on")
-                logger.warning("%s", message)
+        for difference in check_saved(saved, self.provenance(config), self.find, strict=self.strict):
+            logger.warning("%s", difference)
 
     def fingerprint(self) -> str:
         """Equal in two processes that loaded the same plugins."""

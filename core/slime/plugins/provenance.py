@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import importlib_metadata
+
 from slime import __version__
 from slime.plugin import API_VERSION
 from slime.plugins.find import FoundPlugin
@@ -18,6 +20,8 @@ from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
 FORMAT = 2
+#: entry-point groups whose mere presence changes what engines do
+ENGINE_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -25,6 +29,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     """JSON-ready:
 
     - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
+    - `engine_plugins`: what is installed to change the engines (`group, name, distribution, version`);
     - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
       in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
       `url, editable, commit, dirty` as far as they are known.
@@ -34,6 +39,11 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
         "slime": __version__,
         "api": API_VERSION,
         "plugins": [_identity(plugin.found) | {"api": plugin.api} for plugin in plugins],
+        "engine_plugins": [
+            {"group": group, "name": entry.name, "distribution": entry.dist.name, "version": entry.dist.version}
+            for group in ENGINE_GROUPS
+            for entry in sorted(importlib_metadata.entry_points(group=group), key=lambda entry: entry.name)
+        ],
         "used": {
             slot: {
                 "kind": resolved.use.kind,
@@ -78,7 +88,8 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
         source["commit"] = direct["vcs_info"].get("commit_id")
     elif editable:
         folder = Path(unquote(urlparse(direct["url"]).path))
-        commit = _git(folder, "rev-parse", "HEAD")
+        # A folder inside a foreign repository is not described by its commit.
+        commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
         if commit is not None:
             source["commit"] = commit
             source["dirty"] = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
