@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ class RecordingObservers:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.failures: Counter[tuple[str, str]] = Counter()
 
     def call(self, hook: str, **arguments: Any) -> None:
         self.calls.append((hook, arguments))
@@ -131,3 +133,10 @@ def test_a_metric_that_is_no_number_does_not_stop_the_run(tmp_path: Path) -> Non
     observer.run_finished("finished")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1]
+
+
+def test_observers_that_raised_are_counted_at_the_end(tmp_path: Path) -> None:
+    observer, out, recording = observe(tmp_path)
+    recording.failures["wandb", "slime_step_finished"] = 12
+    observer.run_finished("finished")
+    assert "warning: slime_step_finished() of plugin wandb raised 12 times" in out.getvalue()

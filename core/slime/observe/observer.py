@@ -169,6 +169,10 @@ class RunObserver:
     def run_finished(self, outcome: str) -> None:
         """The run ended: "finished", "interrupted" or "failed".  Closes everything."""
         self._call_plugins("slime_run_finished", run_dir=self._run_dir, outcome=outcome)
+        if self._plugins is not None:
+            with self._sink("terminal"):
+                for (plugin, hook), times in self._plugins.observers.failures.items():
+                    self.terminal.warn(f"{hook}() of plugin {plugin} raised {times} time{'' if times == 1 else 's'}")
         for name, writer in (("metrics.jsonl", self._metrics), ("TensorBoard", self._tensorboard)):
             with self._sink(name):
                 if writer is not None:
