@@ -126,6 +126,8 @@ class EstimatorSpec(ComponentSpec):
     needs: frozenset[Literal["group", "critic", "reference"]] = frozenset()
     #: whether the importance ratio is per token or per sequence
     ratio: Literal["token", "sequence"] = "token"
+    #: how far the ratio may go below and above 1 where the run states neither --eps-clip nor --eps-clip-high
+    clip_range: tuple[float, float] = (0.2, 0.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,8 +160,12 @@ class AlgorithmOptions(Section):
         default="policy_loss", description="policy gradient, or supervised on the labels"
     )
     advantage_estimator: str | None = Field(default=None, description="estimator component (required for policy_loss)")
-    eps_clip: float = Field(default=0.2, ge=0, description="lower clip range of the ratio")
-    eps_clip_high: float | None = Field(default=None, ge=0, description="upper clip range; default: --eps-clip")
+    eps_clip: float | None = Field(
+        default=None, ge=0, description="lower clip range of the ratio; default: the estimator's, mostly 0.2"
+    )
+    eps_clip_high: float | None = Field(
+        default=None, ge=0, description="upper clip range; default: --eps-clip, or the estimator's"
+    )
     eps_clip_c: float | None = Field(
         default=None, gt=1, description="dual clip: bound of the ratio where the advantage is negative"
     )

@@ -140,6 +140,10 @@ def check_spec(spec: object, kind: Kind) -> None:
     _check_fields_of_kind(spec, title)
 
 
+def _is_range(bound: object) -> bool:
+    return isinstance(bound, int | float) and 0 <= bound < math.inf
+
+
 def _check_fields_of_kind(spec: ComponentSpec, title: str) -> None:
     if isinstance(spec, EstimatorSpec):
         known = {"group", "critic", "reference"}
@@ -148,6 +152,9 @@ def _check_fields_of_kind(spec: ComponentSpec, title: str) -> None:
             raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
         if spec.ratio not in ("token", "sequence"):
             raise Defect(f"{title} has ratio {spec.ratio!r}, expected 'token' or 'sequence'")
+        bounds = spec.clip_range
+        if not isinstance(bounds, tuple) or len(bounds) != 2 or not all(_is_range(bound) for bound in bounds):
+            raise Defect(f"{title} has clip_range {bounds!r}, expected two numbers of at least 0")
     if isinstance(spec, RewardSpec):
         if spec.scope not in ("sample", "group"):
             raise Defect(f"{title} has scope {spec.scope!r}, expected 'sample' or 'group'")

@@ -1,0 +1,29 @@
+"""Where the clip range comes from when the run, the estimator or both state one."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.config.options import AlgorithmOptions
+from slime.plugin import EstimatorSpec
+from slime.train.clip_range import clip_range
+
+SPEC = EstimatorSpec(name="own", factory="m:C", clip_range=(0.01, 0.03))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (None, None, (0.01, 0.03)),
+        (0.1, None, (0.1, 0.1)),
+        (None, 0.5, (0.01, 0.5)),
+        (0.1, 0.5, (0.1, 0.5)),
+        (0.0, None, (0.0, 0.0)),
+    ],
+)
+def test_what_the_run_states_wins(low: float | None, high: float | None, expected: tuple[float, float]) -> None:
+    assert clip_range(AlgorithmOptions(eps_clip=low, eps_clip_high=high), SPEC) == expected
+
+
+def test_estimators_without_a_range_of_their_own_use_a_fifth() -> None:
+    assert clip_range(AlgorithmOptions(), EstimatorSpec(name="plain", factory="m:C")) == (0.2, 0.2)
