@@ -21,6 +21,7 @@ from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
+from slime.train.clip_range import clip_range
 from slime.train.forward import Pipeline
 from slime.train.heads import policy_head
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
@@ -112,12 +113,13 @@ class MegatronRank:
             cp_rank=parallel_state.get_context_parallel_rank(),
             device=self._device,
         )
+        eps_clip, eps_clip_high = clip_range(algorithm, spec)
         self._terms = LossTerms(
             supervised=self._supervised,
             estimator=self._estimator,
             ratio="token" if spec is None else spec.ratio,
-            eps_clip=algorithm.eps_clip,
-            eps_clip_high=algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high,
+            eps_clip=eps_clip,
+            eps_clip_high=eps_clip_high,
             eps_clip_c=algorithm.eps_clip_c,
             kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
             kl_loss_type=algorithm.kl_loss_type,
