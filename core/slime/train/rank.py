@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +23,13 @@ from slime.train.forward import Pipeline
 from slime.train.heads import policy_head
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from slime.train.model import build_chunks, connect_schedule, wrap_chunks
-from slime.train.optimizer import build_optimizer, build_scheduler
+from slime.train.optimizer import build_optimizer, build_scheduler, take_step
 from slime.train.packing import MicroBatch, PackingRule, flat_column
 from slime.train.reference import ReferenceWeights
 from slime.train.scoring import score_batch
 from slime.train.settings import TrainSettings, train_settings
 from slime.train.statistics import sum_over_ranks
+from slime.train.timing import timed
 from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
 
 if TYPE_CHECKING:
@@ -165,14 +163,14 @@ class MegatronRank:
         ref = old = kl = None
         if self._reference is not None:
             self._settle()  # exchanging weights that are still arriving would leave stale ones behind
-            with _timed(seconds, "time/ref_log_probs"), self._reference.in_model():
+            with timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)
         by_engine = self._config.algorithm.use_rollout_logprobs
         # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
         if (several_steps and not by_engine) or self._estimator_wants_kl:
-            with _timed(seconds, "time/old_log_probs"):
+            with timed(seconds, "time/old_log_probs"):
                 old = self._score(batch)
-        with _timed(seconds, "time/advantages"):
+        with timed(seconds, "time/advantages"):
             if self._estimator_wants_kl and ref is not None and old is not None:
                 kl = [a - b for a, b in zip(old, ref, strict=True)]
             advantages = estimate(self._estimator, batch, kl).advantages
@@ -199,7 +197,7 @@ class MegatronRank:
     ) -> float:
         """One optimizer step: adds to `sums` and `seconds`, returns the gradient norm."""
         where = f"rollout {batch.rollout}, step {step}"
-        with _timed(seconds, "time/forward_backward"):
+        with timed(seconds, "time/forward_backward"):
             packed = self._pack(batch, np.flatnonzero(batch.step_ids == step).tolist())
             seen = sum_over_ranks(self._pipeline.train(packed, partial(micro_batch_loss, self._terms, columns)))
             seen["micro_batches"] = len(packed)
@@ -208,21 +206,9 @@ class MegatronRank:
                 sums[name] = value
             else:
                 sums[name] = max(sums[name], value) if name.endswith("_max") else sums[name] + value
-        if not math.isfinite(seen["loss"]):
-            raise TrainerError(
-                f"{where}: the loss is {seen['loss']}. Sums over the step's tokens: {_readable(seen)}."
-                " The weights were not changed. A large logprob_gap points at the engine's weights or log-probs."
-            )
-        with _timed(seconds, "time/optimizer"):
-            self._last_lr = float(self._optimizer.param_groups[0]["lr"])
-            updated, norm, _ = self._optimizer.step()
-            self._scheduler.step(increment=1)
-        norm = float(norm)
-        # With float16 loss scaling an overflow is expected now and then: Megatron skips that update.
-        if not math.isfinite(norm) and (updated or not self._settings.transformer.fp16):
-            raise TrainerError(
-                f"{where}: the gradient norm is {norm} at loss {seen['loss']:g} and learning rate {self._last_lr:g}."
-                f" Sums over the step's tokens: {_readable(seen)}. Resume from the last checkpoint."
+        with timed(seconds, "time/optimizer"):
+            norm, self._last_lr = take_step(
+                self._optimizer, self._scheduler, where=where, sums=seen, scaled=self._settings.transformer.fp16
             )
         return norm
 
@@ -312,13 +298,6 @@ class MegatronRank:
         load_hf(self._bare, folder, hf_config)
 
 
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-
-
 def _engine_log_probs(batch: TrainBatch) -> list[Tensor]:
     """Log-probs under the weights that sampled the responses: N x [T_i]."""
     if batch.rollout_log_probs is None:
@@ -353,7 +332,3 @@ def _advantage_metrics(advantages: Tensor, mask: Tensor) -> dict[str, float]:
         "advantage_min": float(values.min()),
         "advantage_max": float(values.max()),
     }
-
-
-def _readable(sums: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in sums.items())

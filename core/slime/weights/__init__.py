@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slime.weights.architectures import Architecture, architecture, read_hf_config
     from slime.weights.export import named_hf_tensors
-    from slime.weights.load import load_hf
+    from slime.weights.load import load_hf, load_hf_backbone
     from slime.weights.save import save_hf
     from slime.weights.transports.create import create_transport
     from slime.weights.verify import WeightCheck
@@ -25,6 +25,7 @@ __all__ = [
     "architecture",
     "create_transport",
     "load_hf",
+    "load_hf_backbone",
     "named_hf_tensors",
     "read_hf_config",
     "save_hf",
@@ -36,6 +37,7 @@ _HOME = {
     "architecture": "slime.weights.architectures",
     "create_transport": "slime.weights.transports.create",
     "load_hf": "slime.weights.load",
+    "load_hf_backbone": "slime.weights.load",
     "named_hf_tensors": "slime.weights.export",
     "read_hf_config": "slime.weights.architectures",
     "save_hf": "slime.weights.save",

@@ -17,6 +17,10 @@ from slime.weights.layout import Place, local_tensors
 from slime.weights.rules import Rule
 from slime.weights.safetensors_folder import SafetensorsFolder
 
+#: global name of the output layer over the vocabulary
+OUTPUT_LAYER = "output_layer.weight"
+#: the one-number head of a Hugging Face sequence classification model
+_SCORE = "score.weight"
 _LISTED = 8
 
 
@@ -29,13 +33,39 @@ def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> N
     Raises `CheckpointError` for missing, unexpected or misshapen tensors, naming them; `ConfigError` for a
     model that is not the one `hf_config` describes.
     """
-    family = family_of(hf_config)
-    sizes = shards.Sizes.of(architecture(hf_config))
-    rules = {rule.megatron: rule for rule in family.rules(hf_config)}
+    rules = {rule.megatron: rule for rule in family_of(hf_config).rules(hf_config)}
+    # A tied model's `lm_head.weight` is written by some tools although it is the embedding.
+    spare = set() if OUTPUT_LAYER in rules else {"lm_head.weight"}
+    _load(local_tensors(models), rules, SafetensorsFolder(folder), hf_config, spare)
+
+
+def load_hf_backbone(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> Tensor | None:
+    """Fill all but the output layer, whose parameters stay as they are; otherwise as `load_hf`.
+
+    Returns the vector [1, hidden] with which the folder's own model turns a hidden state into one number
+    (`score.weight` of a reward model), where it has one.
+    """
+    rules = {rule.megatron: rule for rule in family_of(hf_config).rules(hf_config)}
+    rules.pop(OUTPUT_LAYER, None)
     source = SafetensorsFolder(folder)
-    _check_names(source, rules.values(), family.ignored, tied="output_layer.weight" not in rules)
-    place = Place.here()
     local = local_tensors(models)
+    local.pop(OUTPUT_LAYER, None)
+    _load(local, rules, source, hf_config, {"lm_head.weight", _SCORE})
+    if _SCORE not in source.names:
+        return None
+    shape, expected = source.shape(_SCORE), (1, architecture(hf_config).transformer["hidden_size"])
+    if shape != expected:
+        raise CheckpointError(f"{folder}: {_SCORE} has shape {shape}, expected {expected}: one number for each token.")
+    return source.read(_SCORE, 0, 0, 1)
+
+
+def _load(
+    local: dict[str, Tensor], rules: dict[str, Rule], source: SafetensorsFolder, hf_config: HFConfig, spare: set[str]
+) -> None:
+    """Read what `local` holds by `rules`; the folder holds what they name and may hold what is spare."""
+    sizes = shards.Sizes.of(architecture(hf_config))
+    _check_names(source, rules.values(), family_of(hf_config).ignored, spare)
+    place = Place.here()
     chosen = {name: _rule_for(name, rules) for name in local}
     _check_shapes(source, local, chosen, place.tp_size, sizes)
     with torch.no_grad():
@@ -46,7 +76,7 @@ def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> N
 
 def _rule_for(name: str, rules: dict[str, Rule]) -> Rule:
     rule = rules.get(name)
-    if rule is None and name == "output_layer.weight":  # tied; the last pipeline stage's copy
+    if rule is None and name == OUTPUT_LAYER:  # tied; the last pipeline stage's copy
         rule = rules["embedding.word_embeddings.weight"]
     if rule is None:
         raise ConfigError(
@@ -56,9 +86,8 @@ def _rule_for(name: str, rules: dict[str, Rule]) -> Rule:
     return rule
 
 
-def _check_names(source: SafetensorsFolder, rules: Iterable[Rule], ignored: tuple[str, ...], *, tied: bool) -> None:
+def _check_names(source: SafetensorsFolder, rules: Iterable[Rule], ignored: tuple[str, ...], spare: set[str]) -> None:
     expected = {name for rule in rules for name in rule.hf}
-    spare = {"lm_head.weight"} if tied else set()  # written by some tools although tied
     unexpected = {name for name in source.names - expected - spare if not name.endswith(ignored)}
     missing = expected - source.names
     problems = [
