@@ -132,3 +132,5 @@ class Group:
 
     index: int
     samples: list[Sample]
+    #: rollouts since the one it was generated for; set by slime before a buffer filter sees the group
+    age: int = 0

@@ -53,6 +53,13 @@ def batch_identity(config: RunConfig) -> Iterator[str]:
         yield str(error)
 
 
+def over_sampling(config: RunConfig) -> Iterator[str]:
+    """A batch is chosen from at least a batch."""
+    drawn, batch = config.rollout.over_sampling_batch_size, config.rollout.rollout_batch_size
+    if drawn is not None and batch is not None and drawn < batch:
+        yield f"--over-sampling-batch-size {drawn} is less than --rollout-batch-size {batch}. Use at least {batch}"
+
+
 def engine_devices(config: RunConfig) -> Iterator[str]:
     """Whole engines, and an engine of the size both names of it say."""
     per_engine = config.cluster.rollout_num_gpus_per_engine
@@ -188,6 +195,7 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     required_options,
     batch_identity,
+    over_sampling,
     engine_devices,
     ports,
     divergence,

@@ -116,6 +116,11 @@ class RolloutOptions(Section):
     rollout_sample_filter_path: str | None = Field(
         default=None, description="function (args, groups) that sets Sample.remove_sample in a finished batch"
     )
+    over_sampling_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="finished prompts a batch is chosen from, the others wait; default: --rollout-batch-size",
+    )
     max_sampling_rounds: int = Field(
         default=16, ge=1, description="times prompts are drawn for one batch before a filter that drops all is refused"
     )
@@ -186,8 +191,11 @@ class AlgorithmOptions(Section):
     kl_coef: float = Field(
         default=0.0, description="KL to the reference, taken off the reward by estimators that use it"
     )
+    kl_reward_type: KLEstimator = Field(
+        default="k1", description="per-token KL estimator of --kl-coef and of estimators that need the reference"
+    )
     ref_update_interval: int | None = Field(
-        default=None, ge=1, description="refresh the reference with the trainer's weights every N rollouts"
+        default=None, ge=1, description="the reference takes the trainer's weights every N rollouts; default: frozen"
     )
     entropy_coef: float = Field(default=0.0, description="entropy bonus")
     calculate_per_token_loss: bool = Field(default=False, description="average over tokens instead of samples")
