@@ -5,18 +5,18 @@ This module is light; the estimators import torch when a run builds them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from slime.errors import ConfigError
 from slime.plugin import EstimatorSpec, hookimpl
-from slime_estimators.options import GRPOOptions
+from slime_estimators.checks import check_config
+from slime_estimators.options import DAPOOptions, GRPOOptions, PPOOptions, ReinforcePlusPlusOptions
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
 slime_api = 1
 
-_GRPO_NAMES = ("grpo", "estimators/grpo")
+_GROUP: frozenset[Literal["group", "critic", "reference"]] = frozenset({"group"})
 
 
 @hookimpl
@@ -28,17 +28,68 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             factory="slime_estimators.grpo:GRPO",
             options=GRPOOptions,
             summary="reward relative to the prompt's other samples, in standard deviations",
-            needs=frozenset({"group"}),
+            needs=_GROUP,
+        ),
+        EstimatorSpec(
+            name="dr_grpo",
+            factory="slime_estimators.dr_grpo:DrGRPO",
+            summary="reward relative to the prompt's other samples; with --loss-constant-length",
+            needs=_GROUP,
+        ),
+        EstimatorSpec(
+            name="gspo",
+            factory="slime_estimators.gspo:GSPO",
+            options=GRPOOptions,
+            summary="as grpo, clipping the ratio of whole sequences",
+            needs=_GROUP,
+            ratio="sequence",
+            clip_range=(3e-4, 4e-4),
+        ),
+        EstimatorSpec(
+            name="cispo",
+            factory="slime_estimators.cispo:CISPO",
+            options=GRPOOptions,
+            summary="as grpo, clipping importance weights so that every token keeps a gradient",
+            needs=_GROUP,
+            clip_range=(1.0, 4.0),
+        ),
+        EstimatorSpec(
+            name="dapo",
+            factory="slime_estimators.dapo:DAPO",
+            options=DAPOOptions,
+            summary="as grpo, clipping higher than low, less for overlong answers; with --calculate-per-token-loss",
+            needs=_GROUP,
+            clip_range=(0.2, 0.28),
+        ),
+        EstimatorSpec(
+            name="rloo",
+            factory="slime_estimators.rloo:RLOO",
+            summary="reward less the mean of the prompt's other samples",
+            needs=_GROUP,
+        ),
+        EstimatorSpec(
+            name="ppo",
+            factory="slime_estimators.ppo:PPO",
+            options=PPOOptions,
+            summary="generalised advantage estimation over a critic's values",
+            needs=frozenset({"critic"}),
+        ),
+        EstimatorSpec(
+            name="reinforce_plus_plus",
+            factory="slime_estimators.reinforce_plus_plus:ReinforcePlusPlus",
+            options=ReinforcePlusPlusOptions,
+            summary="returns of tokens, whitened over the batch",
+        ),
+        EstimatorSpec(
+            name="reinforce_plus_plus_baseline",
+            factory="slime_estimators.reinforce_plus_plus_baseline:ReinforcePlusPlusBaseline",
+            summary="reward relative to the prompt's other samples, whitened over the batch",
+            needs=_GROUP,
         ),
     ]
 
 
 @hookimpl
 def slime_check_config(config: RunConfig) -> None:
-    """Refuse what an estimator of this package would silently ignore."""
-    algorithm = config.algorithm
-    if algorithm.advantage_estimator in _GRPO_NAMES and algorithm.kl_coef != 0:
-        raise ConfigError(
-            f"--kl-coef {algorithm.kl_coef:g} takes KL off the reward, which --advantage-estimator grpo does not do."
-            " Use --use-kl-loss --kl-loss-coef, which adds KL to the loss."
-        )
+    """Refuse what an estimator of this package would silently ignore, or what would make it another algorithm."""
+    check_config(config)

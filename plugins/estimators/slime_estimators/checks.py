@@ -1,0 +1,64 @@
+"""Configurations that an estimator of this package would silently ignore, or that would make it another algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slime.errors import ConfigError
+from slime_estimators.options import DAPOOptions
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+_WITHOUT_KL = ("grpo", "dr_grpo", "gspo", "cispo", "dapo")
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise one `ConfigError` that tells every problem."""
+    name = (config.algorithm.advantage_estimator or "").removeprefix("estimators/")
+    problems = [problem for check in (_kl, _aggregation, _dual_clip, _overlong) for problem in check(name, config)]
+    if problems:
+        raise ConfigError(" ".join(problems))
+
+
+def _kl(name: str, config: RunConfig) -> Iterator[str]:
+    coef = config.algorithm.kl_coef
+    if name in _WITHOUT_KL and coef != 0:
+        yield (
+            f"--kl-coef {coef:g} takes KL off the reward, which --advantage-estimator {name} does not do."
+            " Use --use-kl-loss --kl-loss-coef, which adds KL to the loss."
+        )
+
+
+def _aggregation(name: str, config: RunConfig) -> Iterator[str]:
+    algorithm, longest = config.algorithm, config.rollout.rollout_max_response_len
+    if name == "dr_grpo" and algorithm.loss_constant_length is None:
+        yield (
+            "--advantage-estimator dr_grpo divides the loss of a sequence by a constant instead of by its length. State"
+            f" --loss-constant-length (the paper: the longest response, {longest} here),"
+            " or use --advantage-estimator grpo --estimator.std-normalization false."
+        )
+    if name == "dapo" and not algorithm.calculate_per_token_loss:
+        yield (
+            "--advantage-estimator dapo averages the loss over tokens. State --calculate-per-token-loss, or use"
+            " --advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28."
+        )
+
+
+def _dual_clip(name: str, config: RunConfig) -> Iterator[str]:
+    bound = config.algorithm.eps_clip_c
+    if name == "cispo" and bound is not None:
+        yield f"--eps-clip-c {bound:g} has no effect: --advantage-estimator cispo clips weights and never the update."
+
+
+def _overlong(name: str, config: RunConfig) -> Iterator[str]:
+    if name != "dapo":
+        return
+    options = DAPOOptions.model_validate(dict(config.component_options.get("estimator", {})))
+    longest = config.rollout.rollout_max_response_len
+    if options.overlong_buffer is not None and options.overlong_buffer > longest:
+        yield (
+            f"--estimator.overlong-buffer {options.overlong_buffer} is longer than a response may be"
+            f" (--rollout-max-response-len {longest})."
+        )

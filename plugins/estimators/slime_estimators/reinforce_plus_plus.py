@@ -1,0 +1,34 @@
+"""REINFORCE++: token-level returns with KL in the reward, whitened over the whole batch.
+
+Source: REINFORCE++ (Hu et al., 2025, arXiv 2501.03262), section 3.
+"""
+
+from __future__ import annotations
+
+from slime.plugin import Advantages, Context, EstimatorBatch
+from slime_estimators.options import ReinforcePlusPlusOptions
+from slime_estimators.trained_tokens import TrainedTokens, kl_coef, whitened
+
+
+class ReinforcePlusPlus:
+    """Over the trained tokens t = 1..n of a sample:
+
+        R_t = -kl_coef * log(pi / pi_ref)_t, and R_n also has the sample's reward
+        return_t = R_t + gamma return_(t+1)
+        A = (return - mean) / sqrt(variance + 1e-8)        over all trained tokens of the batch
+
+    - No critic and no groups: one sample a prompt is enough.
+    - Masked tokens are not there: no reward, no time, no part in mean and variance.
+    - Equal returns of all tokens, and a batch of one trained token, give exactly 0.
+    - `--normalize-advantages` would whiten what is white already: it changes nothing.
+    """
+
+    def __init__(self, options: ReinforcePlusPlusOptions, context: Context) -> None:
+        self._gamma = options.gamma
+        self._kl_coef = kl_coef(context)
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        """One advantage per response token: N x [T_i] float32."""
+        tokens = TrainedTokens.of(batch.loss_masks)
+        returns = tokens.discounted_sums(tokens.rewards(batch, self._kl_coef), self._gamma)
+        return Advantages(tokens.spread(whitened(returns)))
