@@ -51,6 +51,10 @@ class PluginContractError(PluginError):
     """A component returned something its contract forbids."""
 
 
+class ErrorBudgetError(PluginError):
+    """A component failed more of its samples than the run allows (`error_budget`)."""
+
+
 class EngineError(SlimeError, RuntimeError):
     """An SGLang engine or the router failed, died or did not answer in time."""
 

@@ -32,9 +32,11 @@ class Child(Protocol):
 
 
 class DirectChild:
-    """A child made by fork and exec."""
+    """A child made by fork and exec.  `pass_fds`: descriptors that it inherits under their numbers."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path, pass_fds: Sequence[int] = ()
+    ) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -44,6 +46,7 @@ class DirectChild:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
 
     @property

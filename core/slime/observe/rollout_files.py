@@ -42,6 +42,11 @@ def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[Sample]
     return _write(run_dir / FOLDER / f"eval_{name}_{rollout:06d}.jsonl", samples)
 
 
+def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
+    """Write `RUN_DIR/rollouts/failed_NAME.jsonl` and return its path.  Raises `OSError`."""
+    return _write(run_dir / FOLDER / f"failed_{name}.jsonl", samples)
+
+
 def _write(path: Path, samples: Iterable[Sample]) -> Path:
     lines = [_dump(sample_row(sample)) for sample in samples]
     path.parent.mkdir(parents=True, exist_ok=True)
