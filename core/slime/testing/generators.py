@@ -1,0 +1,213 @@
+"""The contract of generators, tried with a policy that is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+from collections.abc import Sequence
+
+from slime.contracts.generated import Asked, check_generated
+from slime.contracts.passive import check_tokens_generated, copy_samples
+from slime.errors import EngineError
+from slime.plugin import Generator, GeneratorSpec, SamplingParams
+from slime.testing.alphabet import CHARACTERS, END, encode
+from slime.testing.caller import Caller
+from slime.testing.rules import Rule, assert_rules, attributed, check
+from slime.testing.samples import make_sample
+from slime.testing.scripted_policy import Say, ScriptedPolicy, Step
+from slime.types import Sample, Status
+
+_LIMIT = 16
+_DEADLINE_S = 30.0
+_SETTLING_S = 5.0
+
+
+def assert_generator_contract(
+    generator: Generator,
+    *,
+    spec: GeneratorSpec | None = None,
+    samples: Sequence[Sample] = (),
+    script: Sequence[Step] = (),
+) -> None:
+    """Raise `AssertionError` with every rule of its kind that a generator breaks.
+
+    The generator must have been built with a tokenizer that knows the tokens of `samples` and `script`;
+    `slime.testing.make_tokenizer` makes the one that the defaults need.
+
+    spec      what its plugin registers (whether it needs engines); default: `GeneratorSpec`'s defaults
+    samples   pending samples to answer; default: additions
+    script    what the policy says to each; default: one text that ends with the end-of-sequence token
+    """
+    with Caller() as caller:
+        assert_rules(type(generator).__name__, generator_rules(generator, caller, spec, samples, script))
+
+
+def generator_rules(
+    generator: Generator,
+    caller: Caller,
+    spec: GeneratorSpec | None = None,
+    samples: Sequence[Sample] = (),
+    script: Sequence[Step] = (),
+) -> list[Rule]:
+    """The rules of `assert_generator_contract`."""
+    tried = _Tried(generator, caller, samples, script)
+    rules = [
+        Rule("answers a pending sample with finished ones", tried.finished, basic=True),
+        Rule("answers several samples at once without mixing them up", tried.several),
+        Rule("returns samples that another process can be sent", tried.picklable),
+    ]
+    if spec is not None and not spec.needs_engine:
+        return [*rules, Rule("never asks the policy", tried.never_asks)]
+    return [
+        *rules,
+        Rule("trains on the policy's own tokens and log-probs", tried.own_tokens),
+        Rule("asks for no more tokens than it may", tried.limit),
+        Rule("marks a response that was cut at its limit as TRUNCATED", tried.truncated),
+        Rule("does not train on a response that the engine aborted", tried.aborted),
+        Rule("lets an error of the engines pass", tried.engine_error),
+        Rule("stops when it is cancelled and leaves nothing running", tried.cancelled),
+    ]
+
+
+class _Tried:
+    """A generator under test."""
+
+    def __init__(self, generator: Generator, caller: Caller, samples: Sequence[Sample], script: Sequence[Step]) -> None:
+        self._generator = generator
+        self._caller = caller
+        self._call = f"{type(generator).__name__}.generate"
+        self._samples = list(samples) or [
+            make_sample(f"{n}+1=", None, label=str(n + 1), index=10 + n, group_index=3) for n in range(4)
+        ]
+        self._script = list(script) or [Say([*encode("so it is 42"), CHARACTERS.index(END)])]
+
+    def finished(self) -> None:
+        produced = self._run(ScriptedPolicy(self._script), "a response that ends")
+        check(
+            any(sample.trainable for sample in produced),
+            f"{self._call}, given a response that ends, returned only samples with status"
+            f" {', '.join(sample.status.name for sample in produced)}; expected one to train on",
+        )
+
+    def several(self) -> None:
+        samples = copy_samples(self._samples)
+        asked = [Asked.of(sample) for sample in samples]
+        policy = ScriptedPolicy(self._script)
+
+        async def all_at_once() -> list[list[Sample]]:
+            calls = (self._generator.generate(sample, _sampling(), policy) for sample in samples)
+            return list(await asyncio.gather(*calls))
+
+        with attributed(self._call, f"{len(samples)} samples at once"):
+            answers = self._caller.call(all_at_once, timeout_s=_DEADLINE_S, what=self._call)
+            for produced, wanted in zip(answers, asked, strict=True):
+                check_generated(produced, wanted)
+                got = sorted({str(sample.prompt) for sample in produced if sample.index == wanted.index})
+                check(
+                    len(got) == 0 or str(wanted.prompt) in got or len(produced) > 1,
+                    f"sample {wanted.index} came back with prompt {got}; expected {wanted.prompt!r}",
+                )
+
+    def picklable(self) -> None:
+        produced = self._run(ScriptedPolicy(self._script), "a response that ends")
+        with attributed("pickling what it returned", "for the trainer's process"):
+            pickle.dumps(produced)
+
+    def never_asks(self) -> None:
+        policy = ScriptedPolicy(self._script)
+        self._run(policy, "a sample")
+        check(not policy.calls, f"{self._call} asked the policy, but its spec says needs_engine=False")
+
+    def own_tokens(self) -> None:
+        policy = ScriptedPolicy(self._script)
+        produced = self._run(policy, "a response that ends")
+        with attributed(self._call, "a response that ends"):
+            check_tokens_generated(produced, policy.answers)
+        versions = {version for answer in policy.answers for version in answer.weight_versions}
+        for sample in produced:
+            check(
+                not sample.trainable or (bool(sample.weight_versions) and versions.issuperset(sample.weight_versions)),
+                f"{self._call} returned weight_versions {sample.weight_versions}; expected those of the answers it"
+                f" used, {sorted(versions)} (without them nobody knows how stale the sample is)",
+            )
+
+    def limit(self) -> None:
+        policy = ScriptedPolicy(self._script)
+        self._run(policy, f"max_new_tokens={_LIMIT}")
+        greatest = max((call.sampling.max_new_tokens for call in policy.calls), default=0)
+        check(
+            greatest <= _LIMIT, f"{self._call} asked for {greatest} tokens; expected at most the {_LIMIT} it was given"
+        )
+
+    def truncated(self) -> None:
+        policy = ScriptedPolicy([Say([20 + n for n in range(_LIMIT)], finish_reason="length")])
+        for sample in self._run(policy, "a response that hit its limit"):
+            check(
+                sample.status is not Status.COMPLETED,
+                f"{self._call}, given a response that hit its limit (finish_reason 'length'), returned status"
+                " COMPLETED; expected TRUNCATED, or a status that is not trained on",
+            )
+
+    def aborted(self) -> None:
+        policy = ScriptedPolicy([Say([20, 21], finish_reason="abort")])
+        for sample in self._run(policy, "a response that was aborted"):
+            check(
+                not sample.trainable,
+                f"{self._call}, given a response that the engine aborted, returned status {sample.status.name};"
+                " expected ABORTED",
+            )
+
+    def engine_error(self) -> None:
+        error = EngineError("engine 0 died (scripted)")
+        policy = ScriptedPolicy([error])
+        try:
+            self._caller.call(lambda: self._start(policy), timeout_s=_DEADLINE_S, what=self._call)
+        except AssertionError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - whatever the generator makes of the error
+            reason: BaseException | None = raised
+            while reason is not None and reason is not error:
+                reason = reason.__cause__ or reason.__context__
+            check(reason is error, f"{self._call} raised {raised!r} where its policy raised {error!r}; expected that")
+        else:
+            check(not policy.calls, f"{self._call} swallowed {error!r} of its policy; expected that it passes")
+
+    def cancelled(self) -> None:
+        policy = ScriptedPolicy([Say([20], delay_s=math.inf)])
+
+        async def cancel() -> str:
+            before = asyncio.all_tasks()
+            task = asyncio.ensure_future(self._start(policy))
+            asked = asyncio.ensure_future(policy.asked.wait())
+            await asyncio.wait({task, asked}, timeout=_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if not policy.calls:
+                return "" if task.done() else f"did not ask its policy within {_DEADLINE_S:g} s"
+            task.cancel()
+            await asyncio.wait({task}, timeout=_SETTLING_S)
+            if not task.done():
+                return f"went on for {_SETTLING_S:g} s after it was cancelled; expected that it ends at once"
+            if not task.cancelled():
+                return "swallowed its cancellation; expected that asyncio.CancelledError passes"
+            await asyncio.sleep(0.05)
+            left = [str(other.get_coro()) for other in asyncio.all_tasks() - before - {asked}]
+            return f"left tasks running after it was cancelled: {', '.join(left)}" if left else ""
+
+        with attributed(self._call, "a cancellation"):
+            problem = self._caller.call(cancel, timeout_s=2 * _DEADLINE_S, what=self._call)
+        check(not problem, f"{self._call} {problem}")
+
+    # --- asking --------------------------------------------------------------------------------------
+
+    async def _start(self, policy: ScriptedPolicy) -> list[Sample]:
+        return await self._generator.generate(copy_samples(self._samples[:1])[0], _sampling(), policy)
+
+    def _run(self, policy: ScriptedPolicy, case: str) -> list[Sample]:
+        with attributed(self._call, case):
+            produced = self._caller.call(lambda: self._start(policy), timeout_s=_DEADLINE_S, what=self._call)
+            return check_generated(produced, Asked.of(self._samples[0]))
+
+
+def _sampling() -> SamplingParams:
+    return SamplingParams(max_new_tokens=_LIMIT, sampling_seed=1)

@@ -1,0 +1,103 @@
+"""A plugin's module under test: light to import, its hooks valid, its options fit to be sent to another process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from slime.plugin import Options
+
+if TYPE_CHECKING:
+    from slime.plugins import LoadedPlugin
+
+#: what a plugin's own module may not import: with fifty plugins installed, listing them must take no time
+HEAVY = (
+    "torch",
+    "ray",
+    "sglang",
+    "sglang_router",
+    "megatron",
+    "transformers",
+    "tensorflow",
+    "jax",
+    "pandas",
+    "sklearn",
+)
+_TIMEOUT_S = 60.0
+
+
+def assert_light_import(package: str, *, heavy: Iterable[str] = HEAVY) -> None:
+    """Raise `AssertionError` naming the heavy modules that `import package` brings in, in a fresh interpreter."""
+    script = f"import json, sys\nimport {package}\nprint(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"import {package} took longer than {_TIMEOUT_S:g} s; expected well under one") from None
+    if done.returncode:
+        raise AssertionError(f"import {package} failed in a fresh interpreter:\n{done.stderr.strip()}")
+    found = set(json.loads(done.stdout.splitlines()[-1])) & set(heavy)
+    if found:
+        raise AssertionError(
+            f"import {package} brings in {', '.join(sorted(found))}; expected none of them: keep hooks and options in"
+            " the module that the entry point names, and what computes in the one that `factory` names"
+        )
+
+
+def load_module_as_plugin(module: ModuleType | str) -> LoadedPlugin:
+    """A plugin module loaded as slime loads an installed one, with its components, but without being installed.
+
+    Raises `AssertionError` saying what is wrong with it.  The plugin's id is the last part of the module's name.
+    """
+    import importlib_metadata
+    import pluggy
+
+    from slime import hookspecs
+    from slime.plugins.find import GROUP, FoundPlugin
+    from slime.plugins.load import load_each
+
+    name = module if isinstance(module, str) else module.__name__
+    sys.modules.setdefault(name, module if isinstance(module, ModuleType) else importlib.import_module(name))
+    plugin = name.rpartition(".")[2]
+    entry = importlib_metadata.EntryPoint(plugin, name, GROUP)
+    manager = pluggy.PluginManager("slime")
+    manager.add_hookspecs(hookspecs)
+    loaded, failures = load_each([FoundPlugin(plugin, name, name, "0", entry, _NoMetadata())], manager)
+    if failures:
+        raise AssertionError(f"{name} is no working plugin: {failures[0].problem}") from failures[0].exception
+    return loaded[0]
+
+
+def assert_hookimpls_valid(module: ModuleType | str) -> None:
+    """Raise `AssertionError` for a misspelt hook, a wrong signature, a spec that makes no sense or a wrong `slime_api`.
+
+    Nothing that a `factory` names is imported.
+    """
+    load_module_as_plugin(module)
+
+
+def assert_pickles(options: Options) -> None:
+    """Raise `AssertionError` unless `options` come out of a pickle as they went in: components are built elsewhere."""
+    try:
+        again = pickle.loads(pickle.dumps(options))
+    except Exception as error:
+        raise AssertionError(
+            f"{type(options).__name__} cannot be pickled: {type(error).__name__}: {error}; expected plain values, in a"
+            " class at the top level of a module"
+        ) from error
+    if again != options:
+        raise AssertionError(f"{options!r} came out of a pickle as {again!r}; expected the same")
+
+
+class _NoMetadata:
+    """Stands for the metadata files of a module that no package installed."""
+
+    def read_text(self, filename: str, /) -> str | None:  # noqa: ARG002 - the reader's signature
+        return None

@@ -1,0 +1,169 @@
+"""The contract of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from slime.contracts.passive import check_samples_untouched, copy_samples, recheck_rewards
+from slime.contracts.rewards import check_reward, check_rewards
+from slime.plugin import Reward, RewardModel, RewardSpec
+from slime.testing.caller import Caller
+from slime.testing.rules import Refused, Rule, assert_rules, attributed, check
+from slime.testing.samples import make_sample
+from slime.types import Sample
+
+_ODD_TEXTS = {
+    "an empty response": "",
+    "white space": " \t\n ",
+    "unicode": "naïve 数学 🙂 \u202e∑ \ufffd",
+    "a zero character": "4\x002",
+    "digits without end": "9" * 20_000,
+    "10 MB of text": "so 1 + 1 = 2, and (2) {3} [4] " * 350_000,
+}
+
+
+def assert_reward_contract(
+    reward: RewardModel,
+    *,
+    spec: RewardSpec | None = None,
+    samples: Sequence[Sample] = (),
+    good: Sequence[Sample] = (),
+    bad: Sequence[Sample] = (),
+) -> None:
+    """Raise `AssertionError` with every rule of its kind that a reward breaks.
+
+    spec      what its plugin registers (scope, timeout, whether it is deterministic); default: `RewardSpec`'s defaults
+    samples   ordinary input, where the reward needs a label or metadata of its own; default: additions and answers
+    good, bad every good sample must get a higher reward than every bad one
+
+    A reward may raise `ValueError` for a sample without label; it may not for an odd response.
+    """
+    with Caller() as caller:
+        assert_rules(type(reward).__name__, reward_rules(reward, caller, spec, samples, good, bad))
+
+
+def reward_rules(
+    reward: RewardModel,
+    caller: Caller,
+    spec: RewardSpec | None = None,
+    samples: Sequence[Sample] = (),
+    good: Sequence[Sample] = (),
+    bad: Sequence[Sample] = (),
+) -> list[Rule]:
+    """The rules of `assert_reward_contract`."""
+    tried = _Tried(reward, caller, spec or RewardSpec(name="reward", factory="module:Class"), samples)
+    rules = [
+        Rule("gives one finite reward per sample, for 0, 1 and all of them", tried.counts, basic=True),
+        Rule("leaves the samples it is shown as they are", tried.untouched),
+        Rule("gives a finite reward for every response", tried.odd_texts),
+        Rule("gives a finite reward, or raises ValueError, without a label", tried.no_label),
+    ]
+    if tried.spec.deterministic:
+        rules.append(Rule("gives equal samples equal rewards", tried.deterministic))
+        if tried.spec.scope == "sample":
+            rules.append(Rule("scores a sample alike alone, in company and in any order", tried.order))
+    if inspect.iscoroutinefunction(reward.score):
+        rules.append(Rule("answers calls that overlap", tried.overlap))
+    if good and bad:
+        rules.append(Rule("gives good samples more than bad ones", partial(tried.better, good, bad)))
+    return rules
+
+
+class _Tried:
+    """A reward under test."""
+
+    def __init__(self, reward: RewardModel, caller: Caller, spec: RewardSpec, samples: Sequence[Sample]) -> None:
+        self.spec = spec
+        self._reward = reward
+        self._caller = caller
+        self._samples = list(samples) or [
+            make_sample(f"{n}+1=", str(n + n % 2), label=str(n + 1), index=n, metadata={"row": n}) for n in range(7)
+        ]
+
+    def counts(self) -> None:
+        for count in dict.fromkeys((len(self._samples), 1, 0)):
+            self._score(self._samples[:count], f"{count} ordinary samples")
+
+    def untouched(self) -> None:
+        before = copy_samples(self._samples)
+        self._score(self._samples, "ordinary samples")
+        with attributed(self._call, "ordinary samples"):
+            check_samples_untouched(before, self._samples)
+
+    def odd_texts(self) -> None:
+        for what, text in _ODD_TEXTS.items():
+            self._score([replace(self._samples[0], response=text), *self._company], what)
+
+    def no_label(self) -> None:
+        for label in ("", None):
+            try:
+                self._score([replace(self._samples[0], label=label), *self._company], f"the label {label!r}")
+            except Refused as refusal:
+                if not isinstance(refusal.__cause__, ValueError):
+                    raise
+
+    def deterministic(self) -> None:
+        first = self._score(self._samples, "ordinary samples")
+        again = self._score(copy_samples(self._samples), "the same samples again")
+        with attributed(self._call, "the same samples twice"):
+            recheck_rewards(first, again)
+
+    def order(self) -> None:
+        together = self._score(self._samples, "ordinary samples")
+        backwards = self._score(self._samples[::-1], "the same samples backwards")[::-1]
+        alone = [self._score([sample], "one of the samples alone")[0] for sample in self._samples]
+        with attributed(self._call, "the samples together, then backwards"):
+            recheck_rewards(together, backwards)
+        with attributed(self._call, "the samples together, then each alone"):
+            recheck_rewards(together, alone)
+
+    def overlap(self) -> None:
+        parts = [self._samples[start:] for start in range(len(self._samples))]
+
+        async def all_at_once() -> list[object]:
+            return list(await asyncio.gather(*map(self._awaited, parts)))
+
+        answers = self._ask(all_at_once, f"{len(parts)} calls at once")
+        for part, answer in zip(parts, answers, strict=True):
+            rewards = self._checked(answer, part, "one of several calls at once")
+            if self.spec.deterministic:
+                alone = self._score(part, "the same samples")
+                with attributed(self._call, "several calls at once, then one alone"):
+                    recheck_rewards(rewards, alone)
+
+    def better(self, good: Sequence[Sample], bad: Sequence[Sample]) -> None:
+        rewards = [reward.value for reward in self._score([*good, *bad], "the good and the bad samples")]
+        lowest, highest = min(rewards[: len(good)]), max(rewards[len(good) :])
+        check(
+            lowest > highest,
+            f"{self._call} gave a good sample {lowest:g} and a bad one {highest:g}; expected every good one above",
+        )
+
+    @property
+    def _call(self) -> str:
+        return f"{type(self._reward).__name__}.score"
+
+    @property
+    def _company(self) -> list[Sample]:
+        """The rest of the group, where the reward wants to see whole groups."""
+        return self._samples[1:] if self.spec.scope == "group" else []
+
+    def _score(self, samples: Sequence[Sample], case: str) -> list[Reward]:
+        return self._checked(self._ask(lambda: self._reward.score(samples), case), samples, case)
+
+    def _ask(self, make: Callable[[], Any], case: str) -> Any:
+        with attributed(self._call, case):
+            return self._caller.call(make, timeout_s=self.spec.timeout_s, what=f"{self._call}, given {case},")
+
+    async def _awaited(self, samples: Sequence[Sample]) -> object:
+        answer = self._reward.score(samples)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _checked(self, answer: object, samples: Sequence[Sample], case: str) -> list[Reward]:
+        with attributed(self._call, case):
+            return [check_reward(reward) for reward in check_rewards(answer, len(samples))]
