@@ -46,7 +46,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "checkpoint": _CONFIGURED | {"data", "observe", "rollout", "train", "weights"},
     "cluster": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint"},
     "loop": _CONFIGURED | {"observe", "cluster"},
-    "cli": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop"},
+    "scaffold": _BASE | {"plugins"},
+    "cli": _ENGINES | {"scaffold", "testing", "engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop"},
 }
 #: what slime's own plugins may use of slime: what a third party may
 PUBLIC = frozenset({"plugin", "types", "errors", "data"})
@@ -62,6 +63,7 @@ LIGHT = frozenset(
         "hookspecs",
         "contracts",
         "testing",
+        "scaffold",
         "plugins",
         "config",
         "data",

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.distributions import install, install_reward
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.cli.main import main
+
+__all__ = ["install", "install_reward"]
 
 #: a model small enough that nothing but its description matters; no weights are ever read
 _CONFIG = {

@@ -21,6 +21,7 @@ from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers
 from slime.plugins.provenance import fingerprint_of, provenance_of
 from slime.plugins.registry import Registry
+from slime.plugins.requires import check_requires
 from slime.plugins.resolve import Resolved, Use, check_needs, components_used
 from slime.plugins.resume import check_saved
 
@@ -79,17 +80,22 @@ class PluginSet:
     def resolve(self, config: RunConfig) -> dict[str, Resolved]:
         """Slot -> the component that the run uses, with checked options.  Imports nothing heavy.
 
-        Raises `PluginLoadError` for a component that is missing, ambiguous or broken (also where its source
-        shows that its class is missing or could not be imported), `ConfigError` for
-        wrong options and for a need that the run does not meet.
+        Raises as `resolve_use` does, for the first component that cannot be used.
         """
-        used = {}
-        for use in components_used(config):
-            resolved = self.look_up(use)
-            check_factory(resolved.component)
-            check_needs(resolved.component, config)
-            used[use.slot] = resolved
-        return used
+        return {use.slot: self.resolve_use(use, config) for use in components_used(config)}
+
+    def resolve_use(self, use: Use, config: RunConfig) -> Resolved:
+        """One component that the run uses, with checked options.
+
+        Raises `PluginLoadError` for a component that is missing, ambiguous or broken (also where its source
+        shows that its class is missing or could not be imported, or where a package is missing that it requires),
+        `ConfigError` for wrong options and for a need that the run does not meet.
+        """
+        resolved = self.look_up(use)
+        check_requires(resolved.component)
+        check_factory(resolved.component)
+        check_needs(resolved.component, config)
+        return resolved
 
     def look_up(self, use: Use) -> Resolved:
         """The component that a configuration names, with checked options; raises as `resolve` does."""

@@ -17,6 +17,7 @@ from slime.plugins.component import Component
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.limits import LIMITED_KINDS, Limits
+from slime.plugins.requires import malformed
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
 ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
@@ -92,6 +93,8 @@ def _check_parameters(name: str, function: Any, passed: tuple[str, ...]) -> None
                 f"{name}() asks for `{parameter.name}`, but this hook passes {passes}."
                 f"{did_you_mean(parameter.name, passed)}"
             )
+        if parameter.default is not inspect.Parameter.empty:
+            raise Defect(f"{name}() has the parameter `{parameter}`, expected it without a default")
 
 
 def collect_components(module: ModuleType, found: FoundPlugin, manager: pluggy.PluginManager) -> tuple[Component, ...]:
@@ -135,8 +138,13 @@ def check_spec(spec: object, kind: Kind) -> None:
             f"{title} has the option {reserved[0]}, a name that slime keeps for every {kind.title}",
             f"Rename it; a run states --{kind.name}.{reserved[0].replace('_', '-')} for slime itself.",
         )
-    if not isinstance(spec.summary, str):
-        raise Defect(f"{title} has summary {spec.summary!r}, expected text")
+    for field in ("summary", "docs"):
+        if not isinstance(getattr(spec, field), str):
+            raise Defect(f"{title} has {field} {getattr(spec, field)!r}, expected text")
+    if not isinstance(spec.requires, list | tuple):
+        raise Defect(f"{title} has requires {spec.requires!r}, expected a tuple of PEP 508 requirements")
+    if spec.requires and (wrong := malformed(spec.requires)):
+        raise Defect(f'{title} requires {wrong}; expected e.g. "sympy>=1.12"')
     _check_fields_of_kind(spec, title)
 
 

@@ -1,4 +1,4 @@
-"""`slime plugins`: table, JSON, details, and its exit code."""
+"""`slime plugins`: table, JSON and its exit code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import sys
 from typing import Any
 
+import jsonschema
 import pytest
 
 from slime.cli.plugins import run
-from slime.errors import ConfigError, PluginLoadError
+from slime.cli.plugins.rows import Listing
+from slime.errors import ConfigError
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
@@ -62,6 +64,7 @@ def test_json_holds_what_the_table_shows_and_more(install_reward: Any, capsys: p
     [provided] = math.pop("provides")
     assert math == {
         "plugin": "math",
+        "hooks": [],
         "distribution": "slime-reward-math",
         "version": "0.3.1",
         "entry": "slime_reward_math",
@@ -74,13 +77,74 @@ def test_json_holds_what_the_table_shows_and_more(install_reward: Any, capsys: p
     assert provided["id"] == "math/boxed" and provided["factory"] == "slime_reward_math_impl:Impl"
 
 
+def test_every_listing_follows_the_documented_schema(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    install_reward("bad", "x", source="slime_api = 3\n")
+    install_reward("math", "boxed")
+    install_reward("rival", "boxed")
+    for words in (["--json"], ["--json", "--no-load"], ["--json", "--kind", "reward"]):
+        jsonschema.validate(json.loads(output(capsys, *words)), Listing.model_json_schema())
+
+
+def test_what_a_plugin_prints_when_it_is_imported_does_not_end_up_in_the_json(
+    install_reward: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_reward("loud", "x", source="print('hello')\nslime_api = 1\n")
+    assert json.loads(output(capsys, "--json"))["plugins"][-1]["status"] == "ok"
+
+
+def test_hooks_other_than_registration_are_listed(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "import slime.plugin as sp\nslime_api = 1\n@sp.hookimpl\ndef slime_step_finished(step): pass\n"
+    install("slime-watch", "1.0", {"watch": "slime_watch_mod"}, {"slime_watch_mod": source})
+    assert line(output(capsys), "watch") == ["watch", "1.0", "1", "ok", "hook step_finished", "slime-watch"]
+
+
+def test_a_long_row_goes_on_below_itself(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = ", ".join(f"sp.RewardSpec(name='reward_number_{n}', factory='many_mod:R')" for n in range(12))
+    source = f"import slime.plugin as sp\nslime_api = 1\n@sp.hookimpl\ndef slime_register_rewards(): return [{specs}]\n"
+    install("slime-many", "1.0", {"many": "many_mod"}, {"many_mod": source})
+    text = output(capsys)
+    assert max(map(len, text.splitlines())) < 140
+    assert all(f"reward_number_{n}" in text for n in range(12))
+
+
+def test_verbose_tells_where_every_plugin_comes_from(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    direct = {"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}
+    install_reward("math", "boxed", direct_url=direct)
+    text = output(capsys, "-v")
+    assert "math         slime_reward_math  https://example.org/r.git, commit abc123" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jsn"], r"unknown option '--jsn'. Did you mean --json\?"),
+        (["lst"], r"unknown command 'lst'. Did you mean list\?"),
+        (["--freeze", "--json"], "--freeze cannot be combined with --json"),
+        (["--kind", "reward", "--compare", "x"], "--compare cannot be combined with --kind"),
+        (["--for"], "--for needs a run"),
+        (["show"], "the following arguments are required: ID"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_what_is_wrong(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(words)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["show", "-h"], ["new", "--help"]])
+def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, *words)
+    assert all(f"slime plugins {command}" in text for command in ("show", "check", "new"))
+
+
 def test_kind_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "--kind", "generator")
     assert "single_turn" in text and "exact_match" not in text
 
 
 def test_an_unknown_kind_offers_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"--kind rewards: expected one of .* Did you mean reward\?"):
+    with pytest.raises(
+        ConfigError, match=r"'rewards' is no kind of component; expected one of .* Did you mean reward\?"
+    ):
         run(["--kind", "rewards"])
 
 
@@ -94,20 +158,3 @@ def test_verbose_adds_the_traceback(install_reward: Any, capsys: pytest.CaptureF
     install_reward("bad", "x", source="import sympie\n")
     assert "Traceback" not in output(capsys)
     assert "Traceback" in output(capsys, "-v")
-
-
-def test_show_lists_options_with_types_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    text = output(capsys, "show", "rewards/exact_match")
-    assert line(text, "  reward.ignore-case")[:3] == ["reward.ignore-case", "bool", "False"]
-    assert "slime_rewards.exact_match:ExactMatch" in text
-
-
-def test_show_of_an_unknown_component_offers_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no component is called 'exact_mach'. Did you mean exact_match\?"):
-        run(["show", "exact_mach"])
-
-
-def test_show_of_a_broken_plugins_component_says_why(install_reward: Any) -> None:
-    install_reward("bad", "x", source="import sympie\n")
-    with pytest.raises(PluginLoadError, match="sympie"):
-        run(["show", "bad/x"])
