@@ -22,6 +22,7 @@ def batch_of(rows: list[Row]) -> TrainBatch:
         group_ids=np.zeros(len(rows), dtype=np.int64),
         rollout_ids=np.asarray([rollout for _, rollout, _ in rows], dtype=np.int64),
         step_ids=np.asarray([step for step, _, _ in rows], dtype=np.int64),
+        sample_ids=np.arange(len(rows), dtype=np.int64),
         rollout_log_probs=None,
     )
 

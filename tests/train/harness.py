@@ -156,6 +156,7 @@ def make_batch(
         # two samples of one rollout share its weight
         rollout_ids=np.maximum(np.arange(samples, dtype=np.int64), 1),
         step_ids=np.arange(samples, dtype=np.int64) * steps // samples,
+        sample_ids=100 + np.arange(samples, dtype=np.int64),
         rollout_log_probs=[-rng.random(n).astype(np.float32) for n in lengths] if rollout_log_probs else None,
     )
 

@@ -24,6 +24,7 @@ class TrainBatch:
     group_ids: NDArray[np.int64]  #: [N], equal for the samples of one prompt
     rollout_ids: NDArray[np.int64]  #: [N], equal for samples that came from one rollout of a prompt
     step_ids: NDArray[np.int64]  #: [N], the optimizer step 0..K-1 the sample belongs to
+    sample_ids: NDArray[np.int64]  #: [N], `Sample.index`, by which errors name samples; -1 where it has none
     #: N x [T_i] under the engine that sampled them; None unless every sample has them
     rollout_log_probs: list[NDArray[np.float32]] | None
 
@@ -54,6 +55,7 @@ class TrainBatch:
             group_ids=_int64([row.group for row in rows]),
             rollout_ids=_int64([row.rollout for row in rows]),
             step_ids=_int64([row.step for row in rows]),
+            sample_ids=_int64([-1 if row.sample.index is None else row.sample.index for row in rows]),
             rollout_log_probs=(
                 [np.asarray(row.sample.rollout_log_probs, dtype=np.float32) for row in rows] if have_log_probs else None
             ),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slime.contracts.advantages import check_advantages, check_untouched, copy_batch
+from slime.contracts.passive import check_permutation
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, Estimator, EstimatorBatch
 
@@ -22,14 +23,17 @@ def estimate(
     batch: TrainBatch,
     kl: Sequence[Tensor] | None = None,
     values: Sequence[Tensor] | None = None,
+    *,
+    passive: bool = False,
 ) -> Advantages:
     """One advantage, and with a critic one return, per response token: N x [T_i] float32 on the CPU.
 
     kl       N x [T_i] log pi / pi_ref, where there is a reference
     values   N x [T_i] the critic's values, where there is one
+    passive  ask a second time with the samples in another order, which must change nothing
 
     Raises `PluginContractError` when the answer does not fit the masks, is not finite, is not zero where the mask
-    is zero, or when the estimator changed its input.
+    is zero, hangs on the order of the samples, or when the estimator changed its input.
     """
     given = EstimatorBatch(
         rewards=torch.from_numpy(np.array(batch.rewards, dtype=np.float32)),
@@ -44,6 +48,9 @@ def estimate(
         answer = estimator.advantages(given)
     try:
         check_untouched(before, given)
-        return check_advantages(answer, before.loss_masks, returns=values is not None)
+        checked = check_advantages(answer, before.loss_masks, returns=values is not None)
+        if passive:
+            check_permutation(estimator, before, checked)
     except PluginContractError as error:
         raise PluginContractError(f"{type(estimator).__name__}.advantages {error}") from None
+    return checked

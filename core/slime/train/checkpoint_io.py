@@ -30,18 +30,24 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) 
 
     Raises `CheckpointError` when it cannot be written.
     """
-    try:
-        if dist.get_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
-        state = _model_state(chunks)
-        state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state, chunks), metadata=_metadata())
-        state["scheduler"] = scheduler.state_dict()
-        state["random"] = _gather_random_states()
-        with _write_in_this_process():
-            dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
-    except (CheckpointException, CheckpointingException, OSError) as error:
-        raise CheckpointError(f"the training state could not be written to {folder}: {_reason(error)}") from error
+    state = _model_state(chunks)
+    state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state, chunks), metadata=_metadata())
+    state["scheduler"] = scheduler.state_dict()
+    state["random"] = _gather_random_states()
+    _write(folder, state)
+
+
+def save_weights(folder: Path, chunks: list[Any]) -> None:
+    """Write the weights alone, otherwise as `save_state` does (collective)."""
+    _write(folder, _model_state(chunks))
+
+
+def load_weights(folder: Path, chunks: list[Any]) -> None:
+    """Read the weights that `save_weights` wrote, under any parallel layout (collective).
+
+    Raises `CheckpointError` as `load_state` does.
+    """
+    _put_into(chunks, _read(folder, _model_state(chunks)))
 
 
 def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
@@ -51,25 +57,14 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
 
     Raises `CheckpointError` when the folder is no such checkpoint or does not fit the model.
     """
-    if not (folder / "metadata.json").is_file():
-        raise CheckpointError(
-            f"{folder} is no complete training checkpoint (no metadata.json); expected a folder that slime saved."
-        )
     state = _model_state(chunks)
     if not weights_only:
         state["optimizer"] = optimizer.sharded_state_dict(
             _for_optimizer(state, chunks), is_loading=True, metadata=_metadata()
         )
-    try:
-        loaded = dist_checkpointing.load(state, str(folder))
-    except (CheckpointException, CheckpointingException, KeyError, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{folder} could not be loaded into this model: {_reason(error)}. Is it a checkpoint of the same"
-            " architecture?"
-        ) from error
+    loaded = _read(folder, state)
+    _put_into(chunks, loaded)
     with torch.no_grad():
-        for number, chunk in enumerate(chunks):
-            chunk.load_state_dict(loaded[_model_key(number, chunks)])
         if weights_only:
             optimizer.reload_model_params()
             return
@@ -79,6 +74,38 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
     states = loaded["random"]
     if len(states) == dist.get_world_size():
         _set_random_state(states[dist.get_rank()])
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    try:
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        with _write_in_this_process():
+            dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
+    except (CheckpointException, CheckpointingException, OSError) as error:
+        raise CheckpointError(f"the training state could not be written to {folder}: {_reason(error)}") from error
+
+
+def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    if not (folder / "metadata.json").is_file():
+        raise CheckpointError(
+            f"{folder} is no complete training checkpoint (no metadata.json); expected a folder that slime saved."
+        )
+    try:
+        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
+    except (CheckpointException, CheckpointingException, KeyError, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} could not be loaded into this model: {_reason(error)}. Is it a checkpoint of the same"
+            " architecture?"
+        ) from error
+    return loaded
+
+
+def _put_into(chunks: list[Any], loaded: dict[str, Any]) -> None:
+    with torch.no_grad():
+        for number, chunk in enumerate(chunks):
+            chunk.load_state_dict(loaded[_model_key(number, chunks)])
 
 
 @contextmanager

@@ -8,11 +8,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime.errors import PluginContractError
 from slime.plugin import Estimator, TokenBatch
+from slime.train.correction import Correction, importance_weights, strayed
 from slime.train.kl import kl_per_token
+from slime.train.mismatch import mismatch
 from slime.train.objective import policy_loss
 from slime.train.packing import MicroBatch
 from slime.train.ratio import log_ratio
+
+#: metrics of slime's own that stand beside those of the estimator's objective
+_OWN = frozenset({"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr"})
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,12 @@ class LossTerms:
     #: 0 where KL to the reference is no part of the loss
     kl_loss_coef: float
     kl_loss_type: str
+    #: whether the KL of a token is multiplied with its importance ratio
+    unbiased_kl: bool
+    #: of the policy loss, for tokens that the engines sampled from another distribution than the trainer's
+    correction: Correction | None
+    #: off-policy sequence masking: how far the mean log-prob of a sequence of negative advantage may fall
+    sequence_delta: float | None
     entropy_coef: float
 
 
@@ -60,50 +72,78 @@ def micro_batch_loss(
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
     mask, weights = columns.mask[here], columns.weights[here]
     trained = mask > 0
-    current = log_probs.detach()
     sums = {"tokens": mask.sum(), "entropy": (entropy.detach() * mask).sum()}
 
     if terms.supervised:
         per_token = -log_probs
     else:
-        assert columns.advantages is not None
-        old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)
-        if columns.rollout_log_probs is not None:
-            trainers = current if columns.old_by_engine else old
-            gap = torch.where(trained, (trainers - columns.rollout_log_probs[here]).abs(), 0.0)
-            sums["logprob_gap"] = gap.sum()
-            if gap.numel():
-                sums["logprob_gap_max"] = gap.max()
-        sequences = (micro_batch.sequence_ids, len(micro_batch.samples))
-        ratio = log_ratio(log_probs, old, mask, *sequences, terms.ratio)
-        ratios = torch.where(trained, ratio.detach().exp(), 0.0)
-        sums["ratio"] = ratios.sum()
-        if ratios.numel():
-            sums["ratio_max"] = ratios.max()
-        per_token, seen = policy_loss(
-            TokenBatch(
-                log_probs=log_probs,
-                old_log_probs=old,
-                log_ratio=ratio,
-                advantages=columns.advantages[here],
-                loss_mask=mask,
-                sequence_ids=micro_batch.sequence_ids,
-                num_sequences=len(micro_batch.samples),
-                eps_clip=terms.eps_clip,
-                eps_clip_high=terms.eps_clip_high,
-                eps_clip_c=terms.eps_clip_c,
-            ),
-            terms.estimator,
-        )
-        sums |= {name: torch.where(trained, values, 0.0).sum() for name, values in seen.items()}
-        if columns.ref_log_probs is not None:
-            ref = torch.where(trained, columns.ref_log_probs[here], current)
-            kl = kl_per_token(log_probs, ref, terms.kl_loss_type)
-            sums["kl"] = (kl.detach() * mask).sum()
-            if terms.kl_loss_coef:
-                per_token = per_token + terms.kl_loss_coef * kl
+        per_token, seen = _policy_terms(terms, columns, micro_batch, log_probs, mask)
+        sums |= seen
     if terms.entropy_coef:
         per_token = per_token - terms.entropy_coef * entropy
     loss = (weights * torch.where(trained, per_token, 0.0)).sum()
     sums["loss"] = loss.detach()
     return loss, sums
+
+
+def _policy_terms(
+    terms: LossTerms, columns: LossColumns, micro_batch: MicroBatch, log_probs: Tensor, mask: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy loss and KL of each token [R], and their sums over trained tokens."""
+    assert columns.advantages is not None
+    here, trained, current = micro_batch.token_ids, mask > 0, log_probs.detach()
+    sequences = (micro_batch.sequence_ids, len(micro_batch.samples))
+    advantages = columns.advantages[here]
+    old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)
+    ratio = log_ratio(log_probs, old, mask, *sequences, terms.ratio)
+    tokens = TokenBatch(
+        log_probs=log_probs,
+        old_log_probs=old,
+        log_ratio=ratio,
+        advantages=advantages,
+        loss_mask=mask,
+        sequence_ids=micro_batch.sequence_ids,
+        num_sequences=len(micro_batch.samples),
+        eps_clip=terms.eps_clip,
+        eps_clip_high=terms.eps_clip_high,
+        eps_clip_c=terms.eps_clip_c,
+    )
+    per_token, reported = policy_loss(tokens, terms.estimator)
+    ratios = ratio.detach().exp()
+    means = {"ratio": ratios}
+    sums: dict[str, Tensor] = {}
+
+    if columns.rollout_log_probs is not None:
+        engine = torch.where(trained, columns.rollout_log_probs[here], current)
+        trainers = current if columns.old_by_engine else old
+        level = "token" if terms.correction is None else terms.correction.level
+        raw = importance_weights(trainers, engine, mask, *sequences, level)
+        sums |= mismatch(trainers, engine, mask, raw)
+        if terms.correction is not None:
+            used, seen = terms.correction.apply(raw)
+            per_token = per_token * used
+            means |= seen
+        if terms.sequence_delta is not None:
+            out = strayed(current, engine, advantages, mask, *sequences, terms.sequence_delta)
+            per_token = torch.where(out, 0.0, per_token)
+            means["off_policy_sequence_fraction"] = out.float()
+    if columns.ref_log_probs is not None:
+        ref = torch.where(trained, columns.ref_log_probs[here], current)
+        weight = log_ratio(log_probs, old, mask, *sequences, "token").exp() if terms.unbiased_kl else None
+        kl = kl_per_token(log_probs, ref, terms.kl_loss_type, weight)
+        means["kl"] = kl.detach()
+        if terms.kl_loss_coef:
+            per_token = per_token + terms.kl_loss_coef * kl
+
+    means["ratio_max"] = ratios
+    for name in reported.keys() & (means.keys() | sums.keys() | _OWN):
+        raise PluginContractError(
+            f"{type(terms.estimator).__name__}.objective reports a metric {name!r}, which is the name of one of slime's"
+            " own; expected another name."
+        )
+    for name, values in (means | reported).items():
+        if not name.endswith("_max"):
+            sums[name] = torch.where(trained, values, 0.0).sum()
+        elif values.numel():
+            sums[name] = torch.where(trained, values, -torch.inf).max()
+    return per_token, sums

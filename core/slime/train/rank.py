@@ -19,17 +19,22 @@ from slime.train import parallel
 from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
 from slime.train.clip_range import clip_range
+from slime.train.correction import Correction
+from slime.train.engine_log_probs import check_agreement, check_finite, required
 from slime.train.forward import Pipeline
 from slime.train.heads import policy_head
+from slime.train.kl import kl_per_token
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.metrics import add_sums, advantage_metrics, token_means
 from slime.train.model import build_chunks, connect_schedule, wrap_chunks
 from slime.train.optimizer import build_optimizer, build_scheduler, take_step
 from slime.train.packing import MicroBatch, PackingRule, flat_column
-from slime.train.reference import ReferenceWeights
+from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.scoring import score_batch
 from slime.train.settings import TrainSettings, train_settings
 from slime.train.statistics import sum_over_ranks
 from slime.train.timing import timed
+from slime.train.whitening import whiten
 from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
 
 if TYPE_CHECKING:
@@ -100,6 +105,7 @@ class MegatronRank:
         self._optimizer = build_optimizer(settings, self._chunks)
         self._scheduler = build_scheduler(config, settings, self._optimizer)
         self._last_lr = 0.0
+        self._rollouts_seen = 0
         connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
         # Supervised answers were not sampled: their loss is the plain log-probability.
         temperature = 1.0 if self._supervised else config.rollout.rollout_temperature
@@ -121,6 +127,9 @@ class MegatronRank:
             eps_clip_c=algorithm.eps_clip_c,
             kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
             kl_loss_type=algorithm.kl_loss_type,
+            unbiased_kl=algorithm.use_unbiased_kl,
+            correction=Correction.of(algorithm),
+            sequence_delta=algorithm.off_policy_sequence_delta,
             entropy_coef=algorithm.entropy_coef,
         )
 
@@ -132,20 +141,36 @@ class MegatronRank:
         Per-token metrics are means over the trained tokens of the batch, `loss` and `grad_norm` means over its
         steps, `time/...` seconds of this rank's phases.  Raises `TrainerError` when the loss or the gradient is
         not finite, `PluginContractError` when the estimator breaks its contract.
+
+        A step without a single trained token changes nothing, neither weights nor the optimizer's moments; only
+        the schedule counts it (`skipped_steps`).
         """
         if not batch.tokens:
             raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
         seconds: dict[str, float] = {}
-        steps = np.unique(batch.step_ids).tolist()
-        columns, metrics = self._columns(batch, seconds, several_steps=len(steps) > 1)
-        sums: dict[str, float] = {}
-        norms: list[float] = []
-        for step in steps:
-            norms.append(self._step(batch, step, columns, sums, seconds))
-        metrics |= _means(sums, steps=len(steps))
+        steps, skipped = _steps_of(batch)
+        metrics: dict[str, float] = {"skipped_steps": len(skipped)} if skipped else {}
+        sums: dict[str, float] = {"tokens": 0.0, "loss": 0.0, "micro_batches": 0.0}
+        norms = [0.0]
+        if steps:
+            columns, seen = self._columns(batch, seconds, several_steps=len(steps) > 1)
+            metrics |= seen
+            norms = [self._step(batch, step, columns, sums, seconds) for step in steps]
+        if skipped:
+            self._scheduler.step(increment=len(skipped))
+        metrics |= token_means(sums, steps=len(norms))
         metrics["grad_norm"] = sum(norms) / len(norms)
         metrics["lr"] = self._last_lr
+        self._rollouts_seen += 1
+        self._renew_reference(batch.rollout + 1)
         return metrics | seconds
+
+    def _renew_reference(self, rollouts_done: int) -> None:
+        """Where due, the reference takes the policy's weights (`--ref-update-interval`)."""
+        every = self._config.algorithm.ref_update_interval
+        if self._reference is not None and every is not None and rollouts_done % every == 0:
+            self._settle()
+            self._reference.renew()
 
     def log_probs(self, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
         """Log-probs of the response tokens under the present weights, at the rollout temperature: N x [T_i] float32."""
@@ -156,36 +181,55 @@ class MegatronRank:
     ) -> tuple[LossColumns, dict[str, float]]:
         """Per-token data that must be known before the first step, and metrics of the advantages."""
         flat = partial(flat_column, device=self._device)
-        weights = flat(loss_weights(batch, per_token=self._config.algorithm.calculate_per_token_loss))
+        algorithm = self._config.algorithm
+        weights = flat(
+            loss_weights(
+                batch,
+                per_token=algorithm.calculate_per_token_loss,
+                constant_length=algorithm.loss_constant_length,
+            )
+        )
         mask = flat(batch.loss_masks)
         if self._estimator is None:
             return LossColumns(weights, mask), {}
+        check_finite(batch)
         ref = old = kl = None
+        by_engine = bool(algorithm.use_rollout_logprobs)
+        # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
+        if (several_steps and not by_engine) or self._estimator_wants_kl or algorithm.true_on_policy_mode:
+            with timed(seconds, "time/old_log_probs"):
+                old = self._score(batch)
+        if algorithm.true_on_policy_mode and old is not None:
+            check_agreement(batch, old, algorithm.true_on_policy_tolerance)
         if self._reference is not None:
             self._settle()  # exchanging weights that are still arriving would leave stale ones behind
             with timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)
-        by_engine = self._config.algorithm.use_rollout_logprobs
-        # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
-        if (several_steps and not by_engine) or self._estimator_wants_kl:
-            with timed(seconds, "time/old_log_probs"):
-                old = self._score(batch)
         with timed(seconds, "time/advantages"):
             if self._estimator_wants_kl and ref is not None and old is not None:
-                kl = [a - b for a, b in zip(old, ref, strict=True)]
-            advantages = estimate(self._estimator, batch, kl).advantages
+                kl = [kl_per_token(a, b, algorithm.kl_reward_type) for a, b in zip(old, ref, strict=True)]
+            passive = self._rollouts_seen < self._config.rollout.passive_checks
+            advantages = estimate(self._estimator, batch, kl, passive=passive).advantages
+            if algorithm.normalize_advantages:
+                advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])
         if by_engine:
-            old = _engine_log_probs(batch)
+            old = required(batch, "--use-rollout-logprobs (the default with --async)")
+        for option, chosen in (
+            ("--off-policy-correction (or --use-tis)", self._terms.correction),
+            ("--off-policy-sequence-delta", self._terms.sequence_delta),
+        ):
+            if chosen is not None:
+                required(batch, option)
         columns = LossColumns(
             weights,
             mask,
             advantages=flat(advantages),
             old_log_probs=None if old is None else flat(old),
-            old_by_engine=bool(by_engine),
+            old_by_engine=by_engine,
             ref_log_probs=None if ref is None else flat(ref),
             rollout_log_probs=None if batch.rollout_log_probs is None else flat(batch.rollout_log_probs),
         )
-        return columns, _advantage_metrics(torch.cat(advantages), torch.from_numpy(np.concatenate(batch.loss_masks)))
+        return columns, advantage_metrics(advantages, batch)
 
     def _step(
         self,
@@ -201,11 +245,7 @@ class MegatronRank:
             packed = self._pack(batch, np.flatnonzero(batch.step_ids == step).tolist())
             seen = sum_over_ranks(self._pipeline.train(packed, partial(micro_batch_loss, self._terms, columns)))
             seen["micro_batches"] = len(packed)
-        for name, value in seen.items():
-            if name not in sums:
-                sums[name] = value
-            else:
-                sums[name] = max(sums[name], value) if name.endswith("_max") else sums[name] + value
+        add_sums(sums, seen)
         with timed(seconds, "time/optimizer"):
             norm, self._last_lr = take_step(
                 self._optimizer, self._scheduler, where=where, sums=seen, scaled=self._settings.transformer.fp16
@@ -259,6 +299,8 @@ class MegatronRank:
         """Write weights, optimizer, schedule and random states; `path` must be new or empty."""
         self._settle()
         save_state(path, self._bare, self._optimizer, self._scheduler)
+        if self._reference is not None:
+            self._reference.save(path / REFERENCE_PART)
 
     def load(self, path: Path, *, weights_only: bool = False) -> None:
         """Read what `save` wrote, under any parallel layout.
@@ -267,6 +309,8 @@ class MegatronRank:
                        unless --ref-load names one
         """
         self._settle()
+        if self._reference is not None and not weights_only:
+            self._reference.load(path / REFERENCE_PART)
         load_state(path, self._bare, self._optimizer, self._scheduler, weights_only=weights_only)
         if weights_only and self._reference is not None and self._config.checkpoint.ref_load is None:
             self._reference.refresh()
@@ -298,37 +342,9 @@ class MegatronRank:
         load_hf(self._bare, folder, hf_config)
 
 
-def _engine_log_probs(batch: TrainBatch) -> list[Tensor]:
-    """Log-probs under the weights that sampled the responses: N x [T_i]."""
-    if batch.rollout_log_probs is None:
-        raise TrainerError(
-            f"rollout {batch.rollout}: --use-rollout-logprobs (the default with --async) needs the engines' log-probs, "
-            f"and the generator recorded none. Use a generator that does, or --no-use-rollout-logprobs."
-        )
-    return [torch.from_numpy(values) for values in batch.rollout_log_probs]
-
-
-def _means(sums: dict[str, float], *, steps: int) -> dict[str, float]:
-    """From sums over the trained tokens of all steps to what is reported."""
-    tokens = sums["tokens"]
-    metrics = {"tokens": tokens, "loss": sums["loss"] / steps, "micro_batches": sums["micro_batches"]}
-    for name, value in sums.items():
-        if name in metrics:
-            continue
-        if name == "logprob_gap":
-            metrics["logprob_gap_mean"] = value / max(tokens, 1.0)
-        else:
-            metrics[name] = value if name.endswith("_max") else value / max(tokens, 1.0)
-    return metrics
-
-
-def _advantage_metrics(advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    values = advantages[mask > 0].double()
-    if not values.numel():
-        return {}
-    return {
-        "advantage_mean": float(values.mean()),
-        "advantage_std": float(values.std(unbiased=False)),
-        "advantage_min": float(values.min()),
-        "advantage_max": float(values.max()),
-    }
+def _steps_of(batch: TrainBatch) -> tuple[list[int], list[int]]:
+    """The optimizer steps that train any token, and those that train none, in order."""
+    trained = np.array([bool(mask.any()) for mask in batch.loss_masks])
+    with_tokens = set(np.unique(batch.step_ids[trained]).tolist())
+    steps = np.unique(batch.step_ids).tolist()
+    return [step for step in steps if step in with_tokens], [step for step in steps if step not in with_tokens]

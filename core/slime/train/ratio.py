@@ -22,8 +22,8 @@ def log_ratio(
 ) -> Tensor:
     """[M] log pi - log pi_old of each token, differentiable in `log_probs`, 0 where the mask [M] is 0.
 
-    `level="sequence"`: the mean over the trained tokens of its sequence instead, the same for all of them (GSPO, Zheng
-    et al., 2025, arXiv 2507.18071, eq. 7).  Held within plus and minus `BOUND`.
+    `level="sequence"`: the mean over the trained tokens of its sequence instead, the same for all of them (Zheng et
+    al., 2025, arXiv 2507.18071, eq. 7).  Held within plus and minus `BOUND`.
     """
     difference = torch.where(mask > 0, log_probs - old_log_probs, 0.0)
     if level == "sequence":

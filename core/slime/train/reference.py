@@ -1,13 +1,23 @@
-"""The frozen reference policy: a second copy of this rank's weights, exchanged with the model's for a forward pass."""
+"""The reference policy: a second copy of this rank's weights, exchanged with the model's for a forward pass.
+
+It is frozen, or renewed every so many rollouts; only then is it part of the checkpoint, since it cannot be made again
+from what the run started from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from slime.train.checkpoint_io import load_weights, save_weights
+
+#: where a checkpoint of the trainer has it
+REFERENCE_PART = "reference"
 
 
 class ReferenceWeights:
@@ -16,6 +26,24 @@ class ReferenceWeights:
     def __init__(self, chunks: list[Any]) -> None:
         self._chunks = chunks
         self._held = [_host_copy(tensor) for tensor in self._live()]
+        self._renewed = False
+
+    def renew(self) -> None:
+        """Take the model's weights in the middle of a run: from now on the reference is part of the run's state."""
+        self.refresh()
+        self._renewed = True
+
+    def save(self, folder: Path) -> None:
+        """Write the reference to `folder`, where it has been renewed (collective)."""
+        if self._renewed:
+            with self.in_model():
+                save_weights(folder, self._chunks)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, if it wrote anything (collective).  The model has the same weights afterwards."""
+        if folder.is_dir():
+            load_weights(folder, self._chunks)
+            self.renew()
 
     def refresh(self) -> None:
         """Take the model's present weights as the reference."""
