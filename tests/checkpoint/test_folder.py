@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,25 +30,32 @@ def config(prompts: Path) -> Config:
     return lambda *words: load_config([*flags, *words])
 
 
+def commit(writer: CheckpointWriter, temporary: Path, rollouts_done: int) -> Path:
+    version = rollouts_done + 1
+    return writer.commit(
+        temporary, rollouts_done=rollouts_done, weight_version=version, trained_at={1: 0, version: rollouts_done}
+    )
+
+
 @pytest.fixture
 def saved(config: Config) -> Saved:
     """Saves a checkpoint under a folder."""
 
-    def save(root: Path, rollouts_done: int, *words: str, cursor: dict[str, Any] | None = None) -> Path:
+    def save(root: Path, rollouts_done: int, *words: str) -> Path:
         writer = CheckpointWriter(root, config(*words), {"plugins": []})
         temporary = writer.begin(rollouts_done)
         (temporary / "megatron" / "weights").write_text(f"after {rollouts_done}")
-        return writer.commit(temporary, rollouts_done=rollouts_done, weight_version=rollouts_done + 1, cursor=cursor)
+        return commit(writer, temporary, rollouts_done)
 
     return save
 
 
 def test_latest_names_the_newest_and_everything_is_read_back(saved: Saved, tmp_path: Path) -> None:
     saved(tmp_path, 2)
-    saved(tmp_path, 4, cursor={"offset": 8})
+    saved(tmp_path, 4)
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.path == tmp_path / "rollout_000004"
-    assert (checkpoint.rollouts_done, checkpoint.weight_version, checkpoint.cursor) == (4, 5, {"offset": 8})
+    assert (checkpoint.rollouts_done, checkpoint.weight_version, checkpoint.trained_at) == (4, 5, {1: 0, 5: 4})
     assert (checkpoint.trainer_part / "weights").read_text() == "after 4"
 
 
@@ -83,6 +89,13 @@ def test_an_unreadable_part_is_named(saved: Saved, tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_of_another_format_is_refused_with_both_numbers_and_a_way_on(saved: Saved, tmp_path: Path) -> None:
+    path = saved(tmp_path, 2) / "state.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 2\. .* --save-hf"):
+        read_checkpoint(tmp_path)
+
+
 def test_another_data_order_is_refused_with_both_values(saved: Saved, config: Config, tmp_path: Path) -> None:
     checkpoint: Checkpoint = read_checkpoint(saved(tmp_path, 2))
     checkpoint.require_same_data_order(config())
@@ -112,7 +125,7 @@ def test_the_saved_content_is_that_of_the_start_though_the_file_is_edited_while_
 ) -> None:
     writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
     prompts.write_text('{"prompt": "other", "label": "2"}\n')
-    path = writer.commit(writer.begin(2), rollouts_done=2, weight_version=3, cursor=None)
+    path = commit(writer, writer.begin(2), 2)
     with pytest.raises(CheckpointError, match="--prompt-data"):
         read_checkpoint(path).require_same_data_order(config())
 
@@ -144,7 +157,7 @@ def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stay
     temporary = writer.begin(4)
     (temporary / "state.json").mkdir()  # stands for any refusal: the part cannot be written
     with pytest.raises(CheckpointError, match=r"rollout_000004 could not be written: .*state\.json"):
-        writer.commit(temporary, rollouts_done=4, weight_version=5, cursor=None)
+        commit(writer, temporary, 4)
     assert read_checkpoint(tmp_path).path == tmp_path / "rollout_000002"
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"rollout_000004\.partial could not be written"):

@@ -78,7 +78,7 @@ def test_the_quickstart_files_are_understood(script: str) -> None:
 def test_a_continued_run_says_which_weights_its_reference_has(dry_run: Slime, tmp_path: Path) -> None:
     for name in ("saved", "first"):
         (tmp_path / name).mkdir()
-        state = {"format": 1, "rollouts_done": 1, "weight_version": 2, "cursor": None, "data_order": {}}
+        state = {"format": 2, "rollouts_done": 1, "weight_version": 2, "trained_at": [], "data_order": {}}
         (tmp_path / name / "state.json").write_text(json.dumps(state))
         (tmp_path / name / "plugins.json").write_text("{}")
     ended = dry_run("--load", "saved", "--initial-megatron-checkpoint", "first")

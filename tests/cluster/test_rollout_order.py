@@ -15,6 +15,9 @@ class RecordingManager:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
+    def trained(self, done: int) -> None:
+        assert done == 5
+
     async def generate(self, number: int) -> Any:
         self.taken.append(number)
         await asyncio.sleep(0.01)
@@ -29,7 +32,7 @@ def test_calls_that_begin_out_of_order_wait_for_their_turn() -> None:
         calls = [(7, 6), (6, 5), (5, None)]
         tasks = []
         for number, after in calls:
-            tasks.append(asyncio.ensure_future(actor.generate(number, after)))
+            tasks.append(asyncio.ensure_future(actor.generate(number, after, 5)))
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks, return_exceptions=True)
         taken: list[int] = actor._manager.taken

@@ -109,19 +109,20 @@ def test_rollouts_asked_for_ahead_take_prompts_in_the_order_of_the_calls(
 def test_resuming_from_the_last_trained_rollout_skips_and_repeats_nothing(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
-    async def first() -> tuple[Rollout, Rollout, Rollout]:
+    async def first() -> tuple[dict[str, Any], list[Rollout]]:
         run = manager(config, tokenizer, tmp_path)
-        trained = await run.generate(0)
-        return trained, await run.generate(1), await run.generate(2)  # the last two were only buffered
+        await run.generate(0)
+        ahead = [await run.generate(1), await run.generate(2)]
+        return run.state(done=1), ahead  # the last two are not trained on
 
-    async def resumed(cursor: dict[str, Any]) -> list[Rollout]:
+    async def resumed(state: dict[str, Any]) -> list[Rollout]:
         run = manager(config, tokenizer, tmp_path)
-        run.load_cursor(json.loads(json.dumps(cursor)))
+        run.load_state(json.loads(json.dumps(state)))
         return [await run.generate(1), await run.generate(2)]
 
-    trained, *buffered = asyncio.run(first())
-    again = asyncio.run(resumed(trained.cursor))
-    assert [rollout.groups for rollout in again] == [rollout.groups for rollout in buffered]
+    state, ahead = asyncio.run(first())
+    again = asyncio.run(resumed(state))
+    assert [rollout.groups for rollout in again] == [rollout.groups for rollout in ahead]
 
 
 def test_a_rollout_number_that_goes_back_is_refused(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Checkpoint folders: `ROOT/rollout_000010/`, complete or absent, and `ROOT/latest` naming the newest.
 
     megatron/      model, optimizer, scheduler, random states (written by the trainer ranks)
-    state.json     rollouts done, data cursor, weight version, what the data order depends on
+    rollout/       data source, replay buffer, prompts in flight (written by the rollout process)
+    state.json     rollouts done, weight versions, what the data order depends on
     config.toml    the resolved run configuration
     plugins.json   the plugins the run used
 
@@ -24,8 +25,9 @@ from typing import Any
 from slime.config import RunConfig
 from slime.errors import CheckpointError, DataError
 
-FORMAT = 1
+FORMAT = 2
 TRAINER_PART = "megatron"
+ROLLOUT_PART = "rollout"
 #: sections and fields the data order depends on; a resumed run must agree on them
 _DATA_ORDER = (
     (
@@ -51,7 +53,8 @@ class Checkpoint:
     path: Path
     rollouts_done: int
     weight_version: int
-    cursor: dict[str, Any] | None
+    #: weight version -> rollouts that had been trained on when the engines got it
+    trained_at: dict[int, int]
     plugins: dict[str, Any]
     data_order: dict[str, Any]
 
@@ -59,6 +62,11 @@ class Checkpoint:
     def trainer_part(self) -> Path:
         """What the trainer ranks wrote."""
         return self.path / TRAINER_PART
+
+    @property
+    def rollout_part(self) -> Path:
+        """What the rollout process wrote."""
+        return self.path / ROLLOUT_PART
 
     def require_same_data_order(self, config: RunConfig) -> None:
         """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's.
@@ -121,7 +129,7 @@ class CheckpointWriter:
         self._data_order = data_order(config)
 
     def begin(self, rollouts_done: int) -> Path:
-        """An empty temporary folder; the trainer ranks write into its `megatron/`.  Raises `CheckpointError`."""
+        """A temporary folder for the parts of trainer ranks and rollout process.  Raises `CheckpointError`."""
         temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
         with _writing(temporary):
             shutil.rmtree(temporary, ignore_errors=True)
@@ -129,7 +137,7 @@ class CheckpointWriter:
         return temporary
 
     def commit(
-        self, temporary: Path, *, rollouts_done: int, weight_version: int, cursor: dict[str, Any] | None
+        self, temporary: Path, *, rollouts_done: int, weight_version: int, trained_at: Mapping[int, int]
     ) -> Path:
         """Add the kernel's part, make the checkpoint visible under its name and point `latest` at it.
 
@@ -139,7 +147,7 @@ class CheckpointWriter:
             "format": FORMAT,
             "rollouts_done": rollouts_done,
             "weight_version": weight_version,
-            "cursor": cursor,
+            "trained_at": list(trained_at.items()),
             "data_order": self._data_order,
         }
         final = self._root / f"rollout_{rollouts_done:06d}"
@@ -193,12 +201,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
     if state.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {state.get('format')!r}; this slime reads format {FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {path} has format {state.get('format')!r}; this slime reads format {FORMAT}. Continue with the"
+            " slime that wrote it, or start a new run from the model that it exports with --save-hf."
+        )
     return Checkpoint(
         path=path,
         rollouts_done=state["rollouts_done"],
         weight_version=state["weight_version"],
-        cursor=state["cursor"],
+        trained_at=dict(state["trained_at"]),
         plugins=plugins,
         data_order=state["data_order"],
     )

@@ -1,16 +1,19 @@
-"""The rollout actor: one asyncio process that owns the data source, the generators and the rewards."""
+"""The rollout actor: one asyncio process that owns the data source, the generators, the rewards and the buffer."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
+from slime.checkpoint.rollout_part import read_rollout_part, write_rollout_part
 from slime.cluster.actor_process import load_same_plugins, redirect_output
 from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
@@ -26,8 +29,6 @@ class RolloutSummary:
 
     number: int
     metrics: dict[str, float]
-    #: the data source's state after this rollout's prompts were taken
-    cursor: dict[str, Any]
     #: a question with answers, to show
     examples: list[Excerpt]
     #: why samples were lost, most frequent reason first
@@ -77,8 +78,8 @@ class RolloutActor:
         """Samples finished and wanted in the rollout that reported last."""
         return self._done
 
-    async def generate(self, number: int, after: int | None) -> tuple[RolloutSummary, Any]:
-        """One rollout: (summary, training batch).
+    async def generate(self, number: int, after: int | None, trained: int) -> tuple[RolloutSummary, Any]:
+        """One rollout: (summary, training batch); `trained` rollouts have been trained on.
 
         Ray may begin calls in another order than they were made, so each says after which rollout it takes its
         prompts, and waits for that one to have taken its own.
@@ -88,6 +89,7 @@ class RolloutActor:
 
         async with self._turns:
             await self._turns.wait_for(lambda: self._taken == after)
+            self._manager.trained(trained)
             work = asyncio.ensure_future(self._manager.generate(number))
             await asyncio.sleep(0)  # runs it up to where it first waits: its prompts are taken
             self._taken = number
@@ -95,19 +97,27 @@ class RolloutActor:
         rollout = await work
         started = time.monotonic()
         batch = TrainBatch.from_groups(rollout.groups, rollout=number, num_steps=self._config.steps_per_rollout)
+        if rollout.rewards is not None:
+            batch = dataclasses.replace(batch, rewards=np.asarray(rollout.rewards, dtype=np.float32))
         await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
         metrics = dict(rollout.metrics)
         metrics["time/batch"] = time.monotonic() - started
-        return RolloutSummary(number, metrics, rollout.cursor, rollout.examples, rollout.failures), batch
+        return RolloutSummary(number, metrics, rollout.examples, rollout.failures), batch
 
     async def evaluate(self, number: int) -> EvalReport:
         """All evaluation sets under the engines' current weights."""
         report: EvalReport = await self._manager.evaluate(number)
         return report
 
-    async def load_cursor(self, cursor: dict[str, Any]) -> None:
-        """Continue the data source from a checkpoint."""
-        self._manager.load_cursor(cursor)
+    async def save(self, folder: Path, done: int) -> None:
+        """Write what a checkpoint after `done` rollouts needs of this process."""
+        # One moment of everything that goes on here; written while it goes on.
+        state = self._manager.state(done)
+        await asyncio.to_thread(write_rollout_part, folder, state)
+
+    async def load(self, folder: Path) -> None:
+        """Continue from a checkpoint."""
+        self._manager.load_state(await asyncio.to_thread(read_rollout_part, folder))
 
     async def close(self) -> None:
         """Close the client's connections."""
@@ -133,9 +143,9 @@ class RolloutProcess:
             watch,
         )
 
-    def start_generation(self, number: int) -> tuple[Any, Any]:
-        """Begin one rollout; references to (summary, batch)."""
-        summary, batch = self._actor.generate.options(num_returns=2).remote(number, self._begun)
+    def start_generation(self, number: int, trained: int) -> tuple[Any, Any]:
+        """Begin one rollout, after `trained` have been trained on; references to (summary, batch)."""
+        summary, batch = self._actor.generate.options(num_returns=2).remote(number, self._begun, trained)
         self._begun = number
         return summary, batch
 
@@ -164,13 +174,15 @@ class RolloutProcess:
 
         return wait_for([ref], what, self._config.cluster.step_timeout_s, tick)[0]
 
-    def load_cursor(self, cursor: dict[str, Any]) -> None:
-        """Continue the data source from a checkpoint."""
-        wait_for(
-            [self._actor.load_cursor.remote(cursor)],
-            "restoring the data source",
-            self._config.cluster.step_timeout_s,
-        )
+    def save(self, folder: Path, done: int, watch: Watch | None) -> None:
+        """Write the rollout part of a checkpoint after `done` rollouts."""
+        timeout_s = self._config.cluster.step_timeout_s
+        wait_for([self._actor.save.remote(folder, done)], "saving the rollout state", timeout_s, watch)
+
+    def load(self, folder: Path) -> None:
+        """Continue from the rollout part of a checkpoint."""
+        timeout_s = self._config.cluster.step_timeout_s
+        wait_for([self._actor.load.remote(folder)], "restoring the rollout state", timeout_s)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Close and end the actor."""

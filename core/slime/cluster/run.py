@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from slime.checkpoint.folder import TRAINER_PART, CheckpointWriter, read_checkpoint
+from slime.checkpoint.folder import ROLLOUT_PART, TRAINER_PART, CheckpointWriter, read_checkpoint
 from slime.cluster.engine_group import EngineGroup
 from slime.cluster.placement import Placement, place
 from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
@@ -74,7 +74,6 @@ class Run:
         self._rollouts_trained = 0
         #: weight version -> rollouts that had been trained on when the engines got it
         self._trained_at: dict[int, int] = {}
-        self._cursor: dict[str, Any] | None = None
         self._seconds: dict[str, float] = {}
         self._step_started = time.monotonic()
         self._writer: CheckpointWriter | None = None
@@ -135,10 +134,9 @@ class Run:
         if checkpoint is not None:
             self._trainer.load(checkpoint.trainer_part, weights_only=False)
             self._weight_version = checkpoint.weight_version
-            self.first_rollout = checkpoint.rollouts_done
-            if checkpoint.cursor is not None:
-                self._rollout.load_cursor(checkpoint.cursor)
-                self._cursor = checkpoint.cursor
+            self._trained_at = checkpoint.trained_at
+            self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
+            self._rollout.load(checkpoint.rollout_part)
         self.observer.run_started(config, self._run_dir)
 
     def close(self, *, orderly: bool) -> None:
@@ -193,7 +191,7 @@ class Run:
     def start_generation(self, number: int) -> PendingRollout:
         """Begin generating rollout `number`; returns at once."""
         assert self._rollout is not None
-        summary, batch = self._rollout.start_generation(number)
+        summary, batch = self._rollout.start_generation(number, self._rollouts_trained)
         return PendingRollout(number, summary, batch)
 
     def wait_generation(self, pending: PendingRollout) -> TrainableRollout:
@@ -223,7 +221,6 @@ class Run:
         assert self._trainer is not None
         with self._timed("time/train"):
             metrics = self._trainer.train(rollout.batch, self._watch)
-        self._cursor = rollout.summary.cursor
         if (oldest := rollout.summary.metrics.get("rollout/weight_version_min")) is not None:
             metrics["staleness_max"] = float(self._rollouts_trained - self._trained_at[int(oldest)])
         self._rollouts_trained += 1
@@ -249,13 +246,14 @@ class Run:
 
     def save(self, rollouts_done: int) -> None:
         """Write a checkpoint that continues after `rollouts_done` rollouts."""
-        assert self._trainer is not None
+        assert self._trainer is not None and self._rollout is not None
         if self._writer is None:
             return
         temporary = self._writer.begin(rollouts_done)
         self._trainer.save(temporary / TRAINER_PART)
+        self._rollout.save(temporary / ROLLOUT_PART, rollouts_done, self._watch)
         path = self._writer.commit(
-            temporary, rollouts_done=rollouts_done, weight_version=self._weight_version, cursor=self._cursor
+            temporary, rollouts_done=rollouts_done, weight_version=self._weight_version, trained_at=self._trained_at
         )
         self.observer.checkpoint_saved(rollouts_done, path)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Context, DataSource, Generator, RewardModel, RewardSpec
 from slime.rollout.eval_sets import EvalSet, load_eval_sets
+from slime.rollout.filters import GroupFilter
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -27,29 +28,40 @@ class Components:
     reward: RewardModel | None
     reward_spec: RewardSpec | None
     reward_name: str
+    #: drops finished groups, which are then replaced
+    sampling_filter: GroupFilter | None
+    #: chooses a batch from the replay buffer
+    buffer_filter: GroupFilter | None
     eval_sets: list[EvalSet]
 
     @classmethod
     def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
         """Build what `config` names.  Raises `PluginError` and `DataError`."""
+        used = plugins.resolve(config)
 
-        def make(kind: str, name: str) -> tuple[str, Any]:
-            component = plugins.find(kind, name)
+        def make(slot: str) -> tuple[str, Any]:
+            resolved = used[slot]
             context = Context(
                 seed=config.data.rollout_seed,
                 run_dir=run_dir,
-                logger=logging.getLogger(f"slime.plugins.{component.id}"),
+                logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
                 config=config,
                 tokenizer=tokenizer,
             )
-            return component.title, plugins.build(kind, name, config.component_options.get(kind, {}), context)
+            return resolved.component.title, plugins.build_used(resolved, context)
 
-        source_name, source = make("datasource", config.data.data_source)
-        generator_name, generator = make("generator", config.generator_name)
+        def make_filter(slot: str) -> GroupFilter | None:
+            if slot not in used:
+                return None
+            name, built = make(slot)
+            return GroupFilter(built, name)
+
+        source_name, source = make("datasource")
+        generator_name, generator = make("generator")
         reward_name, reward, reward_spec = "no reward", None, None
-        if config.reward.reward is not None:
-            reward_name, reward = make("reward", config.reward.reward)
-            reward_spec = plugins.find("reward", config.reward.reward).spec
+        if "reward" in used:
+            reward_name, reward = make("reward")
+            reward_spec = used["reward"].component.spec
         return cls(
             source=source,
             source_name=source_name,
@@ -58,5 +70,7 @@ class Components:
             reward=reward,
             reward_spec=reward_spec,
             reward_name=reward_name,
+            sampling_filter=make_filter("sampling_filter"),
+            buffer_filter=make_filter("buffer_filter"),
             eval_sets=load_eval_sets(config, tokenizer),
         )

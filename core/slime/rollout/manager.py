@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 from slime.errors import SlimeError
 from slime.observe.excerpt import Excerpt, excerpts_of
 from slime.plugin import PolicyClient
+from slime.rollout.collect import Collected, Collector
 from slime.rollout.components import Components
 from slime.rollout.evaluation import EvalReport, Evaluator
 from slime.rollout.failures import common_reasons
+from slime.rollout.filters import OldestFirst
 from slime.rollout.generation import SampleGenerator
+from slime.rollout.ledger import Ledger
 from slime.rollout.metrics import oldest_weights, rollout_metrics
-from slime.rollout.pipeline import FinishedGroups, Pipeline
+from slime.rollout.pipeline import Pipeline
+from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
 from slime.rollout.rewards import Scorer
 from slime.rollout.sampling import Sampling
@@ -35,15 +39,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rollout:
-    """One finished batch: exactly `rollout_batch_size` groups, in the order the data source gave them."""
+    """One finished batch: exactly `rollout_batch_size` groups.
+
+    Their order is the buffer filter's; without one that in which the data source gave them, older rollouts' first.
+    """
 
     number: int
     groups: list[Group]
     #: `rollout/...` and `time/...`
     metrics: dict[str, float]
-    #: the data source's state after these groups were taken, JSON-ready
-    cursor: dict[str, Any]
     seconds: float
+    #: what stands in for the rewards of the trainable samples in training, in order; None: the rewards themselves
+    rewards: list[float] | None = None
     #: a question with answers, for people
     examples: list[Excerpt] = field(default_factory=list)
     #: why samples were lost, most frequent reason first
@@ -51,7 +58,7 @@ class Rollout:
 
 
 class RolloutManager:
-    """Owns the data source, the generator and the reward of a run.
+    """Owns the data source, the generator, the reward and the filters of a run.
 
     Lives in one process with one event loop.  `generate` may be called again before earlier calls have
     finished: prompts are taken in the order of the calls, and earlier rollouts get engine time first.
@@ -74,7 +81,9 @@ class RolloutManager:
         """
         self._config = config
         components = Components.build(config, plugins, run_dir, tokenizer)
-        self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
+        self._ledger = Ledger(
+            CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
+        )
         generator = SampleGenerator(
             components.generator,
             components.generator_name,
@@ -86,7 +95,17 @@ class RolloutManager:
         if components.reward is not None and components.reward_spec is not None:
             scorer = Scorer(components.reward, components.reward_spec, components.reward_name)
         self._pipeline = Pipeline(generator, scorer, ProgressBoard(on_progress))
-        self._sampling = Sampling.for_training(config)
+        sampling = Sampling.for_training(config)
+        self._collector = Collector(
+            self._ledger,
+            lambda groups: self._pipeline.finish(groups, sampling),
+            components.sampling_filter,
+            components.buffer_filter or OldestFirst(),
+            want=config.batch.prompts,
+            draw=config.rollout.over_sampling_batch_size or config.batch.prompts,
+            max_rounds=config.rollout.max_sampling_rounds,
+        )
+        self._post_process = PostProcess.load(config)
         self._evaluator = Evaluator(
             components.eval_sets,
             self._pipeline,
@@ -97,66 +116,74 @@ class RolloutManager:
         self._last: int | None = None
 
     async def generate(self, rollout: int) -> Rollout:
-        """Rollout number `rollout`: the data source's next prompts, generated and scored.
+        """Rollout number `rollout`: a batch of prompts, generated, scored and chosen.
 
-        Raises `EngineError` when the engines are gone, `SlimeError` when not one sample can be trained on.
+        Raises `EngineError` when the engines are gone, `PluginError` for a faulty filter, `SlimeError` when not one
+        sample can be trained on or the filters leave too few groups.
         """
         started = time.monotonic()
         # No await before this: prompts are taken in the order of the calls.
-        groups, cursor = self._take(rollout)
-        finished = await self._pipeline.finish(groups, self._sampling)
+        self._begin(rollout)
+        collected = await self._collector.collect(rollout)
         seconds = time.monotonic() - started
-        failures = self._lost(rollout, finished.groups)
-        metrics = rollout_metrics(finished.groups)
-        metrics |= oldest_weights(finished.groups)
-        metrics |= _speed(finished, seconds)
+        groups = collected.groups
+        metrics = rollout_metrics(groups)
+        metrics |= oldest_weights(groups)
+        metrics |= collected.metrics()
+        metrics |= _speed(collected, seconds)
+        self._post_process.mark_removed(groups)
+        rewards = self._post_process.rewards(groups)
+        if rewards is not None:
+            metrics["rollout/raw_reward"] = rewards.raw_mean
         return Rollout(
             rollout,
-            finished.groups,
+            groups,
             metrics,
-            cursor,
             seconds,
-            excerpts_of(finished.groups, rollout),
-            failures,
+            None if rewards is None else rewards.values,
+            excerpts_of(groups, rollout),
+            self._lost(rollout, collected.generated),
         )
 
     async def evaluate(self, rollout: int) -> EvalReport:
         """All evaluation sets under the engines' weights after `rollout` rollouts."""
         return await self._evaluator.evaluate(rollout)
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Continue after the rollout that `cursor` came from; the next one may have any number."""
-        self._source.load(cursor)
+    def trained(self, done: int) -> None:
+        """Rollouts 0 to `done` - 1 have been trained on; their groups are done with."""
+        self._ledger.trained(done)
+
+    def state(self, done: int) -> dict[str, Any]:
+        """Everything a run needs to continue after `done` rollouts, JSON-ready: see `Ledger.state`."""
+        return self._ledger.state(done)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; the next rollout may have any number."""
+        self._ledger.load(state)
         self._last = None
 
-    def _take(self, rollout: int) -> tuple[list[Group], dict[str, Any]]:
+    def _begin(self, rollout: int) -> None:
         if self._last is not None and rollout <= self._last:
             raise SlimeError(
                 f"rollout {rollout} was asked for after rollout {self._last}; prompts are taken in the order of"
                 " the calls, so numbers must increase"
             )
         self._last = rollout
-        return self._source.take(self._config.batch.prompts)
 
     def _lost(self, rollout: int, groups: list[Group]) -> list[str]:
-        """Why samples were lost; raises when all were."""
-        samples = [sample for group in groups for sample in group.samples]
-        failures = common_reasons(samples)
-        if failures and not any(sample.trainable for sample in samples):
-            raise SlimeError(
-                f"rollout {rollout}: none of its {len(samples)} samples can be trained on: {'; '.join(failures)}"
-            )
+        """Why samples were lost."""
+        failures = common_reasons(sample for group in groups for sample in group.samples)
         for reason in failures:
             logger.warning("rollout %d: %s", rollout, reason)
         return failures
 
 
-def _speed(finished: FinishedGroups, seconds: float) -> dict[str, float]:
-    tokens = sum(sample.response_length for group in finished.groups for sample in group.samples)
+def _speed(collected: Collected, seconds: float) -> dict[str, float]:
+    tokens = sum(sample.response_length for group in collected.generated for sample in group.samples)
     return {
         "time/generate": seconds,
-        "time/engine": finished.engine_seconds,
-        "time/reward": finished.reward_seconds,
+        "time/engine": collected.engine_seconds,
+        "time/reward": collected.reward_seconds,
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
     }

@@ -1,4 +1,4 @@
-"""The data source behind a boundary: exactly the groups asked for, and a cursor to come back to."""
+"""The data source behind a boundary: exactly the groups asked for, and a state to come back to."""
 
 from __future__ import annotations
 
@@ -13,37 +13,53 @@ from slime.types import Group
 
 
 class CheckedSource:
-    """Takes whole batches from a data source plugin and names it when it breaks its contract."""
+    """Takes groups from a data source plugin and names it when it breaks its contract."""
 
     def __init__(self, source: DataSource, who: str, samples_per_prompt: int) -> None:
+        """`who` names the data source in errors."""
+        self.who = who
         self._source = source
-        self._who = who
         self._samples_per_prompt = samples_per_prompt
+        self._state_checked = False
 
-    def take(self, count: int) -> tuple[list[Group], dict[str, Any]]:
-        """The next `count` groups, and the source's state after them.
+    def take(self, count: int) -> list[Group]:
+        """The next `count` groups.
 
         Raises `PluginContractError` unless there are exactly `count` groups of `n_samples_per_prompt`
-        pending samples, each with its `group_index` and an `index` of its own.
+        pending samples, each with its `group_index` and an `index` of its own; with the first of them also
+        where the source's state is none that a checkpoint can hold, which is better known before the first save.
         """
         try:
             groups = self._source.take(count)
-            state = self._source.state_dict()
         except SlimeError:
             raise
         except Exception as error:  # the boundary around the data source plugin
-            raise PluginError(reason_of(self._who, error)) from error
+            raise PluginError(reason_of(self.who, error)) from error
         try:
             check_groups(groups, count, self._samples_per_prompt)
-            return groups, check_state(state)
         except PluginContractError as error:
-            raise PluginContractError(f"{self._who} {error}") from None
+            raise PluginContractError(f"{self.who} {error}") from None
+        if not self._state_checked:
+            self.state()
+            self._state_checked = True
+        return groups
 
-    def load(self, cursor: Mapping[str, Any]) -> None:
-        """Continue after the groups that had been taken when `cursor` was."""
+    def state(self) -> dict[str, Any]:
+        """The source's state after what was taken so far, JSON-ready.  Raises `PluginContractError`."""
         try:
-            self._source.load_state_dict(cursor)
+            return check_state(self._source.state_dict())
+        except PluginContractError as error:
+            raise PluginContractError(f"{self.who} {error}") from None
         except SlimeError:
             raise
         except Exception as error:  # the boundary around the data source plugin
-            raise PluginError(reason_of(f"{self._who} cannot continue from its saved state", error)) from error
+            raise PluginError(reason_of(self.who, error)) from error
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue after the groups that had been taken when `state` was."""
+        try:
+            self._source.load_state_dict(state)
+        except SlimeError:
+            raise
+        except Exception as error:  # the boundary around the data source plugin
+            raise PluginError(reason_of(f"{self.who} cannot continue from its saved state", error)) from error

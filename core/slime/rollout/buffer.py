@@ -1,0 +1,47 @@
+"""The replay buffer: finished groups that are neither trained on nor dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slime.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished group and the rollout it was generated for."""
+
+    group: Group
+    rollout: int
+
+
+class ReplayBuffer:
+    """Oldest first: by the rollout a group was generated for, then in the order in which groups were added."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Finished] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> Sequence[Finished]:
+        """What it holds, oldest first."""
+        return tuple(self._entries.values())
+
+    def add(self, entries: Iterable[Finished]) -> None:
+        """Put groups in."""
+        ordered = sorted([*self._entries.values(), *entries], key=lambda entry: entry.rollout)
+        self._entries = {entry.group.index: entry for entry in ordered}
+
+    def groups(self, rollout: int) -> list[Group]:
+        """The groups, oldest first, with their ages at rollout number `rollout`."""
+        for entry in self._entries.values():
+            # A group that a later rollout has finished already is as new as can be.
+            entry.group.age = max(0, rollout - entry.rollout)
+        return [entry.group for entry in self._entries.values()]
+
+    def pop(self, indices: Iterable[int]) -> list[Finished]:
+        """Take out the groups with these indices, in the order of `indices`."""
+        return [self._entries.pop(index) for index in indices]
