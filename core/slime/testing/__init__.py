@@ -1,9 +1,10 @@
 """The contract kit: what a plugin's author tests a component with, and what slime tests its own with.
 
-    from slime.testing import assert_reward_contract, make_sample
+    from slime.testing import assert_reward_contract, make_context, make_sample
 
     def test_contract():
-        assert_reward_contract(Length(LengthOptions(), context), good=[make_sample(response="4")], bad=[...])
+        reward = Length(LengthOptions(), make_context())
+        assert_reward_contract(reward, good=[make_sample(response="4")], bad=[...])
 
 Plain functions that raise `AssertionError`; pytest is not needed, and its plugin `_slime_pytest` only adds fixtures.
 Importing this loads pluggy and pydantic; torch, transformers and hypothesis come with the functions that need them.
@@ -12,6 +13,7 @@ Importing this loads pluggy and pydantic; torch, transformers and hypothesis com
 
 from slime.testing.alphabet import decode, encode, make_tokenizer
 from slime.testing.buffer_filters import assert_buffer_filter_contract, random_buffer
+from slime.testing.context import make_context
 from slime.testing.datasources import assert_datasource_contract
 from slime.testing.estimators import assert_estimator_contract
 from slime.testing.generators import assert_generator_contract
@@ -36,6 +38,7 @@ __all__ = [
     "encode",
     "load_module_as_plugin",
     "make_batch",
+    "make_context",
     "make_group",
     "make_sample",
     "make_tokenizer",

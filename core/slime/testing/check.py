@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime.errors import ConfigError, PluginError
 from slime.plugin import Context, Options
 from slime.plugins.component import Component
 from slime.plugins.component_options import checked_options
-from slime.testing.alphabet import make_tokenizer
 from slime.testing.buffer_filters import buffer_filter_rules
 from slime.testing.caller import Caller
+from slime.testing.context import SAMPLES_PER_PROMPT, make_context
 from slime.testing.datasources import datasource_rules
 from slime.testing.estimators import estimator_rules
 from slime.testing.generators import generator_rules
@@ -25,11 +23,6 @@ from slime.testing.modules import assert_pickles
 from slime.testing.rewards import reward_rules
 from slime.testing.rules import Rule, try_rules
 
-if TYPE_CHECKING:
-    from slime.config import RunConfig
-
-_SAMPLES_PER_PROMPT = 4
-_SEED = 42
 #: names of options that a data source may take its file by
 _FILE_OPTIONS = ("path", "file", "data")
 
@@ -57,14 +50,14 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-check-")))
-        data = _write_prompts(folder)
+        context = make_context(run_dir=folder)
+        data = context.config.data.prompt_data
         try:
             chosen, _ = checked_options(component, _filled_in(component, data) if options is None else options)
         except ConfigError as error:
             if options is not None:
                 raise
             return Checked(notes=[f"not checked, because it has options without defaults: {error}"])
-        context = _context(component, folder, data)
         caller = stack.enter_context(Caller())
         try:
             rules = _rules(component, chosen, context, caller)
@@ -83,62 +76,26 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
 
 def _rules(component: Component, options: Options, context: Context, caller: Caller) -> list[Rule]:
     spec = component.spec
-    made = component.build(options, context)
     if component.kind == "estimator":
-        return estimator_rules(made, spec)
+        return estimator_rules(component.build(options, replace(context, tokenizer=None)), spec)  # as in the trainer
+    made = component.build(options, context)
     if component.kind == "reward":
         return reward_rules(made, caller, spec)
     if component.kind == "buffer_filter":
         return buffer_filter_rules(made)
     if component.kind == "generator":
         return generator_rules(made, caller, spec)
-    return datasource_rules(lambda: component.build(options, context), _SAMPLES_PER_PROMPT)
+    return datasource_rules(lambda: component.build(options, context), SAMPLES_PER_PROMPT)
 
 
-def _filled_in(component: Component, data: Path) -> dict[str, Any]:
+def _filled_in(component: Component, data: str) -> dict[str, Any]:
     """Options for a data source that must be told a file."""
     fields = component.spec.options.model_fields
     return {
-        name: str(data)
+        name: data
         for name, info in fields.items()
         if component.kind == "datasource"
         and info.is_required()
         and info.annotation in (str, Path)
         and any(word in name for word in _FILE_OPTIONS)
     }
-
-
-def _context(component: Component, folder: Path, data: Path) -> Context:
-    return Context(
-        seed=_SEED,
-        run_dir=folder,
-        logger=logging.getLogger(f"slime.plugins.{component.id}"),
-        config=made_up_run(data),
-        # Estimators live with the trainer, without a tokenizer; making one takes seconds.
-        tokenizer=make_tokenizer() if component.kind in ("generator", "datasource", "reward") else None,
-    )
-
-
-def made_up_run(data: Path) -> RunConfig:
-    """The configuration that a component under test sees: 4 samples a prompt, prompts of `data` shuffled."""
-    from slime.config import RunConfig
-    from slime.config.options import DataOptions, RolloutOptions
-
-    return RunConfig(
-        data=DataOptions(prompt_data=str(data), rollout_shuffle=True, rollout_seed=_SEED),
-        rollout=RolloutOptions(
-            num_rollout=1,
-            rollout_batch_size=2,
-            n_samples_per_prompt=_SAMPLES_PER_PROMPT,
-            rollout_max_response_len=64,
-            max_turns=4,
-        ),
-    )
-
-
-def _write_prompts(folder: Path) -> Path:
-    """Five prompts, so that a dozen is more than two epochs."""
-    path = folder / "prompts.jsonl"
-    rows = [{"prompt": f"{n}+1=", "label": str(n + 1), "metadata": {"row": n}} for n in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path

@@ -8,15 +8,17 @@ from typing import Any
 
 from slime.contracts.groups import check_groups, check_state
 from slime.plugin import DataSource
+from slime.testing.context import SAMPLES_PER_PROMPT
 from slime.testing.rules import Rule, assert_rules, attributed, check
 from slime.types import Group, Status
 
 
-def assert_datasource_contract(make: Callable[[], DataSource], *, samples_per_prompt: int) -> None:
+def assert_datasource_contract(make: Callable[[], DataSource], *, samples_per_prompt: int = SAMPLES_PER_PROMPT) -> None:
     """Raise `AssertionError` with every rule of its kind that a data source breaks.
 
-    make   builds the source anew, with the same options and the same seed each time; it is asked for up to a dozen
-           prompts
+    make                 builds the source anew, with the same options and the same seed each time; it is asked for up
+                         to a dozen prompts
+    samples_per_prompt   of the run it is built for; default: that of `slime.testing.make_context`
     """
     who = type(make()).__name__
     assert_rules(who, datasource_rules(make, samples_per_prompt))
