@@ -1,0 +1,66 @@
+"""slime's pytest plugin: fixtures for tests of plugins, found by pytest through the entry point `slime`.
+
+    def test_contract(slime_component):
+        reward = slime_component("reward", "math/boxed", {"timeout": 5})
+        assert_reward_contract(reward)
+
+`slime_context`     what a component is built with: a made-up run in the test's `tmp_path`
+`slime_tokenizer`   a small transformers tokenizer, one token a character, made without a download
+`scripted_policy`   `scripted_policy([Say.text("4")])`: a policy that answers from a script
+`slime_component`   `slime_component(KIND, ID, OPTIONS)`: an installed component, built
+
+The module lies beside the package `slime` and imports only pytest.  pytest loads it in every test run of the
+environment, before coverage begins to measure, and for that it must cost nothing and import nothing of slime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from slime.plugin import Context
+    from slime.testing.scripted_policy import Call, ScriptedPolicy, Step
+
+
+@pytest.fixture(scope="session")
+def slime_tokenizer() -> Any:
+    """A transformers tokenizer of single characters with a chat template.  It takes seconds to import."""
+    from slime.testing import make_tokenizer
+
+    return make_tokenizer()
+
+
+@pytest.fixture
+def slime_context(tmp_path: Path) -> Context:
+    """The context of a made-up run: seed 42, 4 samples per prompt, a prompt file, `tmp_path` as run folder."""
+    from slime.testing import make_context
+
+    return make_context(run_dir=tmp_path)
+
+
+@pytest.fixture
+def scripted_policy() -> Callable[[Sequence[Step] | Callable[[Call], Step]], ScriptedPolicy]:
+    """`scripted_policy([Say.text("4"), EngineError("gone")])`, a `slime.plugin.PolicyClient`."""
+    from slime.testing import ScriptedPolicy
+
+    return ScriptedPolicy
+
+
+@pytest.fixture
+def slime_component(slime_context: Context) -> Callable[..., Any]:
+    """`slime_component("reward", "math/boxed", {"limit": 5})`: an installed component, found and built as by a run.
+
+    Raises what a run would: `PluginNotFoundError`, `PluginLoadError`, `ConfigError`.
+    """
+    from slime.plugins import survey_plugins
+
+    plugins = survey_plugins()
+
+    def build(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        return plugins.build(kind, name, options or {}, slime_context)
+
+    return build
