@@ -39,6 +39,31 @@ from slime.config.options import ClusterOptions
         ("--use-kl-loss", "--use-kl-loss needs --kl-loss-coef"),
         ("--kl-loss-coef 0.1", "--kl-loss-coef 0.1 has no effect without --use-kl-loss"),
         ("--kl-coef -1", "--kl-coef -1.0: expected at least 0"),
+        ("--use-unbiased-kl", "--use-unbiased-kl has no effect without --use-kl-loss"),
+        # aggregation
+        (
+            "--calculate-per-token-loss --loss-constant-length 512",
+            "--calculate-per-token-loss and --loss-constant-length 512 exclude each other",
+        ),
+        # corrections
+        ("--tis-threshold 3", "--tis-threshold 3.0 has no effect without --use-tis or --off-policy-correction"),
+        ("--tis-threshold-low 0.5", "--tis-threshold-low 0.5 has no effect without --use-tis"),
+        ("--off-policy-level sequence", "--off-policy-level sequence has no effect without --use-tis"),
+        ("--use-tis --tis-threshold-low 3", "--tis-threshold-low 3.0 is above --tis-threshold 2.0"),
+        ("--use-tis --off-policy-correction mask", "--use-tis and --off-policy-correction mask exclude each other"),
+        ("--use-tis --use-rollout-logprobs", "--use-tis and --use-rollout-logprobs exclude each other"),
+        (
+            "--async --off-policy-correction mask --use-rollout-logprobs",
+            "--off-policy-correction mask and --use-rollout",
+        ),
+        # true on-policy
+        ("--true-on-policy-mode --async", "--true-on-policy-mode excludes --async: samples would come from older"),
+        ("--true-on-policy-mode --rollout-top-p 0.9", "excludes --rollout-top-p 0.9: samples would come from a part"),
+        ("--true-on-policy-mode --rollout-top-k 40", "excludes --rollout-top-k 40"),
+        ("--true-on-policy-mode --over-sampling-batch-size 64", "excludes --over-sampling-batch-size"),
+        ("--true-on-policy-mode --buffer-filter some", "excludes --buffer-filter: samples would come from older"),
+        ("--true-on-policy-mode --sglang-kv-cache-dtype fp8_e4m3", "excludes --sglang-kv-cache-dtype"),
+        ("--true-on-policy-tolerance 0.1", "--true-on-policy-tolerance 0.1 has no effect without"),
         # what would be ignored
         ("--async-buffer-size 4", "--async-buffer-size 4 has no effect without --async"),
         ("--update-weights-interval 2", "--update-weights-interval 2 has no effect without --async"),
@@ -108,6 +133,13 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--use-kl-loss --kl-loss-coef 0",
         "--use-kl-loss --kl-loss-coef 0.1",
         "--async --async-buffer-size 4 --update-weights-interval 2",
+        "--async --use-tis --tis-threshold 3",
+        "--use-tis --off-policy-correction truncate --off-policy-level sequence",
+        "--off-policy-correction mask --tis-threshold-low 0.5 --tis-threshold 5",
+        "--off-policy-sequence-delta 0.1 --use-rollout-logprobs",
+        "--true-on-policy-mode --true-on-policy-tolerance 1e-3 --over-sampling-batch-size 32",
+        "--calculate-per-token-loss",
+        "--loss-constant-length 512",
         "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend auto --transformer-impl local",
         "--device cuda --gradient-accumulation-fusion --attention-backend flash",
         "--sequence-parallel",
@@ -130,6 +162,18 @@ def test_an_interval_without_evaluation_sets_is_noted_and_dropped() -> None:
     assert config_notes(read_config([*GOOD, "--eval-interval", "5"])) == [
         "--eval-interval has no effect: no --eval-prompt-data names what to evaluate on"
     ]
+
+
+def test_a_reference_that_nothing_asks_for_is_noted() -> None:
+    (note,) = config_notes(read_config([*GOOD, "--ref-update-interval", "5"]))
+    assert "--ref-update-interval has no effect unless the estimator needs a reference" in note
+    assert config_notes(read_config([*GOOD, "--ref-update-interval", "5", "--kl-coef", "0.1"])) == []
+
+
+def test_a_resolved_configuration_resolves_to_itself(load: Load) -> None:
+    config = load("--use-tis")
+    assert config.algorithm.off_policy_correction == "truncate"
+    assert resolve(config) == config
 
 
 def test_what_follows_is_filled_in(load: Load) -> None:

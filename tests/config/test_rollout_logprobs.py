@@ -10,6 +10,9 @@ CASES = [
     (("--async",), True),
     (("--async", "--no-use-rollout-logprobs"), False),
     (("--use-rollout-logprobs",), True),
+    (("--async", "--use-tis"), False),  # the correction makes up for the difference
+    (("--async", "--off-policy-correction", "mask"), False),
+    (("--async", "--off-policy-sequence-delta", "0.1"), True),
 ]
 
 

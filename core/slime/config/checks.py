@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from slime.config.algorithm_checks import ALGORITHM_CHECKS, reference_notes
 from slime.config.batch import batch_shape
 from slime.config.megatron_checks import MEGATRON_CHECKS
-from slime.config.options import AlgorithmOptions, RolloutOptions
+from slime.config.options import RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
 
@@ -19,12 +20,12 @@ Check = Callable[[RunConfig], Iterator[str]]
 
 def config_problems(config: RunConfig) -> list[str]:
     """Every problem of `config`; an empty list when it may run."""
-    return [problem for check in (*CHECKS, *MEGATRON_CHECKS) for problem in check(config)]
+    return [problem for check in (*CHECKS, *ALGORITHM_CHECKS, *MEGATRON_CHECKS) for problem in check(config)]
 
 
 def config_notes(config: RunConfig) -> list[str]:
     """What a user should know though it stops nothing."""
-    notes = []
+    notes = [*reference_notes(config)]
     if config.evaluation.eval_interval is not None and not config.evaluation.eval_prompt_data:
         notes.append("--eval-interval has no effect: no --eval-prompt-data names what to evaluate on")
     return notes
@@ -99,38 +100,6 @@ def ports(config: RunConfig) -> Iterator[str]:
         yield f"--router-port {router} is one of the engines' ports {first}-{last} (--engine-port)"
 
 
-def divergence(config: RunConfig) -> Iterator[str]:
-    """KL to the reference in one place, and with a coefficient."""
-    options = config.algorithm
-    for name in ("kl_loss_coef", "kl_coef", "entropy_coef"):
-        if getattr(options, name) < 0:
-            yield f"--{name.replace('_', '-')} {getattr(options, name)}: expected at least 0"
-    if options.kl_coef and options.kl_loss_coef:
-        yield (
-            f"--kl-coef {options.kl_coef} and --kl-loss-coef {options.kl_loss_coef} exclude each other: KL belongs"
-            " in the reward or in the loss"
-        )
-    if options.use_kl_loss and "kl_loss_coef" not in options.model_fields_set:
-        yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
-    if options.kl_loss_coef and not options.use_kl_loss:
-        yield f"--kl-loss-coef {options.kl_loss_coef} has no effect without --use-kl-loss"
-
-
-def supervised(config: RunConfig) -> Iterator[str]:
-    """Options of the policy loss beside the supervised one."""
-    options = config.algorithm
-    if options.loss_type == "policy_loss":
-        return
-    stated = {
-        "--advantage-estimator": options.advantage_estimator,
-        "--use-kl-loss": options.use_kl_loss,
-        "--kl-coef": options.kl_coef,
-    }
-    for flag, value in stated.items():
-        if value:
-            yield f"{flag} has no effect with --loss-type {options.loss_type}. Drop it"
-
-
 def asynchrony(config: RunConfig) -> Iterator[str]:
     """Options of the asynchronous loop without it."""
     if config.rollout.async_mode:
@@ -139,17 +108,6 @@ def asynchrony(config: RunConfig) -> Iterator[str]:
         value = getattr(config.rollout, name)
         if value != RolloutOptions.model_fields[name].default:
             yield f"--{name.replace('_', '-')} {value} has no effect without --async (or train_async.py)"
-
-
-def micro_batches(config: RunConfig) -> Iterator[str]:
-    """One way of filling micro-batches."""
-    options = config.algorithm
-    default = AlgorithmOptions.model_fields["max_tokens_per_gpu"].default
-    if options.micro_batch_size is not None and options.max_tokens_per_gpu != default:
-        yield (
-            f"--micro-batch-size {options.micro_batch_size} and --max-tokens-per-gpu {options.max_tokens_per_gpu}"
-            " exclude each other: micro-batches are filled by samples or by tokens"
-        )
 
 
 def evaluation(config: RunConfig) -> Iterator[str]:
@@ -198,10 +156,7 @@ CHECKS: tuple[Check, ...] = (
     over_sampling,
     engine_devices,
     ports,
-    divergence,
-    supervised,
     asynchrony,
-    micro_batches,
     evaluation,
     lengths,
     checkpoints,

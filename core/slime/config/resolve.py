@@ -51,12 +51,15 @@ def _rollout(config: RunConfig) -> dict[str, object]:
 
 def _algorithm(config: RunConfig) -> dict[str, object]:
     options = config.algorithm
-    # Ahead of training, samples come from older weights than the trainer's: their own log-probs are the old ones.
-    ahead = config.rollout.async_mode and options.loss_type == "policy_loss"
+    correction = options.off_policy_correction or ("truncate" if options.use_tis else None)
+    # Ahead of training, samples come from older weights than the trainer's: their own log-probs are the old ones,
+    # unless a correction makes up for the difference.
+    ahead = config.rollout.async_mode and options.loss_type == "policy_loss" and correction is None
     by_engine = ahead if options.use_rollout_logprobs is None else options.use_rollout_logprobs
     return {
         "eps_clip_high": options.eps_clip if options.eps_clip_high is None else options.eps_clip_high,
         "use_rollout_logprobs": by_engine,
+        "off_policy_correction": correction,
     }
 
 
