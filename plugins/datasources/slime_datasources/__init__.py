@@ -1,8 +1,9 @@
-"""slime's own data sources, registered as a third party registers its own."""
+"""slime's own data sources and buffer filters, registered as a third party registers its own."""
 
 from __future__ import annotations
 
-from slime.plugin import DataSourceSpec, hookimpl
+from slime.plugin import BufferFilterSpec, DataSourceSpec, hookimpl
+from slime_datasources.options import BoundedStalenessOptions, NonzeroVarianceOptions
 
 slime_api = 1
 
@@ -15,5 +16,34 @@ def slime_register_datasources() -> list[DataSourceSpec]:
             name="prompts",
             factory="slime_datasources.prompts:Prompts",
             summary="prompts of a JSONL file (--prompt-data), in file order or shuffled per epoch",
+        ),
+    ]
+
+
+@hookimpl
+def slime_register_buffer_filters() -> list[BufferFilterSpec]:
+    """The buffer filters of this package."""
+    return [
+        BufferFilterSpec(
+            name="nonzero_variance",
+            factory="slime_datasources.nonzero_variance:NonzeroVariance",
+            options=NonzeroVarianceOptions,
+            summary="drops groups whose rewards are all equal (dynamic sampling)",
+        ),
+        BufferFilterSpec(
+            name="newest_first",
+            factory="slime_datasources.newest_first:NewestFirst",
+            summary="keeps the groups that were generated last",
+        ),
+        BufferFilterSpec(
+            name="highest_reward",
+            factory="slime_datasources.highest_reward:HighestReward",
+            summary="keeps the groups of the highest mean reward",
+        ),
+        BufferFilterSpec(
+            name="bounded_staleness",
+            factory="slime_datasources.bounded_staleness:BoundedStaleness",
+            options=BoundedStalenessOptions,
+            summary="drops groups that waited for more than max_age rollouts",
         ),
     ]

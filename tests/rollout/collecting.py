@@ -1,0 +1,108 @@
+"""What the tests of collecting share: a source that counts, and a finisher that scores by a rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slime.plugin import Selection
+from slime.rollout.collect import Collector
+from slime.rollout.filters import OldestFirst
+from slime.rollout.ledger import Ledger
+from slime.rollout.pipeline import FinishedGroups
+from slime.rollout.source import CheckedSource
+from slime.types import Group, Sample, Status
+
+SAMPLES = 2
+
+
+class CountingSource:
+    """Prompts 0, 1, 2, …"""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self, n: int) -> list[Group]:
+        groups = [
+            Group(g, [Sample(group_index=g, index=SAMPLES * g + i, prompt=str(g), tokens=[g]) for i in range(SAMPLES)])
+            for g in range(self.next, self.next + n)
+        ]
+        self.next += n
+        return groups
+
+    def put(self, groups: Sequence[Group]) -> None:
+        raise AssertionError(f"never called, got {len(groups)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class Finisher:
+    """Generates in place and scores every sample of group g with `reward(g)`; None: the sample is lost."""
+
+    def __init__(
+        self,
+        reward: Callable[[int], float | None] = lambda _: 1.0,
+        delay_s: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
+        self.reward = reward
+        self.delay_s = delay_s
+        self.draws: list[list[int]] = []
+
+    async def __call__(self, groups: Sequence[Group]) -> FinishedGroups:
+        self.draws.append([group.index for group in groups])
+        await asyncio.sleep(max(self.delay_s(group.index) for group in groups))
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = self.reward(group.index)
+                sample.status = Status.FAILED if sample.reward is None else Status.COMPLETED
+                sample.failure = "lost" if sample.reward is None else None
+                sample.tokens.append(-1)
+                sample.response_length = 1
+                sample.metadata["seen"] = True
+        return FinishedGroups([Group(group.index, group.samples) for group in groups], 1.0, 0.5)
+
+
+class Rule:
+    """A filter made of a function."""
+
+    def __init__(self, rule: Callable[[Sequence[Group], int], Selection], who: str = "buffer filter rule") -> None:
+        self.who = who
+        self.select = rule
+        self.shown: list[list[int]] = []
+
+
+def drop_where(bad: Callable[[int], bool], reason: str = "bad") -> Rule:
+    """A sampling filter."""
+
+    def rule(groups: Sequence[Group], want: int) -> Selection:
+        drop = {place: reason for place, group in enumerate(groups) if bad(group.index)}
+        return Selection([place for place in range(len(groups)) if place not in drop][:want], drop)
+
+    return Rule(rule, "buffer filter bad/groups")
+
+
+def collector(
+    finish: Finisher,
+    *,
+    sampling: Rule | None = None,
+    buffer: Rule | None = None,
+    want: int = 4,
+    draw: int | None = None,
+    max_rounds: int = 16,
+    ledger: Ledger | None = None,
+) -> tuple[Collector, Ledger]:
+    """A collector over a counting source, with its ledger."""
+    ledger = ledger or Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+    chosen = OldestFirst() if buffer is None else buffer
+    made = Collector(ledger, finish, sampling, chosen, want=want, draw=draw or want, max_rounds=max_rounds)
+    return made, ledger
+
+
+def indices(groups: Sequence[Group]) -> list[int]:
+    """Which groups."""
+    return [group.index for group in groups]

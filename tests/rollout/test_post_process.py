@@ -1,0 +1,75 @@
+"""A run's own functions over a finished batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime.errors import PluginContractError, PluginError
+from slime.rollout.post_process import PostProcess
+from slime.types import Group, Sample, Status
+
+
+def batch() -> list[Group]:
+    return [
+        Group(0, [Sample(reward=1.0, status=Status.COMPLETED), Sample(status=Status.FAILED)]),
+        Group(1, [Sample(reward=0.0, status=Status.TRUNCATED), Sample(reward=2.0, status=Status.COMPLETED)]),
+    ]
+
+
+def test_a_sample_filter_marks_samples_group_by_group_and_can_take_none_out() -> None:
+    def mark(groups: list[list[Sample]]) -> None:
+        groups[1][0].remove_sample = True
+        groups.pop()
+        groups[0].clear()
+
+    groups = batch()
+    PostProcess(mark).mark_removed(groups)
+    assert [[s.remove_sample for s in g.samples] for g in groups] == [[False, False], [True, False]]
+
+
+def test_rewards_are_those_of_the_trainable_samples_in_order_and_samples_keep_their_own() -> None:
+    groups = batch()
+    answer = PostProcess(
+        rewards=lambda samples: ([s.reward for s in samples], 10 * np.asarray([s.reward_value for s in samples]))
+    ).rewards(groups)
+    assert answer is not None
+    assert (answer.values, answer.raw_mean) == ([10.0, 0.0, 20.0], 1.0)
+    assert [s.reward for g in groups for s in g.samples] == [1.0, None, 0.0, 2.0]
+
+
+def test_without_functions_nothing_changes() -> None:
+    groups = batch()
+    PostProcess().mark_removed(groups)
+    assert PostProcess().rewards(groups) is None
+    assert groups == batch()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ([1.0, 2.0, 3.0], r"returned a list, expected a pair \(raw rewards, rewards\)"),
+        (([1, 2, 3], [1, 2]), "returned 2 rewards for 3 samples, expected one each"),
+        (([1], [1, 2, 3]), "returned 1 raw rewards for 3 samples"),
+        (([1, 2, 3], [1, math.nan, 3]), "returned rewards with nan for sample 1, expected a finite number"),
+        (([1, 2, 3], [1, 2, "3"]), "returned rewards with '3' for sample 2"),
+        ((0.5, [1, 2, 3]), "returned raw rewards that are a float, expected a list"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_with_the_functions_name(answer: Any, words: str) -> None:
+    with pytest.raises(PluginContractError, match=f"^--post f.py {words}"):
+        PostProcess(rewards=lambda _: answer, rewards_name="--post f.py").rewards(batch())
+
+
+def test_a_function_that_raises_is_named() -> None:
+    def fail(_: object) -> None:
+        raise KeyError("weights")
+
+    process = PostProcess(fail, fail, filter_name="--filter a.py", rewards_name="--post b.py")
+    with pytest.raises(PluginError, match=r"--filter a\.py: KeyError: 'weights'"):
+        process.mark_removed(batch())
+    with pytest.raises(PluginError, match=r"--post b\.py: KeyError: 'weights'"):
+        process.rewards(batch())
