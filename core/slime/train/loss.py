@@ -16,6 +16,7 @@ from slime.train.mismatch import mismatch
 from slime.train.objective import policy_loss
 from slime.train.packing import MicroBatch
 from slime.train.ratio import log_ratio
+from slime.train.value_loss import ValueColumns
 
 #: metrics of slime's own that stand beside those of the estimator's objective
 _OWN = frozenset({"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr"})
@@ -56,6 +57,8 @@ class LossColumns:
     old_by_engine: bool = False
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
+    #: what the critic is trained on
+    critic: ValueColumns | None = None
 
 
 def micro_batch_loss(

@@ -82,7 +82,8 @@ def take_step(
     if not math.isfinite(sums["loss"]):
         hint = " A large logprob_gap points at the engine's weights or log-probs." if "logprob_gap" in sums else ""
         raise TrainerError(
-            f"{where}: the loss is {sums['loss']}. Sums over the step's tokens: {seen}. The weights were not changed.{hint}"
+            f"{where}: the loss is {sums['loss']}. Sums over the step's tokens: {seen}."
+            f" The weights were not changed.{hint}"
         )
     lr = float(optimizer.param_groups[0]["lr"])
     updated, norm, _ = optimizer.step()

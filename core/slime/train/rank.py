@@ -20,6 +20,7 @@ from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
 from slime.train.clip_range import clip_range
 from slime.train.correction import Correction
+from slime.train.critic import Critic
 from slime.train.engine_log_probs import check_agreement, check_finite, required
 from slime.train.forward import Pipeline
 from slime.train.heads import policy_head
@@ -27,6 +28,7 @@ from slime.train.kl import kl_per_token
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from slime.train.metrics import add_sums, advantage_metrics, token_means
 from slime.train.model import build_chunks, connect_schedule, wrap_chunks
+from slime.train.model_folder import read_same_model
 from slime.train.optimizer import build_optimizer, build_scheduler, take_step
 from slime.train.packing import MicroBatch, PackingRule, flat_column
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
@@ -34,6 +36,7 @@ from slime.train.scoring import score_batch
 from slime.train.settings import TrainSettings, train_settings
 from slime.train.statistics import sum_over_ranks
 from slime.train.timing import timed
+from slime.train.value_loss import ValueColumns
 from slime.train.whitening import whiten
 from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
 
@@ -96,10 +99,10 @@ class MegatronRank:
         reference = self._estimator_wants_kl or (not self._supervised and algorithm.use_kl_loss)
         self._reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
-            self._load_hf(Path(config.checkpoint.ref_load))
+            self._load_hf(Path(config.checkpoint.ref_load), "--ref-load")
             self._reference = ReferenceWeights(self._bare)
         if config.checkpoint.hf_checkpoint is not None:
-            self._load_hf(Path(config.checkpoint.hf_checkpoint))
+            self._load_hf(Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
         if reference and self._reference is None:
             self._reference = ReferenceWeights(self._bare)
         self._optimizer = build_optimizer(settings, self._chunks)
@@ -117,6 +120,11 @@ class MegatronRank:
             cp_rank=parallel_state.get_context_parallel_rank(),
             device=self._device,
         )
+        self._critic: Critic | None = None
+        if "critic" in needs:
+            self._critic = Critic(
+                config, settings, policy=self._bare, hf_config=self._hf_config, pack=self._pack, device=self._device
+            )
         eps_clip, eps_clip_high = clip_range(algorithm, spec)
         self._terms = LossTerms(
             supervised=self._supervised,
@@ -143,7 +151,8 @@ class MegatronRank:
         not finite, `PluginContractError` when the estimator breaks its contract.
 
         A step without a single trained token changes nothing, neither weights nor the optimizer's moments; only
-        the schedule counts it (`skipped_steps`).
+        the schedule counts it (`skipped_steps`).  Where there is a critic it is trained first; in the first
+        `--num-critic-only-steps` rollouts it alone is, and the policy's metrics are absent.
         """
         if not batch.tokens:
             raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
@@ -152,15 +161,21 @@ class MegatronRank:
         metrics: dict[str, float] = {"skipped_steps": len(skipped)} if skipped else {}
         sums: dict[str, float] = {"tokens": 0.0, "loss": 0.0, "micro_batches": 0.0}
         norms = [0.0]
+        critic_only = self._critic is not None and batch.rollout < self._config.algorithm.num_critic_only_steps
         if steps:
-            columns, seen = self._columns(batch, seconds, several_steps=len(steps) > 1)
+            columns, seen = self._columns(batch, seconds, several_steps=len(steps) > 1 and not critic_only)
             metrics |= seen
-            norms = [self._step(batch, step, columns, sums, seconds) for step in steps]
-        if skipped:
+            if self._critic is not None and columns.critic is not None:
+                metrics |= self._critic.train(batch, steps, columns.critic, seconds)
+            if not critic_only:
+                norms = [self._step(batch, step, columns, sums, seconds) for step in steps]
+        if self._critic is not None:
+            self._critic.skip(len(skipped))
+        if not critic_only:
             self._scheduler.step(increment=len(skipped))
-        metrics |= token_means(sums, steps=len(norms))
-        metrics["grad_norm"] = sum(norms) / len(norms)
-        metrics["lr"] = self._last_lr
+            metrics |= token_means(sums, steps=len(norms))
+            metrics["grad_norm"] = sum(norms) / len(norms)
+            metrics["lr"] = self._last_lr
         self._rollouts_seen += 1
         self._renew_reference(batch.rollout + 1)
         return metrics | seconds
@@ -205,11 +220,16 @@ class MegatronRank:
             self._settle()  # exchanging weights that are still arriving would leave stale ones behind
             with timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)
+        values = None
+        if self._critic is not None:
+            with timed(seconds, "time/values"):
+                values = self._critic.values(batch)
         with timed(seconds, "time/advantages"):
             if self._estimator_wants_kl and ref is not None and old is not None:
                 kl = [kl_per_token(a, b, algorithm.kl_reward_type) for a, b in zip(old, ref, strict=True)]
             passive = self._rollouts_seen < self._config.rollout.passive_checks
-            advantages = estimate(self._estimator, batch, kl, passive=passive).advantages
+            answer = estimate(self._estimator, batch, kl, values, passive=passive)
+            advantages = answer.advantages
             if algorithm.normalize_advantages:
                 advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])
         if by_engine:
@@ -228,6 +248,11 @@ class MegatronRank:
             old_by_engine=by_engine,
             ref_log_probs=None if ref is None else flat(ref),
             rollout_log_probs=None if batch.rollout_log_probs is None else flat(batch.rollout_log_probs),
+            critic=(
+                None
+                if values is None or answer.returns is None
+                else ValueColumns(weights, mask, flat(values), flat(answer.returns))
+            ),
         )
         return columns, advantage_metrics(advantages, batch)
 
@@ -299,6 +324,8 @@ class MegatronRank:
         """Write weights, optimizer, schedule and random states; `path` must be new or empty."""
         self._settle()
         save_state(path, self._bare, self._optimizer, self._scheduler)
+        if self._critic is not None:
+            self._critic.save(path)
         if self._reference is not None:
             self._reference.save(path / REFERENCE_PART)
 
@@ -309,11 +336,15 @@ class MegatronRank:
                        unless --ref-load names one
         """
         self._settle()
+        if self._critic is not None and not weights_only:
+            self._critic.check(path)
         if self._reference is not None and not weights_only:
             self._reference.load(path / REFERENCE_PART)
         load_state(path, self._bare, self._optimizer, self._scheduler, weights_only=weights_only)
         if weights_only and self._reference is not None and self._config.checkpoint.ref_load is None:
             self._reference.refresh()
+        if self._critic is not None:
+            self._critic.load(path, weights_only=weights_only)
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the process groups; nothing may be called afterwards.  After an error pass `failed=True`."""
@@ -325,21 +356,8 @@ class MegatronRank:
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)
 
-    def _load_hf(self, folder: Path) -> None:
-        hf_config = read_hf_config(folder)
-        theirs = architecture(hf_config)
-        ours = architecture(self._hf_config) if self._hf_config is not None else theirs
-        if (theirs.transformer, theirs.gpt) != (ours.transformer, ours.gpt):
-            different = [
-                f"{name} {ours_part.get(name)!r} / {theirs_part.get(name)!r}"
-                for ours_part, theirs_part in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
-                for name in sorted({*ours_part, *theirs_part})
-                if ours_part.get(name) != theirs_part.get(name)
-            ]
-            raise ConfigError(
-                f"the reference {folder} has another architecture than --hf-checkpoint: {', '.join(different)}."
-            )
-        load_hf(self._bare, folder, hf_config)
+    def _load_hf(self, folder: Path, option: str) -> None:
+        load_hf(self._bare, folder, read_same_model(folder, self._hf_config, option))
 
 
 def _steps_of(batch: TrainBatch) -> tuple[list[int], list[int]]:

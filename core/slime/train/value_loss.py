@@ -44,9 +44,11 @@ def micro_batch_value_loss(
     if not micro_batch.counts:
         return values.sum() * 0.0, {}
     here = micro_batch.token_ids
-    mask, returns = columns.mask[here], columns.returns[here]
-    values = torch.where(mask > 0, values, returns)
-    per_token, clipped = value_loss(values, columns.values[here], returns, clip)
+    mask = columns.mask[here]
+    values, old, returns = (
+        torch.where(mask > 0, part, 0.0) for part in (values, columns.values[here], columns.returns[here])
+    )
+    per_token, clipped = value_loss(values, old, returns, clip)
     loss = (columns.weights[here] * per_token).sum()
     return loss, {"tokens": mask.sum(), "clipped": (clipped * mask).sum(), "loss": loss.detach()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,3 +63,18 @@ def value_model(
     if post_process:
         model.output_layer = ValueHead(config)
     return model
+
+
+def copy_backbone(policy: Sequence[Any], critic: Sequence[Any]) -> None:
+    """Give the critic's bare chunks the weights of the policy's, all but the output layer's."""
+    for theirs, mine in zip(policy, critic, strict=True):
+        source = dict(_backbone(theirs))
+        with torch.no_grad():
+            for name, tensor in _backbone(mine):
+                tensor.copy_(source[name])
+
+
+def _backbone(chunk: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+        if not name.startswith("output_layer."):
+            yield name, tensor

@@ -1,0 +1,74 @@
+"""The value loss by hand, and the statistics of values."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime.train.value_loss import ValueColumns, micro_batch_value_loss, value_loss, value_metrics
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "loss", "clipped", "slope"),
+    [
+        (0.5, 0.4, 1.0, 0.125, 0.0, -0.5),  # within the clip range: half the squared error
+        (0.9, 0.4, 1.0, 0.08, 1.0, 0.0),  # moved 0.5 towards the return: held at 0.6, no gradient
+        (-0.2, 0.4, 1.0, 0.72, 0.0, -1.2),  # moved away from the return: the plain error is the greater
+        (1.5, 0.0, 1.0, 0.32, 1.0, 0.0),  # overshot, but the held value 0.2 is still worse
+        (1.0, 1.0, 1.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_value_loss_by_hand(value: float, old: float, target: float, loss: float, clipped: float, slope: float) -> None:
+    values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    got, held = value_loss(values, torch.tensor([old]).double(), torch.tensor([target]).double(), 0.2)
+    got.sum().backward()
+    assert got.item() == pytest.approx(loss)
+    assert held.item() == clipped
+    assert values.grad is not None and values.grad.item() == pytest.approx(slope)
+
+
+def columns(**parts: list[float]) -> ValueColumns:
+    return ValueColumns(**{name: torch.tensor(values) for name, values in parts.items()})
+
+
+def micro_batch(ids: list[int], *, counts: bool = True) -> Any:
+    return SimpleNamespace(token_ids=torch.tensor(ids), counts=counts)
+
+
+def test_masked_tokens_give_no_gradient_whatever_stands_there() -> None:
+    nan = float("nan")
+    given = columns(weights=[0.5, 0.0, 0.5], mask=[1, 0, 1], values=[0.0, nan, 0.0], returns=[1.0, 7.0, -1.0])
+    values = torch.tensor([0.1, float("inf"), 0.0], requires_grad=True)
+    loss, sums = micro_batch_value_loss(0.2, given, micro_batch([0, 1, 2]), values)
+    loss.backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([-0.45, 0.0, 0.5])
+    assert sums["tokens"] == 2 and sums["loss"] == pytest.approx(0.5 * (0.405 + 0.5))
+
+
+def test_a_micro_batch_that_does_not_count_gives_a_zero_with_gradients() -> None:
+    values = torch.tensor([0.1, 0.2], requires_grad=True)
+    given = columns(weights=[1.0, 1.0], mask=[1, 1], values=[0.0, 0.0], returns=[1.0, 1.0])
+    loss, sums = micro_batch_value_loss(0.2, given, micro_batch([0, 1], counts=False), values)
+    loss.backward()
+    assert loss.item() == 0 and sums == {}
+    assert values.grad is not None and values.grad.tolist() == [0.0, 0.0]
+
+
+def test_metrics_are_those_of_the_trained_tokens() -> None:
+    given = columns(weights=[1] * 4, mask=[1, 1, 1, 0], values=[0.0, 1.0, 3.0, 9.0], returns=[1.0, 1.0, 4.0, -9.0])
+    metrics = value_metrics(given)
+    assert metrics["value_mean"] == pytest.approx(4 / 3)
+    assert metrics["return_mean"] == pytest.approx(2.0)
+    assert metrics["return_std"] == pytest.approx(2**0.5)
+    # errors 1, 0, 1: variance 2/9; returns: variance 2
+    assert metrics["explained_variance"] == pytest.approx(1 - 1 / 9)
+
+
+def test_equal_returns_have_no_variance_to_explain() -> None:
+    given = columns(weights=[1] * 2, mask=[1, 1], values=[0.0, 1.0], returns=[1.0, 1.0])
+    assert "explained_variance" not in value_metrics(given)
+    assert value_metrics(columns(weights=[0], mask=[0], values=[1.0], returns=[1.0])) == {}
