@@ -24,7 +24,7 @@ def check_factory(component: Component) -> None:
     if found is None or found.origin is None or not found.origin.endswith(".py"):
         return
     try:
-        tree = ast.parse(Path(found.origin).read_bytes())
+        tree = ast.parse(Path(found.origin).read_bytes(), Path(found.origin).name)
     except (SyntaxError, ValueError) as error:
         raise PluginLoadError(
             f"{component.title}: {found.origin} is no Python: {error}. {remedy_for(component.found)}"

@@ -36,8 +36,13 @@ class PluginFailure:
     api: int | None = None
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def told(self) -> str:
+        """Problem and remedy, as sentences."""
+        return f"{self.problem}{'' if self.problem.endswith('?') else '.'} {self.remedy}"
+
     def __str__(self) -> str:
-        return f"plugin {self.found.name} ({self.found.package}) is broken: {self.problem}. {self.remedy}"
+        return f"plugin {self.found.name} ({self.found.package}) is broken: {self.told}"
 
 
 def load_each(
@@ -83,8 +88,17 @@ def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | P
     except Defect as defect:
         return PluginFailure(found, str(defect), defect.remedy or remedy_for(found), api, defect)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around a plugin's import and hooks
-        return PluginFailure(found, describe(error), remedy_for(found, error), api, error)
+        return PluginFailure(found, _cause(error, found), remedy_for(found, error), api, error)
     return LoadedPlugin(found, module, checked_api, components)
+
+
+def _cause(error: BaseException, found: FoundPlugin) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ends the process when it is loaded ({describe(error)})"
+    module = found.entry.partition(":")[0].strip()
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f"its entry point names the module {module}, which is not there ({describe(error)})"
+    return describe(error)
 
 
 def _same_id(found: FoundPlugin, rivals: Sequence[FoundPlugin]) -> PluginFailure:

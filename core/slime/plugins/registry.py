@@ -66,7 +66,7 @@ class Registry:
             if failure.found.name == plugin:
                 return PluginLoadError(
                     f"{kind.title} {name} comes from {failure.found.package}, which cannot be used:"
-                    f" {failure.problem}. {failure.remedy}"
+                    f" {failure.told}"
                 )
         for skipped in self.skipped:
             if skipped.found.name == plugin:

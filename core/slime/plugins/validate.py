@@ -13,7 +13,7 @@ import pluggy
 
 from slime.errors import did_you_mean
 from slime.plugin import API_VERSION, ComponentSpec, EstimatorSpec, Options, RewardSpec
-from slime.plugins.component import Component
+from slime.plugins.component import Component, describe
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.limits import LIMITED_KINDS, Limits
@@ -106,7 +106,10 @@ def collect_components(module: ModuleType, found: FoundPlugin, manager: pluggy.P
                 continue
             function = implementation.function
             origin = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            specs = function()
+            try:
+                specs = function()
+            except Exception as error:
+                raise Defect(f"{kind.hook}() raised {describe(error)}") from error
             if not isinstance(specs, list | tuple):
                 raise Defect(
                     f"{kind.hook}() returned a {type(specs).__name__}, expected a list of {kind.spec.__name__}"
