@@ -121,18 +121,30 @@ def test_an_estimator_that_compares_siblings_needs_some(config_with: Any) -> Non
         survey_plugins().resolve(config_with(samples=1))
 
 
-def test_an_estimator_that_needs_a_critic_is_refused(install: Any, config_with: Any) -> None:
-    source = """
-        import slime.plugin as sp
-        slime_api = 1
-        class E: pass
-        @sp.hookimpl
-        def slime_register_estimators():
-            return [sp.EstimatorSpec(name="ac", factory="with_critic:E", needs=frozenset({"critic"}))]
-    """
-    install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": source})
-    with pytest.raises(ConfigError, match="needs a critic"):
-        survey_plugins().resolve(config_with(estimator="ac"))
+CRITIC = """
+    import slime.plugin as sp
+    slime_api = 1
+    @sp.hookimpl
+    def slime_register_estimators():
+        return [sp.EstimatorSpec(name="ac", factory="with_critic_impl:E", needs=frozenset({"critic"}))]
+"""
+
+
+@pytest.mark.parametrize(
+    "stated", [{"critic_lr": 1e-5}, {"critic_load": "rm"}, {"value_clip": 0.5}, {"num_critic_only_steps": 3}]
+)
+def test_options_of_a_critic_need_an_estimator_that_needs_one(
+    install: Any, config_with: Any, stated: dict[str, Any]
+) -> None:
+    impl = "class E:\n    def advantages(self, batch): ...\n"
+    install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": CRITIC, "with_critic_impl": impl})
+    assert "estimator" in survey_plugins().resolve(config_with(estimator="ac", **stated))
+    (flag,) = (f"--{name.replace('_', '-')} {value}" for name, value in stated.items())
+    with pytest.raises(ConfigError, match=rf"{flag}: the estimator grpo trains no critic"):
+        survey_plugins().resolve(config_with(**stated))
+    supervised = {"loss_type": "sft_loss", "reward": None, "generator": "supervised", "estimator": None}
+    with pytest.raises(ConfigError, match=rf"{flag}: supervised training trains no critic"):
+        survey_plugins().resolve(config_with(**supervised, **stated))
 
 
 @pytest.mark.parametrize(

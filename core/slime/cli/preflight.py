@@ -109,15 +109,16 @@ def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | 
 
 
 def _check_models(config: RunConfig, problems: _Problems) -> ModelFacts | None:
-    """The folders of the model and of the reference."""
+    """The folders of the model, of the reference and of the critic."""
     model = None
     if config.checkpoint.hf_checkpoint is not None:
         with problems.collected():
             model = read_model(Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
             problems.found += model_problems(config, model)
-    if config.checkpoint.ref_load is not None:
-        with problems.collected():
-            read_model(Path(config.checkpoint.ref_load), "--ref-load")
+    for option, folder in (("--ref-load", config.checkpoint.ref_load), ("--critic-load", config.algorithm.critic_load)):
+        if folder is not None:
+            with problems.collected():
+                read_model(Path(folder), option)
     return model
 
 

@@ -22,7 +22,7 @@ from slime.plugins.observers import Observers
 from slime.plugins.provenance import fingerprint_of, provenance_of
 from slime.plugins.registry import Registry
 from slime.plugins.requires import check_requires
-from slime.plugins.resolve import Resolved, Use, check_needs, components_used
+from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
 from slime.plugins.resume import check_saved
 
 if TYPE_CHECKING:
@@ -80,9 +80,12 @@ class PluginSet:
     def resolve(self, config: RunConfig) -> dict[str, Resolved]:
         """Slot -> the component that the run uses, with checked options.  Imports nothing heavy.
 
-        Raises as `resolve_use` does, for the first component that cannot be used.
+        Raises as `resolve_use` does, for the first component that cannot be used, and `ConfigError` for options of a
+        critic that none of them needs.
         """
-        return {use.slot: self.resolve_use(use, config) for use in components_used(config)}
+        used = {use.slot: self.resolve_use(use, config) for use in components_used(config)}
+        check_critic_options([one.component for one in used.values()], config)
+        return used
 
     def resolve_use(self, use: Use, config: RunConfig) -> Resolved:
         """One component that the run uses, with checked options.

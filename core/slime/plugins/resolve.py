@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,9 @@ from slime.plugins.limits import Limits
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+
+#: options of the run that only a critic reads
+_CRITIC_OPTIONS = ("critic_lr", "critic_load", "value_clip", "num_critic_only_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,28 @@ def check_needs(component: Component, config: RunConfig) -> None:
     spec = component.spec
     if not isinstance(spec, EstimatorSpec):
         return
-    if "critic" in spec.needs:
-        raise ConfigError(f"{component.title} needs a critic, which this version of slime does not train")
     samples = config.rollout.n_samples_per_prompt
     if "group" in spec.needs and samples < 2:
         raise ConfigError(
             f"{component.title} compares the samples of one prompt with each other, but --n-samples-per-prompt is"
             f" {samples}: every advantage would be 0. Use at least 2."
+        )
+
+
+def check_critic_options(components: Iterable[Component], config: RunConfig) -> None:
+    """Raise `ConfigError` for options of a critic where no component needs one, and so none is trained."""
+    if any(isinstance(one.spec, EstimatorSpec) and "critic" in one.spec.needs for one in components):
+        return
+    options = config.algorithm
+    stated = [
+        f"--{name.replace('_', '-')} {getattr(options, name)}"
+        for name in _CRITIC_OPTIONS
+        if getattr(options, name) != type(options).model_fields[name].default
+    ]
+    if stated:
+        estimator = options.advantage_estimator
+        run = "supervised training" if options.loss_type == "sft_loss" else f"the estimator {estimator}"
+        raise ConfigError(
+            f"{', '.join(stated)}: {run} trains no critic. Drop what is stated of one, or choose an estimator that"
+            " needs a critic (`slime plugins show NAME` tells)"
         )
