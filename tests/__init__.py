@@ -1,4 +1,5 @@
 """slime's tests.
 
-A package, because distributions with a top-level `tests` of their own (verl is one) would otherwise be imported instead.
+A package, because distributions with a top-level `tests` of their own (verl is one) would otherwise be imported
+instead.
 """
