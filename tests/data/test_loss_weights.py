@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,18 @@ def test_siblings_of_one_rollout_count_once() -> None:
 def test_per_token_mean_by_hand() -> None:
     weights = loss_weights(batch_of([(0, 0, [1, 1, 1]), (0, 1, [0, 1]), (1, 2, [1, 1])]), per_token=True)
     assert [w.tolist() for w in weights] == [[0.25] * 3, [0.0, 0.25], [0.5, 0.5]]
+
+
+def test_constant_length_by_hand() -> None:
+    rows: list[Row] = [(0, 0, [1, 1, 1, 1]), (0, 1, [1, 0]), (0, 1, [1]), (0, 2, [0]), (1, 3, [1])]
+    weights = loss_weights(batch_of(rows), constant_length=8)
+    # Two rollouts of step 0 train a token; the siblings of rollout 1 are one of them.
+    assert [w.tolist() for w in weights] == [[0.0625] * 4, [0.0625, 0.0], [0.0625], [0.0], [0.125]]
+
+
+def test_two_rules_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        loss_weights(batch_of([(0, 0, [1])]), per_token=True, constant_length=8)
 
 
 def test_fully_masked_rollouts_are_not_counted() -> None:

@@ -50,6 +50,26 @@ def test_the_estimator_sees_kl_where_there_is_a_reference() -> None:
     assert all(torch.equal(a, b) for a, b in zip(seen[0].kl, kl, strict=True))
 
 
+class ByPlace:
+    """Advantages that hang on the samples' places; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        self.calls += 1
+        return Advantages([mask * place for place, mask in enumerate(batch.loss_masks)])
+
+
+def test_passive_checks_ask_twice_and_find_what_hangs_on_the_order() -> None:
+    batch, estimator = make_batch(samples=4), ByPlace()
+    estimate(estimator, batch)
+    assert estimator.calls == 1
+    with pytest.raises(PluginContractError, match=r"ByPlace\.advantages .* in another order"):
+        estimate(estimator, batch, passive=True)
+    estimate(Centred(), batch, passive=True)
+
+
 def scribble(batch: EstimatorBatch) -> Advantages:
     batch.rewards.add_(1)
     return Advantages(good(batch))

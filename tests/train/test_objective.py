@@ -95,6 +95,25 @@ def test_kl_estimators_by_hand(kind: str, d: float, value: float, slope: float) 
     assert grad.item() == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "value", "slope"), [("k3", 2 * 0.1487, -1.0), ("low_var_kl", 10.0, 0.0)])
+def test_the_ratio_multiplies_the_kl_before_the_clamp(kind: str, value: float, slope: float) -> None:
+    log_probs = torch.tensor([-2.0], requires_grad=True)
+    weight = 2.0 if kind == "k3" else 100.0
+    kl = kl_per_token(log_probs, torch.tensor([-1.5]), kind, weight * (log_probs + 2.0).exp())
+    (grad,) = torch.autograd.grad(kl.sum(), log_probs)
+    assert kl.item() == pytest.approx(value, abs=1e-3)
+    # d(w r k3) = w (k3 + 1 - e^d) at r = 1
+    assert grad.item() == pytest.approx(slope, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["k3", "low_var_kl"])
+def test_kl_of_a_token_that_only_the_reference_expects_stays_finite(kind: str) -> None:
+    log_probs = torch.tensor([-200.0], requires_grad=True)
+    kl = kl_per_token(log_probs, torch.tensor([-1.0]), kind)
+    (grad,) = torch.autograd.grad(kl.sum(), log_probs)
+    assert math.isfinite(kl.item()) and grad.item() == 0.0
+
+
 def test_k1_and_k3_are_unbiased() -> None:
     pi, ref = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     exact = float((pi * (pi / ref).log()).sum())

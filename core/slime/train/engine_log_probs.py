@@ -57,7 +57,7 @@ def check_agreement(batch: TrainBatch, trainer: Sequence[Tensor], tolerance: flo
     ours, theirs = torch.cat(list(trainer)).double(), torch.cat(engine).double()
     trained = torch.from_numpy(np.concatenate(batch.loss_masks)) > 0
     gap = torch.where(trained, (ours - theirs).abs(), 0.0)
-    outside = int((gap > tolerance).sum())
+    outside = int((~(gap <= tolerance)).sum())  # what is no number does not agree either
     if not outside:
         return
     worst = gap.argsort(descending=True)[: min(_SHOWN, outside)].tolist()

@@ -1,0 +1,218 @@
+"""Off-policy corrections and mismatch metrics, on numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.config.options import AlgorithmOptions
+from slime.errors import PluginContractError
+from slime.plugin import TokenBatch
+from slime.train.correction import Correction, importance_weights
+from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.metrics import token_means
+from slime.train.packing import MicroBatch
+
+# Two sequences, of three tokens (the last one masked) and of one.
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0])
+SEQUENCES = torch.tensor([0, 0, 0, 1])
+TRAINER = torch.tensor([-1.0, -2.0, -0.5, -1.0])
+#: weights of the tokens: 3, 1/2, (masked), 1.2
+ENGINE = TRAINER - torch.tensor([3.0, 0.5, math.exp(9), 1.2]).log()
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [3.0, 0.5, 1.0, 1.2]),
+        ("sequence", [1.5, 1.5, 1.0, 1.2]),
+        ("geometric", [math.sqrt(1.5), math.sqrt(1.5), 1.0, 1.2]),
+    ],
+)
+def test_weights_by_hand(level: Any, expected: list[float]) -> None:
+    weights = importance_weights(TRAINER, ENGINE, MASK, SEQUENCES, 2, level)
+    assert weights.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_weight_is_never_infinite() -> None:
+    weights = importance_weights(torch.zeros(2), torch.tensor([-1e4, 1e4]), torch.ones(2), torch.arange(2), 2, "token")
+    assert weights.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected", "outside"),
+    [("truncate", [2.0, 0.6, 1.0, 1.2], [1, 1, 0, 0]), ("mask", [0.0, 0.0, 1.0, 1.2], [1, 1, 0, 0])],
+)
+def test_truncating_and_masking_by_hand(mode: Any, expected: list[float], outside: list[int]) -> None:
+    weights = importance_weights(TRAINER, ENGINE, MASK, SEQUENCES, 2, "token")
+    used, metrics = Correction(mode, "token", low=0.6, high=2.0).apply(weights)
+    assert used.tolist() == pytest.approx(expected)
+    (fraction,) = [values for name, values in metrics.items() if name.endswith("_fraction")]
+    assert fraction.tolist() == outside
+
+
+def test_options_choose_the_correction() -> None:
+    assert Correction.of(AlgorithmOptions()) is None
+    chosen = AlgorithmOptions(off_policy_correction="mask", tis_threshold=5.0, tis_threshold_low=0.5)
+    assert Correction.of(chosen) == Correction("mask", "token", 0.5, 5.0)
+
+
+# --- in the loss ------------------------------------------------------------------------------------
+
+
+def micro_batch(sequences: Tensor, counts: bool = True) -> MicroBatch:
+    nothing: Any = None
+    return MicroBatch(
+        samples=tuple(range(int(sequences.max()) + 1)), counts=counts, tokens=nothing, positions=nothing,
+        packed=nothing, rows=nothing, targets=nothing, slots=None, sequence_ids=sequences,
+        token_ids=torch.arange(sequences.numel()),
+    )  # fmt: skip
+
+
+def terms(**changed: Any) -> LossTerms:
+    plain: dict[str, Any] = {
+        "supervised": False, "estimator": None, "ratio": "token", "eps_clip": 0.2, "eps_clip_high": 0.2,
+        "eps_clip_c": None, "kl_loss_coef": 0.0, "kl_loss_type": "k3", "unbiased_kl": False, "entropy_coef": 0.0,
+        "correction": None, "sequence_delta": None,
+    }  # fmt: skip
+    return LossTerms(**plain | changed)
+
+
+def loss_of(
+    loss_terms: LossTerms, advantages: list[float], **columns: Tensor
+) -> tuple[float, list[float], dict[str, float]]:
+    """Loss, gradient in the log-probs and metrics of one step on policy, every token weighing 1."""
+    log_probs = TRAINER.clone().requires_grad_()
+    data = LossColumns(
+        weights=MASK, mask=MASK, advantages=torch.tensor(advantages) * MASK, rollout_log_probs=ENGINE, **columns
+    )
+    loss, sums = micro_batch_loss(loss_terms, data, micro_batch(SEQUENCES), log_probs, torch.zeros(4))
+    (grad,) = torch.autograd.grad(loss, log_probs)
+    numbers = {name: float(value) for name, value in sums.items()} | {"micro_batches": 1.0}
+    return loss.item(), grad.tolist(), token_means(numbers, steps=1)
+
+
+def test_the_policy_loss_is_weighted_and_not_differentiated_through_the_weights() -> None:
+    _, plain, _ = loss_of(terms(), [1.0, 1.0, 1.0, -2.0])
+    assert plain == pytest.approx([-1.0, -1.0, 0.0, 2.0])
+    loss, grad, metrics = loss_of(terms(correction=Correction("truncate", "token", 0.0, 2.0)), [1.0, 1.0, 1.0, -2.0])
+    assert loss == pytest.approx(-2.0 - 0.5 + 2.4)
+    assert grad == pytest.approx([-2.0, -0.5, 0.0, 2.4])
+    assert metrics["correction_clip_fraction"] == pytest.approx(1 / 3)
+    assert metrics["correction_weight"] == pytest.approx((2.0 + 0.5 + 1.2) / 3)
+
+
+def test_kl_and_entropy_keep_their_full_weight() -> None:
+    ref = TRAINER - 0.5
+    masked = Correction("mask", "token", 0.0, 1e-6)
+    for correction in (None, masked):
+        loss_terms = terms(correction=correction, kl_loss_coef=1.0, kl_loss_type="k2")
+        loss, _, metrics = loss_of(loss_terms, [0.0] * 4, ref_log_probs=ref)
+        assert loss == pytest.approx(3 * 0.125)
+        assert metrics["kl"] == pytest.approx(0.125)
+    assert metrics["correction_mask_fraction"] == 1.0
+
+
+def test_sequences_of_negative_advantage_that_the_policy_left_are_taken_out() -> None:
+    # The mean of log pi(engine) - log pi is -ln(1.5)/2 for the first sequence and -ln(1.2) for the second.
+    engine = TRAINER + torch.tensor([0.3, 0.1, 9.0, 0.05])
+    log_probs = TRAINER.clone().requires_grad_()
+    for advantages, expected in (
+        ([-1.0, 2.0, 0.0, -3.0], [0.0, -2.0, 0.0, 3.0]),  # 0.2 is above 0.1, 0.05 is not; A > 0 stays
+        ([1.0, 2.0, 0.0, -3.0], [-1.0, -2.0, 0.0, 3.0]),
+    ):
+        data = LossColumns(MASK, MASK, advantages=torch.tensor(advantages), rollout_log_probs=engine)
+        loss, sums = micro_batch_loss(
+            terms(sequence_delta=0.1), data, micro_batch(SEQUENCES), log_probs, torch.zeros(4)
+        )
+        (grad,) = torch.autograd.grad(loss, log_probs)
+        assert grad.tolist() == pytest.approx(expected)
+    assert float(sums["off_policy_sequence_fraction"]) == 0.0
+
+
+def test_mismatch_metrics_by_hand() -> None:
+    _, _, metrics = loss_of(terms(), [1.0] * 4)
+    d = [math.log(3.0), math.log(0.5), math.log(1.2)]
+    assert metrics["logprob_gap_mean"] == pytest.approx(sum(map(abs, d)) / 3, rel=1e-5)
+    assert metrics["logprob_gap_max"] == pytest.approx(math.log(3.0), rel=1e-5)
+    assert metrics["engine_kl"] == pytest.approx(sum(math.exp(x) - 1 - x for x in d) / 3, rel=1e-5)
+    assert metrics["engine_ppl_ratio"] == pytest.approx(math.exp(-sum(d) / 3), rel=1e-5)
+    assert metrics["engine_ess"] == pytest.approx(4.7**2 / (9 + 0.25 + 1.44) / 3, rel=1e-5)
+    assert metrics["ratio"] == metrics["ratio_max"] == 1.0
+
+
+def test_agreement_is_an_effective_sample_size_of_one_and_no_divergence() -> None:
+    data = LossColumns(MASK, MASK, advantages=MASK, rollout_log_probs=TRAINER)
+    _, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES), TRAINER.clone().requires_grad_(), torch.zeros(4))
+    metrics = token_means({name: float(v) for name, v in sums.items()} | {"micro_batches": 1.0}, steps=1)
+    assert metrics["engine_ess"] == metrics["engine_ppl_ratio"] == 1.0
+    assert metrics["engine_kl"] == metrics["logprob_gap_max"] == 0.0
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_minus_infinity_where_masked_leaves_no_trace(level: Any) -> None:
+    engine = torch.where(MASK > 0, ENGINE, -torch.inf)
+    log_probs = TRAINER.clone().requires_grad_()
+    data = LossColumns(MASK, MASK, advantages=MASK, old_log_probs=engine, old_by_engine=True, rollout_log_probs=engine)
+    loss, sums = micro_batch_loss(
+        terms(correction=Correction("truncate", level, 0.0, 2.0), sequence_delta=0.1),
+        data, micro_batch(SEQUENCES), log_probs, torch.zeros(4),
+    )  # fmt: skip
+    (grad,) = torch.autograd.grad(loss, log_probs)
+    assert math.isfinite(float(loss)) and bool(grad.isfinite().all()) and grad[2] == 0
+    assert all(math.isfinite(float(value)) for value in sums.values())
+
+
+class Reports:
+    """An objective that reports one metric: the token's place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def objective(self, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return -batch.log_probs, {self.name: torch.arange(4.0)}
+
+
+def test_metrics_of_an_objective_are_means_and_maxima_over_trained_tokens() -> None:
+    _, _, metrics = loss_of(terms(estimator=Reports("place")), [1.0] * 4)
+    assert metrics["place"] == pytest.approx((0 + 1 + 3) / 3)
+    _, _, metrics = loss_of(terms(estimator=Reports("place_max")), [1.0] * 4)
+    assert metrics["place_max"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["tokens", "ratio", "logprob_gap", "kl"])
+def test_an_objective_cannot_overwrite_slimes_own_metrics(name: str) -> None:
+    with pytest.raises(PluginContractError, match=f"Reports.objective reports a metric '{name}'"):
+        loss_of(terms(estimator=Reports(name)), [1.0] * 4)
+
+
+def test_the_unbiased_kl_has_the_gradient_of_the_kl() -> None:
+    """In expectation over the policy's own tokens; k3 without the ratio has another one."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([0.5, 0.3, -0.4], dtype=torch.float64).log_softmax(-1)
+    log_pi = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((log_pi.exp() * (log_pi - ref)).sum(), logits, retain_graph=True)
+    gradients = []
+    for unbiased in (True, False):
+        # One token of each kind, weighted with its probability: the expectation.
+        every = log_pi.float()
+        data = LossColumns(
+            weights=every.detach().exp(), mask=torch.ones(3), advantages=torch.zeros(3), ref_log_probs=ref.float()
+        )
+        loss_terms = terms(kl_loss_coef=1.0, unbiased_kl=unbiased)
+        loss, _ = micro_batch_loss(loss_terms, data, micro_batch(torch.arange(3)), every, torch.zeros(3))
+        gradients.append(torch.autograd.grad(loss, logits, retain_graph=True)[0])
+    assert gradients[0].tolist() == pytest.approx(exact.tolist(), abs=1e-6)
+    assert (gradients[1] - exact).abs().max() > 1e-2
+
+
+def test_a_micro_batch_that_does_not_count_gives_a_zero_with_gradient() -> None:
+    log_probs = TRAINER.clone().requires_grad_()
+    data = LossColumns(MASK, MASK, advantages=MASK)
+    loss, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES, counts=False), log_probs, torch.zeros(4))
+    (grad,) = torch.autograd.grad(loss, log_probs)
+    assert float(loss) == 0.0 and not sums and not grad.any()

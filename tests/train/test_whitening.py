@@ -1,0 +1,46 @@
+"""Whitened advantages: by hand, and where there is nothing to divide by."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.train.whitening import whiten
+
+
+def test_whitening_by_hand_counts_trained_tokens_alone() -> None:
+    advantages = [torch.tensor([1.0, 99.0]), torch.tensor([2.0, 6.0])]
+    masks = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])]
+    first, second = whiten(advantages, masks)
+    # mean 3, variance (4 + 1 + 9) / 2 = 7
+    assert first.tolist() == pytest.approx([-2 / 7**0.5, 0.0])
+    assert second.tolist() == pytest.approx([-1 / 7**0.5, 3 / 7**0.5])
+
+
+@pytest.mark.parametrize(
+    ("values", "mask"),
+    [([0.2] * 7, [1.0] * 7), ([1e6] * 3, [1.0] * 3), ([5.0], [1.0]), ([5.0, 1.0], [1.0, 0.0]), ([1.0], [0.0])],
+)
+def test_nothing_to_compare_gives_exactly_zero(values: list[float], mask: list[float]) -> None:
+    (white,) = whiten([torch.tensor(values)], [torch.tensor(mask)])
+    assert not white.any()
+
+
+def test_no_samples_give_none() -> None:
+    assert whiten([], []) == []
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=40),
+    parts=st.integers(1, 4),
+)
+def test_the_result_has_mean_zero_and_variance_one_however_samples_are_cut(values: list[float], parts: int) -> None:
+    flat = torch.tensor(values)
+    samples = list(flat.chunk(parts))
+    white = torch.cat(whiten(samples, [torch.ones_like(part) for part in samples])).double()
+    assert abs(float(white.mean())) < 1e-5
+    spread = float(flat.double().var())
+    assert float(white.var()) == pytest.approx(spread / (spread + 1e-8), abs=1e-4)
+    assert torch.equal(white.float(), whiten([flat], [torch.ones_like(flat)])[0])
