@@ -10,14 +10,17 @@ from slime.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished group and the rollout it was generated for."""
+    """A finished group."""
 
     group: Group
+    #: the rollout it was generated for
     rollout: int
+    #: how many groups were taken from the data source before it
+    place: int
 
 
 class ReplayBuffer:
-    """Oldest first: by the rollout a group was generated for, then in the order in which groups were added."""
+    """Oldest first: in the order in which the groups were taken from the data source, whichever finished first."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Finished] = {}
@@ -32,7 +35,7 @@ class ReplayBuffer:
 
     def add(self, entries: Iterable[Finished]) -> None:
         """Put groups in."""
-        ordered = sorted([*self._entries.values(), *entries], key=lambda entry: entry.rollout)
+        ordered = sorted([*self._entries.values(), *entries], key=lambda entry: entry.place)
         self._entries = {entry.group.index: entry for entry in ordered}
 
     def groups(self, rollout: int) -> list[Group]:

@@ -122,9 +122,13 @@ class Collector:
     # --- how many prompts ----------------------------------------------------------------------------
 
     def _first_draw(self) -> int:
-        """What buffer and generation lack for this batch after those begun before it have had theirs."""
+        """What buffer and generation lack for this batch after those begun before it have had theirs.
+
+        At least what a checkpoint had in flight: later groups may be finished already, and shall not overtake it.
+        """
         coming = len(self._ledger.buffer) + self._ledger.in_flight.generating
-        return max(0, (len(self._turns) - 1) * self._want + self._draw - coming)
+        lacking = (len(self._turns) - 1) * self._want + self._draw - coming
+        return max(0, lacking, self._ledger.in_flight.waiting)
 
     def _next_draw(self, rollout: int, collected: Collected) -> int:
         """What is missing, and more at the rate at which groups were dropped so far; at most a first draw."""

@@ -31,6 +31,11 @@ class InFlight:
         """Groups that are being generated."""
         return len(self._generating)
 
+    @property
+    def waiting(self) -> int:
+        """Groups that a checkpoint brought back and nobody has asked for yet."""
+        return len(self._waiting)
+
     def take(self, count: int) -> tuple[list[Group], list[Group]]:
         """`count` groups to generate: those handed out again, and those new from the source.  Raises as it does."""
         again = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import CheckpointError, PluginContractError, SlimeError
@@ -11,6 +12,16 @@ from slime.rollout.buffer import Finished, ReplayBuffer
 from slime.rollout.in_flight import InFlight
 from slime.rollout.source import CheckedSource
 from slime.types import Group, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """What is known of a group until it is trained on or dropped."""
+
+    #: how many groups were taken before it
+    place: int
+    #: indices of the samples that were asked for
+    samples: tuple[int | None, ...]
 
 
 class Ledger:
@@ -29,8 +40,8 @@ class Ledger:
         self._source = source
         #: rollout -> its batch, while it is not known to be trained on
         self._batches: dict[int, list[Finished]] = {}
-        #: group index -> indices of its samples, of every group that is neither trained on nor dropped
-        self._open: dict[int, tuple[int | None, ...]] = {}
+        #: every group that is neither trained on nor dropped, by its index
+        self._open: dict[int, _Open] = {}
         self._open_samples: set[int | None] = set()
         self._taken = 0
         self._trained = 0
@@ -44,15 +55,15 @@ class Ledger:
         Raises as the data source does, and `PluginContractError` for an index that another open group has.
         """
         again, fresh = self.in_flight.take(count)
-        self._taken += len(fresh)
         for group in fresh:
-            self._enter(group.index, tuple(sample.index for sample in group.samples))
+            self._enter(group.index, _Open(self._taken, tuple(sample.index for sample in group.samples)))
+            self._taken += 1
         return again + fresh
 
     def finish(self, groups: Sequence[Group], rollout: int) -> None:
         """These were generated and scored for `rollout`: from in flight into the buffer."""
         self.in_flight.finish(groups)
-        self.buffer.add(Finished(group, rollout) for group in groups)
+        self.buffer.add(Finished(group, rollout, self._open[group.index].place) for group in groups)
 
     def drop(self, reasons: Mapping[int, str]) -> Counter[str]:
         """Buffered groups with these indices are not trained on, for these reasons; returns how many for each."""
@@ -95,64 +106,67 @@ class Ledger:
         """
         self.trained(done)
         self.check()
-        finished = [entry for rollout in sorted(self._batches) for entry in self._batches[rollout]]
+        finished = [entry for batch in self._batches.values() for entry in batch]
         return {
             "source": self._source.state(),
             "taken": self._taken,
             "trained": self._trained,
             "dropped": dict(self._dropped),
             "groups": [
-                *({"finished_for": entry.rollout, **_row(entry.group)} for entry in (*finished, *self.buffer.entries)),
-                *({"finished_for": None, **_row(group)} for group in self.in_flight.snapshot()),
+                *(self._row(entry.group, entry.rollout) for entry in (*finished, *self.buffer.entries)),
+                *(self._row(group, None) for group in self.in_flight.snapshot()),
             ],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave.  Raises `CheckpointError`, and as the data source does."""
         self._source.load(state["source"])
-        rows = [(row["finished_for"], _group(row)) for row in state["groups"]]
         self._taken, self._trained = state["taken"], state["trained"]
         self._dropped = Counter(state["dropped"])
         self._batches.clear()
         self._open.clear()
         self._open_samples.clear()
         self.buffer = ReplayBuffer()
-        self.buffer.add(Finished(group, rollout) for rollout, group in rows if rollout is not None)
-        self.in_flight.restore([group for rollout, group in rows if rollout is None])
-        for _, group in rows:
-            self._enter(group.index, tuple(dict.fromkeys(_asked(sample) for sample in group.samples)))
+        waiting: list[Group] = []
+        finished: list[Finished] = []
+        for row in state["groups"]:
+            group, rollout = _group(row), row["finished_for"]
+            self._enter(group.index, _Open(row["place"], tuple(row["sample_indices"])))
+            if rollout is None:
+                waiting.append(group)
+            else:
+                finished.append(Finished(group, rollout, row["place"]))
+        self.buffer.add(finished)
+        self.in_flight.restore(waiting)
         try:
             self.check()
         except SlimeError as error:
             raise CheckpointError(f"the saved rollout state is not whole: {error}") from None
 
-    def _enter(self, group: int, samples: tuple[int | None, ...]) -> None:
-        if group in self._open or not self._open_samples.isdisjoint(samples):
+    def _enter(self, index: int, group: _Open) -> None:
+        if index in self._open or not self._open_samples.isdisjoint(group.samples):
             raise PluginContractError(
-                f"{self._source.who} gave group {group} with samples {', '.join(map(str, samples))}, but one of these"
-                " indices belongs to a group that is not trained on yet; expected indices that no run uses twice"
+                f"{self._source.who} gave group {index} with samples {', '.join(map(str, group.samples))}, but one of"
+                " these indices belongs to a group that is not trained on yet; expected indices that no run uses twice"
             )
-        self._open[group] = samples
-        self._open_samples.update(samples)
+        self._open[index] = group
+        self._open_samples.update(group.samples)
 
-    def _leave(self, group: int) -> None:
-        self._open_samples.difference_update(self._open.pop(group))
+    def _leave(self, index: int) -> None:
+        self._open_samples.difference_update(self._open.pop(index).samples)
 
-
-def _asked(sample: Sample) -> int | None:
-    """The index of the sample that was asked for; a generator may have made several of it."""
-    return sample.index if sample.rollout_id is None else sample.rollout_id
-
-
-def _row(group: Group) -> dict[str, Any]:
-    # Not `Sample.to_dict`, which copies every token: a row is written out at once.
-    return {
-        "index": group.index,
-        "samples": [
-            {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)}
-            for sample in group.samples
-        ],
-    }
+    def _row(self, group: Group, finished_for: int | None) -> dict[str, Any]:
+        # Not `Sample.to_dict`, which copies every token: a row is written out at once.
+        return {
+            "index": group.index,
+            "place": self._open[group.index].place,
+            "finished_for": finished_for,
+            "sample_indices": self._open[group.index].samples,
+            "samples": [
+                {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)}
+                for sample in group.samples
+            ],
+        }
 
 
 def _group(row: Mapping[str, Any]) -> Group:

@@ -1,0 +1,124 @@
+"""Where groups are, and that a wrong account is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.rollout.collecting import SAMPLES, CountingSource, indices
+
+from slime.errors import CheckpointError, PluginContractError, SlimeError
+from slime.rollout.ledger import Ledger
+from slime.rollout.source import CheckedSource
+from slime.types import Group, Sample, Status
+
+
+def ledger(source: CountingSource | None = None) -> Ledger:
+    return Ledger(CheckedSource(source or CountingSource(), "data source counting", SAMPLES))
+
+
+def finish(groups: list[Group]) -> list[Group]:
+    """Generates in place: tokens and metadata change, and the second sample becomes two."""
+    for group in groups:
+        for sample in group.samples:
+            sample.tokens.append(99)
+            sample.metadata["turns"] = 3
+            sample.response_length, sample.status, sample.reward = 1, Status.COMPLETED, 0.1 + 0.2
+            sample.rollout_log_probs = [-1 / 3]
+            sample.rollout_id = sample.index
+        other = Sample(**vars(group.samples[1]))
+        group.samples.append(other)
+    return groups
+
+
+def through_a_checkpoint(state: dict[str, Any]) -> Ledger:
+    resumed = ledger()
+    resumed.load(json.loads(json.dumps(state)))
+    return resumed
+
+
+def test_groups_in_flight_are_handed_out_again_first_as_they_were_taken() -> None:
+    run = ledger()
+    finish(run.take(3))  # generated in part: not told to the ledger
+    resumed = through_a_checkpoint(run.state(0))
+    assert resumed.take(4) == ledger().take(4)
+    resumed.check()
+
+
+def test_finished_groups_come_back_with_rewards_and_log_probs_to_the_last_bit() -> None:
+    run = ledger()
+    groups = finish(run.take(3))
+    run.finish(groups, rollout=5)
+    resumed = through_a_checkpoint(run.state(5))
+    assert resumed.buffer.groups(5) == run.buffer.groups(5) == groups
+    assert [group.age for group in resumed.buffer.groups(7)] == [2, 2, 2]
+    assert indices(resumed.take(1)) == [3]
+
+
+def test_a_batch_that_is_not_trained_on_yet_is_in_the_buffer_of_the_checkpoint_and_at_its_head() -> None:
+    run = ledger()
+    run.finish(run.take(6), rollout=0)
+    buffered = run.buffer.groups(0)
+    run.choose(buffered[:2], 0)
+    run.choose(buffered[2:4], 1)
+    state = run.state(done=1)
+    assert (state["taken"], state["trained"]) == (6, 2)
+    assert indices(through_a_checkpoint(state).buffer.groups(1)) == [2, 3, 4, 5]
+
+
+def test_what_is_dropped_or_trained_is_not_saved_again_but_counted() -> None:
+    run = ledger()
+    run.finish(run.take(4), rollout=0)
+    assert run.drop({1: "dull", 2: "dull", 0: "stale"}) == {"dull": 2, "stale": 1}
+    run.choose(run.buffer.groups(0), 0)
+    resumed = through_a_checkpoint(run.state(done=1))
+    state = resumed.state(done=1)
+    assert (state["taken"], state["trained"], state["dropped"]) == (4, 1, {"dull": 2, "stale": 1})
+    assert state["groups"] == []
+
+
+def test_a_group_that_is_lost_between_two_places_is_told_with_the_numbers() -> None:
+    run = ledger()
+    run.finish(run.take(4), rollout=0)
+    run.buffer.pop([2])
+    with pytest.raises(SlimeError, match=r"do not add up: 4 taken, but 0 trained on .* \+ 3 buffered .* = 3"):
+        run.check()
+
+
+def test_a_saved_state_that_lost_a_group_is_refused() -> None:
+    run = ledger()
+    run.finish(run.take(4), rollout=0)
+    state = run.state(0)
+    del state["groups"][0]
+    with pytest.raises(CheckpointError, match=r"saved rollout state is not whole: .* 4 taken"):
+        through_a_checkpoint(state)
+
+
+@pytest.mark.parametrize("place", ["in flight", "buffered", "in a batch", "restored"])
+def test_an_index_that_an_open_group_has_is_refused_with_the_sources_name(place: str) -> None:
+    source = CountingSource()
+    run = ledger(source)
+    groups = run.take(2)
+    if place != "in flight":
+        run.finish(groups, rollout=0)
+    if place == "in a batch":
+        run.choose(groups, 0)
+    if place == "restored":
+        state = run.state(0)
+        run = ledger(source)
+        run.load(json.loads(json.dumps(state)))
+    source.next = 1
+    with pytest.raises(PluginContractError, match=r"^data source counting gave group 1 with samples 2, 3, but one"):
+        run.take(2)
+
+
+def test_an_index_of_a_group_that_is_done_with_may_come_again() -> None:
+    source = CountingSource()
+    run = ledger(source)
+    run.finish(run.take(2), rollout=0)
+    run.choose(run.buffer.groups(0), 0)
+    run.trained(1)
+    source.next = 0
+    assert indices(run.take(2)) == [0, 1]
+    run.check()
