@@ -20,11 +20,13 @@ from collections.abc import Sequence
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.generation import SampleGenerator
+from slime.rollout.health import Health, Watched
 from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.progress import ProgressBoard
-from slime.rollout.rewards import Scorer
+from slime.rollout.rewards import Scorer, Term
 from slime.rollout.sampling import Sampling
+from slime.rollout.scoring.in_loop import InLoopReward
 from slime.types import Group, Sample, Status
 
 GROUP_SIZE = 8
@@ -82,9 +84,14 @@ def pending(count: int) -> list[Group]:
 async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
     """All samples through the rollout room."""
     sampling = Sampling(512, 1.0, 1.0, -1, (), (), seed=42)
+    spec = RewardSpec(name="least", factory="benchmarks:LeastReward", isolation="none")
+
+    def health(kind: str) -> Health:
+        return Health(Watched(kind, "bench/least", f"{kind} least", 0.25, len(groups) * GROUP_SIZE, kind))
+
     pipeline = Pipeline(
-        SampleGenerator(LeastGenerator(), "generator least", policy, timeout_s=600, concurrency=CONCURRENCY),
-        Scorer(LeastReward(), RewardSpec(name="least", factory="benchmarks:LeastReward"), "reward least"),
+        SampleGenerator(LeastGenerator(), health("generator"), policy, timeout_s=600, concurrency=CONCURRENCY),
+        Scorer([Term(spec, InLoopReward(LeastReward(), "reward least", spec.timeout_s), health("reward"))]),
         ProgressBoard(lambda _done, _total: None),
     )
     finished = await pipeline.finish(groups, sampling)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from tests.support.scoring import health
 
 from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError
@@ -76,7 +77,7 @@ def run(generator: object, policy: PolicyClient | None = None, timeout_s: float 
     async def main() -> list[Sample]:
         boundary = SampleGenerator(
             generator,  # type: ignore[arg-type]  # several are faulty on purpose
-            "generator faulty",
+            health("generator faulty", "generator"),
             EchoPolicy() if policy is None else policy,
             timeout_s=timeout_s,
             concurrency=4,
@@ -191,10 +192,10 @@ def test_different_rollout_ids_for_one_rollout_are_refused() -> None:
     assert "rollout_ids 1, 2" in (sample.failure or "")
 
 
-def test_no_progress_aborts_the_sample_in_time() -> None:
+def test_no_progress_fails_the_sample_in_time() -> None:
     [sample] = run(OneTurnThenHang(), timeout_s=0.1)
-    assert sample.status is Status.ABORTED
-    assert sample.failure == "generator faulty: no progress for 0.1 s (--rollout-timeout-s)"
+    assert sample.status is Status.FAILED
+    assert sample.failure == "generator faulty: no progress for 0.1 s (--generator.timeout-s)"
 
 
 class OneTurnThenHang:
@@ -261,7 +262,9 @@ def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
 
 def test_cancellation_from_outside_propagates() -> None:
     async def main() -> None:
-        boundary = SampleGenerator(OneTurn(), "g", HangingPolicy(), timeout_s=60, concurrency=1)
+        boundary = SampleGenerator(
+            OneTurn(), health("generator g", "generator"), HangingPolicy(), timeout_s=60, concurrency=1
+        )
         task = asyncio.create_task(boundary.generate(pending(), SAMPLING, BusyClock()))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -282,7 +285,7 @@ def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
 
 def test_a_generator_without_engines_that_asks_one_is_told_so() -> None:
     async def main() -> list[Sample]:
-        boundary = SampleGenerator(OneTurn(), "generator g", None, timeout_s=1, concurrency=1)
+        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), None, timeout_s=1, concurrency=1)
         return await boundary.generate(pending(), SAMPLING, BusyClock())
 
     [sample] = asyncio.run(main())
@@ -304,7 +307,9 @@ def test_the_engine_clock_runs_while_a_request_is_out() -> None:
 
     async def main() -> float:
         clock = BusyClock()
-        boundary = SampleGenerator(OneTurn(), "g", SlowPolicy(), timeout_s=5, concurrency=8)
+        boundary = SampleGenerator(
+            OneTurn(), health("generator g", "generator"), SlowPolicy(), timeout_s=5, concurrency=8
+        )
         await asyncio.gather(*(boundary.generate(pending(i), SAMPLING, clock) for i in range(8)))
         return clock.seconds
 

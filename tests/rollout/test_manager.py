@@ -21,6 +21,9 @@ from slime.plugins.registry import Registry
 from slime.rollout.manager import Rollout, RolloutManager
 from slime.rollout.sampling import sampling_seed
 
+#: a run whose reward may fail every sample
+FAULTY = {"reward": RewardOptions(reward="faulty"), "component_options": {"reward": {"error_budget": 1}}}
+
 
 class FaultyReward:
     """Raises for every sample."""
@@ -35,7 +38,7 @@ class FaultyReward:
 def with_faulty_reward(plugins: PluginSet) -> PluginSet:
     """`plugins` and a reward `faulty` beside slime's own."""
     own = plugins.find("reward", "exact_match")
-    spec = RewardSpec(name="faulty", factory=f"{__name__}:FaultyReward")
+    spec = RewardSpec(name="faulty", factory=f"{__name__}:FaultyReward", isolation="none")
     component = Component("reward", spec, own.found, "here")
     return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, component)))
 
@@ -138,7 +141,7 @@ def test_a_rollout_number_that_goes_back_is_refused(config: RunConfig, tokenizer
 def test_a_batch_without_one_trainable_sample_ends_the_run_with_the_reasons(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
-    faulty = config.model_copy(update={"reward": RewardOptions(reward="faulty")})
+    faulty = config.model_copy(update=FAULTY)
     with pytest.raises(
         SlimeError,
         match=r"none of its 12 samples can be trained on: 12x reward \S+/faulty \(slime-rl \S+\): ValueError:",
@@ -225,7 +228,7 @@ def test_evaluation_takes_nothing_from_the_training_data(config: RunConfig, toke
 
 
 def test_an_evaluation_that_scores_nothing_says_why(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    faulty = config.model_copy(update={"reward": RewardOptions(reward="faulty")})
+    faulty = config.model_copy(update=FAULTY)
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 24 samples has a reward: 24x reward"):
         asyncio.run(manager(faulty, tokenizer, tmp_path).evaluate(0))
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.pipeline import FinishedGroups, Pipeline
 from slime.rollout.progress import ProgressBoard
-from slime.rollout.rewards import Scorer
 from slime.rollout.sampling import Sampling
 from slime.types import Group, Sample, Status
 
@@ -83,8 +83,10 @@ def finish(
     async def main() -> FinishedGroups:
         spec = RewardSpec(name="r", factory="nowhere:R", scope=scope)  # type: ignore[arg-type]  # parametrised
         pipeline = Pipeline(
-            SampleGenerator(SingleTurn(), "generator g", policy, timeout_s=10, concurrency=concurrency),
-            Scorer(reward, spec, "reward r"),
+            SampleGenerator(
+                SingleTurn(), health("generator g", "generator"), policy, timeout_s=10, concurrency=concurrency
+            ),
+            scorer(reward, spec, "reward r"),
             ProgressBoard(None if seen is None else lambda done, total: seen.append((done, total))),
         )
         return await pipeline.finish(wanted, SAMPLING)

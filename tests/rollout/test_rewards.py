@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from tests.support.scoring import scorer
 
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
-from slime.rollout.rewards import Scorer
 from slime.types import Sample, Status
 
 
@@ -27,8 +27,8 @@ def score(
     reward: object, samples: list[Sample], timeout_s: float = 5.0, scope: Literal["sample", "group"] = "group"
 ) -> None:
     spec = RewardSpec(name="faulty", factory="nowhere:Faulty", scope=scope, timeout_s=timeout_s)
-    scorer = Scorer(reward, spec, "reward faulty")  # type: ignore[arg-type]  # several are faulty on purpose
-    asyncio.run(scorer.score(samples, BusyClock()))
+    one = scorer(reward, spec, "reward faulty")  # type: ignore[arg-type]  # several are faulty on purpose
+    asyncio.run(one.score(samples, BusyClock()))
 
 
 class FaultyReward:
@@ -105,7 +105,7 @@ def test_a_reward_that_hangs_is_ended_by_its_timeout() -> None:
     score(HangingReward(), samples, timeout_s=0.05)
     assert (sample.status, sample.failure) == (
         Status.FAILED,
-        "reward faulty: no score after 0.05 s (timeout_s of its spec)",
+        "reward faulty: no score after 0.05 s (timeout_s)",
     )
 
 
@@ -117,7 +117,7 @@ def test_cancellation_propagates_through_a_reward() -> None:
 
     async def main() -> None:
         spec = RewardSpec(name="r", factory="nowhere:R")
-        task = asyncio.create_task(Scorer(HangingReward(), spec, "r").score([finished()], BusyClock()))
+        task = asyncio.create_task(scorer(HangingReward(), spec, "reward r").score([finished()], BusyClock()))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

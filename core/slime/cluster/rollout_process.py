@@ -70,6 +70,7 @@ class RolloutActor:
         self._manager = RolloutManager(
             self._config, self._plugins, self._client, self._run_dir, tokenizer, on_progress=self._on_progress
         )
+        await self._manager.start()
 
     def _on_progress(self, done: int, total: int) -> None:
         self._done = (done, total)
@@ -120,7 +121,9 @@ class RolloutActor:
         self._manager.load_state(await asyncio.to_thread(read_rollout_part, folder))
 
     async def close(self) -> None:
-        """Close the client's connections."""
+        """End the worker processes of the rewards and close the client's connections."""
+        if self._manager is not None:
+            await self._manager.close()
         if self._client is not None:
             await self._client.close()
 

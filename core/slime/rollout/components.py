@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.plugin import Context, DataSource, Generator, RewardModel, RewardSpec
+from slime.plugin import Context, DataSource, Generator
 from slime.rollout.eval_sets import EvalSet, load_eval_sets
 from slime.rollout.filters import GroupFilter
+from slime.rollout.health import Health, Watched
+from slime.rollout.rewards import Scorer, Term
+from slime.rollout.scoring.caller import RewardCaller
+from slime.rollout.scoring.in_loop import InLoopReward
+from slime.rollout.scoring.job import Job
+from slime.rollout.scoring.pool import WorkerPool
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.plugins import PluginSet
+    from slime.plugins import PluginSet, Resolved
 
 
 @dataclass(frozen=True)
@@ -23,11 +31,11 @@ class Components:
     source: DataSource
     source_name: str
     generator: Generator
-    generator_name: str
+    generator_health: Health
+    #: seconds a sample may go without progress
+    generator_timeout_s: float
     #: None where the loss needs no reward
-    reward: RewardModel | None
-    reward_spec: RewardSpec | None
-    reward_name: str
+    scorer: Scorer | None
     #: drops finished groups, which are then replaced
     sampling_filter: GroupFilter | None
     #: chooses a batch from the replay buffer
@@ -36,41 +44,113 @@ class Components:
 
     @classmethod
     def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
-        """Build what `config` names.  Raises `PluginError` and `DataError`."""
+        """Build what `config` names.  Raises `PluginError` and `DataError`.
+
+        Rewards that are scored in worker processes are built there, by `Scorer.start`.
+        """
         used = plugins.resolve(config)
-
-        def make(slot: str) -> tuple[str, Any]:
-            resolved = used[slot]
-            context = Context(
-                seed=config.data.rollout_seed,
-                run_dir=run_dir,
-                logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
-                config=config,
-                tokenizer=tokenizer,
-            )
-            return resolved.component.title, plugins.build_used(resolved, context)
-
-        def make_filter(slot: str) -> GroupFilter | None:
-            if slot not in used:
-                return None
-            name, built = make(slot)
-            return GroupFilter(built, name)
-
-        source_name, source = make("datasource")
-        generator_name, generator = make("generator")
-        reward_name, reward, reward_spec = "no reward", None, None
-        if "reward" in used:
-            reward_name, reward = make("reward")
-            reward_spec = used["reward"].component.spec
+        build = _Builder(config, plugins, run_dir, tokenizer)
+        generator = used["generator"]
+        own_timeout_s = generator.component.spec.timeout_s
         return cls(
-            source=source,
-            source_name=source_name,
-            generator=generator,
-            generator_name=generator_name,
-            reward=reward,
-            reward_spec=reward_spec,
-            reward_name=reward_name,
-            sampling_filter=make_filter("sampling_filter"),
-            buffer_filter=make_filter("buffer_filter"),
+            source=build.make(used["datasource"]),
+            source_name=used["datasource"].component.title,
+            generator=build.make(generator),
+            generator_health=build.health(generator),
+            generator_timeout_s=generator.limits.timeout_s or own_timeout_s or config.rollout.rollout_timeout_s,
+            scorer=build.scorer([one for one in used.values() if one.use.kind == "reward"]),
+            sampling_filter=build.filter(used.get("sampling_filter")),
+            buffer_filter=build.filter(used.get("buffer_filter")),
             eval_sets=load_eval_sets(config, tokenizer),
         )
+
+
+@dataclass(frozen=True)
+class _Builder:
+    config: RunConfig
+    plugins: PluginSet
+    run_dir: Path
+    tokenizer: Any
+
+    def make(self, resolved: Resolved) -> Any:
+        """A component's object, for this process."""
+        context = Context(
+            seed=self.config.data.rollout_seed,
+            run_dir=self.run_dir,
+            logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
+            config=self.config,
+            tokenizer=self.tokenizer,
+        )
+        return self.plugins.build_used(resolved, context)
+
+    def filter(self, resolved: Resolved | None) -> GroupFilter | None:
+        """A filter behind its boundary, where the run has one."""
+        return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title)
+
+    def health(self, resolved: Resolved) -> Health:
+        """What counts the component's failures."""
+        component = resolved.component
+        return Health(
+            Watched(
+                kind=component.kind,
+                id=component.id,
+                title=component.title,
+                error_budget=resolved.limits.error_budget,
+                rollout_samples=self.config.batch.prompts * self.config.rollout.n_samples_per_prompt,
+                slot=resolved.use.slot,
+                run_dir=self.run_dir,
+            )
+        )
+
+    def scorer(self, rewards: list[Resolved]) -> Scorer | None:
+        """All rewards of the run; None where it has none."""
+        if not rewards:
+            return None
+        isolated = sum(one.component.spec.isolation == "process" for one in rewards)
+        keys = term_keys(rewards) if self.config.reward.terms else [None]
+        terms = [
+            Term(
+                spec=one.component.spec,
+                caller=self._caller(one, isolated),
+                health=self.health(one),
+                key=key,
+                weight=one.use.weight,
+            )
+            for one, key in zip(rewards, keys, strict=True)
+        ]
+        return Scorer(terms, passive_checks=self.config.rollout.passive_checks)
+
+    def _caller(self, resolved: Resolved, isolated: int) -> RewardCaller:
+        component = resolved.component
+        timeout_s = resolved.limits.timeout_s or component.spec.timeout_s
+        if component.spec.isolation == "none":
+            return InLoopReward(self.make(resolved), component.title, timeout_s)
+        job = Job(self.config, resolved.use, self.run_dir, component.title, timeout_s)
+        return WorkerPool(
+            job,
+            size=max(1, reward_workers(self.config) // isolated),
+            startup_timeout_s=self.config.cluster.startup_timeout_s,
+        )
+
+
+def reward_workers(config: RunConfig) -> int:
+    """Worker processes of all rewards together: `--reward-workers`, else half the cores, 2 to 8."""
+    return config.reward.reward_workers or min(8, max(2, len(os.sched_getaffinity(0)) // 2))
+
+
+def term_keys(rewards: list[Resolved]) -> list[str]:
+    """What each of several rewards is called in `Sample.reward`: its bare name, where it is the only one of that name.
+
+    Else `PLUGIN/NAME`; a reward that is used twice gets its place as well, as `math[0]`, `math[1]`.  `score` is the
+    sum's name.
+    """
+    names = Counter(one.component.name for one in rewards)
+    ids = Counter(one.component.id for one in rewards)
+    keys = []
+    for place, one in enumerate(rewards):
+        component = one.component
+        key = component.name if names[component.name] == 1 and component.name != "score" else component.id
+        if ids[component.id] > 1:
+            key = f"{component.name if names[component.name] == ids[component.id] else component.id}[{place}]"
+        keys.append(key)
+    return keys

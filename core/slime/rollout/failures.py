@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from slime.types import Sample, Status
 
@@ -11,10 +13,33 @@ from slime.types import Sample, Status
 REASON_LENGTH = 300
 
 
+class Cause(Enum):
+    """What a component did instead of answering."""
+
+    RAISED = "raised"
+    HUNG = "hung"  #: no answer within its deadline
+    DIED = "died"  #: its process ended
+    CONTRACT = "contract"  #: it answered what its contract forbids
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a component has no good answer for a sample."""
+
+    cause: Cause
+    #: one line that names the component
+    reason: str
+
+
 def reason_of(who: str, error: BaseException) -> str:
     """One line naming the component and its error."""
+    return shorten(f"{who}: {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
     message = " ".join(str(error).split())
-    return shorten(f"{who}: {type(error).__name__}: {message}" if message else f"{who}: {type(error).__name__}")
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def shorten(reason: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generator, PolicyClient
-from slime.rollout.failures import mark, reason_of, shorten
+from slime.rollout.failures import Cause, Fault, mark, reason_of, shorten
+from slime.rollout.health import Health
 from slime.rollout.policy import NoPolicy, WatchedPolicy
 from slime.rollout.sampling import Sampling
 from slime.types import Sample, Status
@@ -17,8 +19,9 @@ from slime.types import Sample, Status
 class SampleGenerator:
     """Calls the generator plugin, one sample a call, `concurrency` samples in flight at once.
 
-    - A generator that raises, or returns what its contract forbids, makes that sample FAILED.
-    - One that makes no progress for `timeout_s` makes it ABORTED.
+    - A generator that raises, makes no progress for `timeout_s`, or returns what its contract forbids makes that
+      sample FAILED.
+    - A request that the engines do not answer in that time makes it ABORTED, which is not the generator's fault.
     - `EngineError` propagates, even when the generator swallowed it: without engines there is no rollout.
     - Cancellation propagates.
     """
@@ -26,18 +29,29 @@ class SampleGenerator:
     def __init__(
         self,
         generator: Generator,
-        who: str,
+        health: Health,
         policy: PolicyClient | None,
         *,
         timeout_s: float,
         concurrency: int,
     ) -> None:
-        """`who` names the generator in failures."""
+        """`health` names the generator in failures, counts them, and ends the run when they are too many."""
         self._generator = generator
-        self._who = who
+        self._health = health
+        self._who = health.watched.title
         self._policy: PolicyClient = NoPolicy() if policy is None else policy
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
+
+    def for_evaluation(self) -> SampleGenerator:
+        """The same generator with an error budget of its own: what evaluations fail does not count in training."""
+        other = copy.copy(self)
+        other._health = self._health.fresh()
+        return other
+
+    def metrics(self) -> dict[str, float]:
+        """`plugin/generator/...` since the last call, which is the end of a rollout."""
+        return self._health.metrics()
 
     async def generate(self, sample: Sample, sampling: Sampling, clock: BusyClock) -> list[Sample]:
         """Finished samples for one pending sample; never empty.  `clock` runs while engines work on it."""
@@ -48,28 +62,37 @@ class SampleGenerator:
         asked = Asked.of(sample)
         policy: WatchedPolicy | None = None
         deadline = asyncio.timeout(self._timeout_s)
+        fault = None
         try:
             async with deadline:
                 policy = WatchedPolicy(self._policy, clock, deadline, self._timeout_s)
                 produced = await self._generator.generate(sample, sampling.of(sample), policy)
             if policy.engine_error is None:
-                return check_generated(produced, asked)
+                samples = check_generated(produced, asked)
+                self._health.record(sample, None)
+                return samples
         except EngineError:
             raise
         except PluginContractError as error:
-            mark([sample], Status.FAILED, shorten(f"{self._who} {error}"))
+            fault = Fault(Cause.CONTRACT, shorten(f"{self._who} {error}"))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            mark([sample], Status.FAILED, f"{self._who}: cancelled itself")
+            fault = Fault(Cause.RAISED, f"{self._who}: cancelled itself")
         except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin
-            if deadline.expired():
-                reason = f"{self._who}: no progress for {self._timeout_s:g} s (--rollout-timeout-s)"
+            if not deadline.expired():
+                fault = Fault(Cause.RAISED, reason_of(self._who, error))
+            elif policy is not None and policy.waiting:
+                reason = f"{self._who}: no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
                 mark([sample], Status.ABORTED, reason)
             else:
-                mark([sample], Status.FAILED, reason_of(self._who, error))
+                limit = self._health.watched.option("timeout_s")
+                fault = Fault(Cause.HUNG, f"{self._who}: no progress for {self._timeout_s:g} s ({limit})")
         if policy is not None and policy.engine_error is not None:
             raise policy.engine_error
         asked.restore_identity(sample)
+        if fault is not None:
+            mark([sample], Status.FAILED, fault.reason)
+            self._health.record(sample, fault)
         return [sample]

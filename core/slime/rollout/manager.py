@@ -23,7 +23,6 @@ from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
-from slime.rollout.rewards import Scorer
 from slime.rollout.sampling import Sampling
 from slime.rollout.source import CheckedSource
 from slime.types import Group
@@ -86,15 +85,14 @@ class RolloutManager:
         )
         generator = SampleGenerator(
             components.generator,
-            components.generator_name,
+            components.generator_health,
             policy,
-            timeout_s=config.rollout.rollout_timeout_s,
+            timeout_s=components.generator_timeout_s,
             concurrency=config.rollout.rollout_concurrency,
         )
-        scorer = None
-        if components.reward is not None and components.reward_spec is not None:
-            scorer = Scorer(components.reward, components.reward_spec, components.reward_name)
-        self._pipeline = Pipeline(generator, scorer, ProgressBoard(on_progress))
+        self._generator, self._scorer = generator, components.scorer
+        board = ProgressBoard(on_progress)
+        self._pipeline = Pipeline(generator, self._scorer, board)
         sampling = Sampling.for_training(config)
         self._collector = Collector(
             self._ledger,
@@ -108,12 +106,22 @@ class RolloutManager:
         self._post_process = PostProcess.load(config)
         self._evaluator = Evaluator(
             components.eval_sets,
-            self._pipeline,
+            Pipeline(generator.for_evaluation(), self._scorer and self._scorer.for_evaluation(), board),
             Sampling.for_evaluation(config),
             config.evaluation.n_samples_per_eval_prompt,
             run_dir,
         )
         self._last: int | None = None
+
+    async def start(self) -> None:
+        """Start the worker processes of the rewards.  Raises `SlimeError` where a reward cannot be built."""
+        if self._scorer is not None:
+            await self._scorer.start()
+
+    async def close(self) -> None:
+        """End the worker processes of the rewards."""
+        if self._scorer is not None:
+            await self._scorer.close()
 
     async def generate(self, rollout: int) -> Rollout:
         """Rollout number `rollout`: a batch of prompts, generated, scored and chosen.
@@ -130,6 +138,9 @@ class RolloutManager:
         metrics = rollout_metrics(groups)
         metrics |= oldest_weights(groups)
         metrics |= collected.metrics()
+        metrics |= self._generator.metrics()
+        if self._scorer is not None:
+            metrics |= self._scorer.metrics()
         metrics |= _speed(collected, seconds)
         self._post_process.mark_removed(groups)
         rewards = self._post_process.rewards(groups)

@@ -30,7 +30,7 @@ class WatchedPolicy:
     that hangs, say) without bounding the number of turns.
     """
 
-    __slots__ = ("_clock", "_deadline", "_policy", "_time", "_timeout_s", "engine_error")
+    __slots__ = ("_clock", "_deadline", "_policy", "_time", "_timeout_s", "engine_error", "waiting")
 
     def __init__(self, policy: PolicyClient, clock: BusyClock, deadline: asyncio.Timeout, timeout_s: float) -> None:
         self._policy = policy
@@ -40,6 +40,8 @@ class WatchedPolicy:
         self._time = asyncio.get_running_loop().time
         #: set when the engines failed, so that a generator cannot hide it
         self.engine_error: EngineError | None = None
+        #: requests that have no answer yet; one that was cut off by the deadline stays among them
+        self.waiting = 0
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
@@ -47,6 +49,7 @@ class WatchedPolicy:
         """One response, from the client underneath."""
         self._move_deadline(GRACE_S)
         self._clock.start()
+        self.waiting += 1
         try:
             return await self._policy.generate(tokens, sampling, session=session)
         except EngineError as error:
@@ -54,6 +57,7 @@ class WatchedPolicy:
             raise
         finally:
             self._clock.stop()
+            self.waiting -= not self._deadline.expired()
             self._move_deadline(0.0)
 
     def _move_deadline(self, grace_s: float) -> None:

@@ -3,70 +3,185 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from slime.contracts.rewards import check_reward, check_rewards
+from slime.contracts.passive import recheck_rewards
 from slime.errors import PluginContractError
 from slime.observe.timing import BusyClock
-from slime.plugin import Reward, RewardModel, RewardSpec
-from slime.rollout.failures import mark, reason_of, shorten
+from slime.plugin import Reward, RewardSpec
+from slime.rollout.failures import Cause, Fault, mark, shorten
+from slime.rollout.health import Health
+from slime.rollout.scoring.answers import Verdict
+from slime.rollout.scoring.caller import RewardCaller
+from slime.rollout.scoring.shipment import Shipment
+from slime.rollout.tasks import all_or_first_error
 from slime.types import Sample, Status
+
+logger = logging.getLogger(__name__)
+
+#: samples of a rollout that are scored twice while `--passive-checks` lasts
+RECHECKED = 8
+
+
+@dataclass(frozen=True)
+class Term:
+    """One of the rewards of a run."""
+
+    spec: RewardSpec
+    caller: RewardCaller
+    health: Health
+    #: its place in `Sample.reward` and its parts'; None: it is the run's only reward, and its value the reward
+    key: str | None = None
+    weight: float = 1.0
 
 
 class Scorer:
-    """Calls the reward plugin with the trainable ones of the samples it is given.
+    """Asks every reward about the trainable ones of the samples it is given.
 
-    A call that raises, outlasts the spec's `timeout_s` or returns the wrong number of rewards makes all its
-    samples FAILED; a single reward that is not finite makes that one sample FAILED.  Calls for different
-    samples overlap.
+    A call that raises, hangs, dies with its process or returns the wrong number of rewards makes all its samples
+    FAILED; a single reward that is not finite makes that one sample FAILED.  With several rewards a sample fails when
+    any of them does, for the first one's reason.  Calls for different samples, and of different rewards, overlap.
     """
 
-    def __init__(self, reward: RewardModel, spec: RewardSpec, who: str) -> None:
-        """`who` names the reward in failures."""
-        self.scope = spec.scope
-        self._reward = reward
-        self._timeout_s = spec.timeout_s
-        self._who = who
+    def __init__(self, terms: Sequence[Term], *, passive_checks: int = 0) -> None:
+        """`passive_checks`: rollouts in which deterministic rewards are asked twice about a few samples."""
+        #: whether `score` wants the samples of one rollout, or of a whole group
+        self.scope: Literal["sample", "group"] = (
+            "group" if any(term.spec.scope == "group" for term in terms) else "sample"
+        )
+        self._terms = list(terms)
+        self._rollouts_checked = passive_checks
+        self._to_check = RECHECKED if passive_checks else 0
+        self._warned: set[int] = set()
+        self._restarts = [0] * len(self._terms)
+
+    async def start(self) -> None:
+        """Start worker processes and wait until each reward can be called.  Raises `SlimeError`."""
+        try:
+            await all_or_first_error(term.caller.start() for term in self._terms)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End all worker processes."""
+        await asyncio.gather(*(term.caller.close() for term in self._terms))
+
+    def for_evaluation(self) -> Scorer:
+        """The same rewards with error budgets of their own: what evaluations fail does not count in training.
+
+        Starting and closing remain with the original.
+        """
+        return Scorer([replace(term, health=term.health.fresh()) for term in self._terms])
 
     async def score(self, samples: Sequence[Sample], clock: BusyClock) -> None:
-        """Write a reward on every trainable sample, or why there is none.  `clock` runs meanwhile."""
+        """Write a reward on every trainable sample, or why there is none.  `clock` runs meanwhile.
+
+        Raises `ErrorBudgetError` when a reward has failed too many samples, `PluginError` when its worker processes
+        can no longer be started.
+        """
         wanted = [sample for sample in samples if sample.trainable]
         if not wanted:
             return
-        deadline = asyncio.timeout(self._timeout_s)
         clock.start()
         try:
-            async with deadline:
-                answer = self._reward.score(wanted)
-                rewards = await answer if inspect.isawaitable(answer) else answer
-            self._assign(wanted, rewards)
-        except PluginContractError as error:
-            mark(wanted, Status.FAILED, shorten(f"{self._who} {error}"))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            mark(wanted, Status.FAILED, f"{self._who}: cancelled itself")
-        except Exception as error:  # noqa: BLE001 - the boundary around the reward plugin
-            if deadline.expired():
-                reason = f"{self._who}: no score after {self._timeout_s:g} s (timeout_s of its spec)"
+            shipment = Shipment(wanted)
+            if len(self._terms) == 1:
+                results = [await self._ask(0, shipment)]
             else:
-                reason = reason_of(self._who, error)
-            mark(wanted, Status.FAILED, reason)
+                results = await all_or_first_error(self._ask(n, shipment) for n in range(len(self._terms)))
         finally:
             clock.stop()
+        for place, sample in enumerate(wanted):
+            self._assign(sample, [result[place] for result in results])
+        for term, result in zip(self._terms, results, strict=True):
+            for sample, verdict in zip(wanted, result, strict=True):
+                term.health.record(sample, verdict if isinstance(verdict, Fault) else None)
 
-    def _assign(self, samples: Sequence[Sample], rewards: object) -> None:
-        for sample, reward in zip(samples, check_rewards(rewards, len(samples)), strict=True):
-            try:
-                sample.reward = _as_stored(check_reward(reward))
-            except PluginContractError as error:
-                mark([sample], Status.FAILED, shorten(f"{self._who} {error}"))
+    def metrics(self) -> dict[str, float]:
+        """`plugin/reward/...` since the last call, which is the end of a rollout."""
+        metrics: dict[str, float] = {}
+        for number, term in enumerate(self._terms):
+            metrics |= term.health.metrics()
+            new = term.caller.restarts - self._restarts[number]
+            if new:
+                metrics[f"plugin/reward/{term.health.watched.id}/restarts"] = float(new)
+                self._restarts[number] += new
+        self._rollouts_checked = max(0, self._rollouts_checked - 1)
+        self._to_check = RECHECKED if self._rollouts_checked else 0
+        return metrics
+
+    async def _ask(self, number: int, shipment: Shipment) -> list[Reward | Fault]:
+        """One reward's answer for every sample."""
+        term = self._terms[number]
+        samples = shipment.samples
+        if term.spec.scope == "sample" and self.scope == "group" and len(samples) > 1:
+            each = await all_or_first_error(self._call(number, Shipment([sample])) for sample in samples)
+            return [result for results in each for result in results]
+        return await self._call(number, shipment)
+
+    async def _call(self, number: int, shipment: Shipment) -> list[Reward | Fault]:
+        term = self._terms[number]
+        outcome = await term.caller.call(shipment)
+        term.health.called(outcome.seconds)
+        if isinstance(outcome.verdicts, Fault):
+            return [outcome.verdicts] * len(shipment.samples)
+        results = [_result(verdict, term.health.watched.title) for verdict in outcome.verdicts]
+        if self._to_check > 0 and term.spec.deterministic and number not in self._warned:
+            self._to_check -= len(shipment.samples)
+            await self._check_again(number, shipment, results)
+        return results
+
+    async def _check_again(self, number: int, shipment: Shipment, results: Sequence[Reward | Fault]) -> None:
+        """Ask once more; a different answer is a warning, once."""
+        term = self._terms[number]
+        outcome = await term.caller.call(shipment)
+        if isinstance(outcome.verdicts, Fault):
+            return
+        title = term.health.watched.title
+        both = [
+            (before, after)
+            for before, verdict in zip(results, outcome.verdicts, strict=True)
+            if isinstance(before, Reward) and isinstance(after := _result(verdict, title), Reward)
+        ]
+        try:
+            recheck_rewards([before for before, _ in both], [after for _, after in both])
+        except PluginContractError as error:
+            if number not in self._warned:
+                self._warned.add(number)
+                logger.warning("%s %s", title, error)
+
+    def _assign(self, sample: Sample, results: Sequence[Reward | Fault]) -> None:
+        for result in results:
+            if isinstance(result, Fault):
+                mark([sample], Status.FAILED, result.reason)
+                return
+        rewards = [result for result in results if isinstance(result, Reward)]
+        [term, *others] = self._terms
+        if term.key is None and not others:
+            sample.reward = _as_stored(rewards[0])
+        else:
+            sample.reward = _combined(self._terms, rewards)
+
+
+def _result(verdict: Verdict, who: str) -> Reward | Fault:
+    if isinstance(verdict, str):
+        return Fault(Cause.CONTRACT, shorten(f"{who} {verdict}"))
+    return Reward(*verdict)
 
 
 def _as_stored(reward: Reward) -> float | dict[str, float]:
     """The number, or the parts with the number as `score`."""
-    if not reward.parts:
-        return float(reward.value)
-    return {name: float(value) for name, value in {**reward.parts, "score": reward.value}.items()}
+    return {**reward.parts, "score": reward.value} if reward.parts else reward.value
+
+
+def _combined(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
+    """The weighted sum as `score`, each reward by its name and its parts behind it, all unweighted."""
+    stored = {"score": sum(term.weight * reward.value for term, reward in zip(terms, rewards, strict=True))}
+    for term, reward in zip(terms, rewards, strict=True):
+        stored[str(term.key)] = reward.value
+        stored |= {f"{term.key}/{name}": value for name, value in reward.parts.items()}
+    return stored

@@ -17,5 +17,6 @@ def slime_register_rewards() -> list[RewardSpec]:
             factory="slime_rewards.exact_match:ExactMatch",
             options=ExactMatchOptions,
             summary="1 if the answer in the response equals the label, else 0",
+            isolation="none",  # one pass over a string cannot block
         ),
     ]

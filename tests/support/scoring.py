@@ -1,0 +1,46 @@
+"""Scorers around rewards that a test made itself, called in the test's own event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime.plugin import RewardModel, RewardSpec
+from slime.rollout.health import Health, Watched
+from slime.rollout.rewards import Scorer, Term
+from slime.rollout.scoring.in_loop import InLoopReward
+
+
+def health(
+    who: str,
+    kind: str = "reward",
+    *,
+    error_budget: float = 1.0,
+    rollout_samples: int = 50,
+    run_dir: Path | None = None,
+    slot: str | None = None,
+) -> Health:
+    """A component's health; its id is `tests/NAME` where `who` ends in NAME."""
+    name = who.split()[-1]
+    return Health(
+        Watched(kind, f"tests/{name}", who, error_budget, rollout_samples, kind if slot is None else slot, run_dir)
+    )
+
+
+def term(
+    reward: RewardModel,
+    spec: RewardSpec,
+    who: str,
+    *,
+    key: str | None = None,
+    weight: float = 1.0,
+    error_budget: float = 1.0,
+    rollout_samples: int = 50,
+) -> Term:
+    """One reward."""
+    watched = health(who, error_budget=error_budget, rollout_samples=rollout_samples)
+    return Term(spec, InLoopReward(reward, who, spec.timeout_s), watched, key, weight)
+
+
+def scorer(reward: RewardModel, spec: RewardSpec, who: str) -> Scorer:
+    """A run's only reward, which may fail as often as it likes."""
+    return Scorer([term(reward, spec, who)])
