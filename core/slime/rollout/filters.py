@@ -23,15 +23,13 @@ class GroupFilter:
         """What of `groups` to keep (at most `want`) and to drop.  Raises `PluginError`, `PluginContractError`."""
         try:
             # A list of its own: a filter that takes groups out of the list it was given does no harm.
-            selection = self._plugin.select(list(groups), want)
+            return check_selection(self._plugin.select(list(groups), want), len(groups), want)
+        except PluginContractError as error:
+            raise PluginContractError(f"{self.who} {error}") from None
         except SlimeError:
             raise
         except Exception as error:  # the boundary around the buffer filter plugin
             raise PluginError(reason_of(self.who, error)) from error
-        try:
-            return check_selection(selection, len(groups), want)
-        except PluginContractError as error:
-            raise PluginContractError(f"{self.who} {error}") from None
 
 
 class OldestFirst:

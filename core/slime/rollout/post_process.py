@@ -55,10 +55,10 @@ class PostProcess:
         rewards_path = config.reward.custom_reward_post_process_path
         if filter_path is None and rewards_path is None:
             return cls()
-        from slime.config.args_view import args_view
+        from slime.config.args_view import ArgsView
         from slime.plugins.local import load_reward_post_process, load_sample_filter
 
-        args = args_view(config)
+        args = ArgsView(config)
         return cls(
             None if filter_path is None else load_sample_filter(filter_path, args),
             None if rewards_path is None else load_reward_post_process(rewards_path, args),
