@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from slime.errors import PluginContractError
-from slime.plugin import Estimator, TokenBatch
+from slime.plugin import Estimator, EstimatorSpec, TokenBatch
+from slime.train.clip_range import clip_range
 from slime.train.correction import Correction, importance_weights, strayed
 from slime.train.kl import kl_per_token
 from slime.train.mismatch import mismatch
@@ -17,6 +18,9 @@ from slime.train.objective import policy_loss
 from slime.train.packing import MicroBatch
 from slime.train.ratio import log_ratio
 from slime.train.value_loss import ValueColumns
+
+if TYPE_CHECKING:
+    from slime.config.options import AlgorithmOptions
 
 #: metrics of slime's own that stand beside those of the estimator's objective
 _OWN = frozenset({"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr"})
@@ -43,6 +47,25 @@ class LossTerms:
     #: off-policy sequence masking: how far the mean log-prob of a sequence of negative advantage may fall
     sequence_delta: float | None
     entropy_coef: float
+
+    @classmethod
+    def of(cls, options: AlgorithmOptions, estimator: Estimator | None, spec: EstimatorSpec | None) -> LossTerms:
+        """What the run chooses and the estimator declares; without an estimator the supervised loss."""
+        eps_clip, eps_clip_high = clip_range(options, spec)
+        return cls(
+            supervised=estimator is None,
+            estimator=estimator,
+            ratio="token" if spec is None else spec.ratio,
+            eps_clip=eps_clip,
+            eps_clip_high=eps_clip_high,
+            eps_clip_c=options.eps_clip_c,
+            kl_loss_coef=options.kl_loss_coef if options.use_kl_loss else 0.0,
+            kl_loss_type=options.kl_loss_type,
+            unbiased_kl=options.use_unbiased_kl,
+            correction=Correction.of(options),
+            sequence_delta=options.off_policy_sequence_delta,
+            entropy_coef=options.entropy_coef,
+        )
 
 
 @dataclass(frozen=True, eq=False)

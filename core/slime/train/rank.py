@@ -18,8 +18,6 @@ from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import estimate
 from slime.train.checkpoint_io import load_state, save_state
-from slime.train.clip_range import clip_range
-from slime.train.correction import Correction
 from slime.train.critic import Critic
 from slime.train.engine_log_probs import check_agreement, check_finite, required
 from slime.train.forward import Pipeline
@@ -125,21 +123,7 @@ class MegatronRank:
             self._critic = Critic(
                 config, settings, policy=self._bare, hf_config=self._hf_config, pack=self._pack, device=self._device
             )
-        eps_clip, eps_clip_high = clip_range(algorithm, spec)
-        self._terms = LossTerms(
-            supervised=self._supervised,
-            estimator=self._estimator,
-            ratio="token" if spec is None else spec.ratio,
-            eps_clip=eps_clip,
-            eps_clip_high=eps_clip_high,
-            eps_clip_c=algorithm.eps_clip_c,
-            kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0,
-            kl_loss_type=algorithm.kl_loss_type,
-            unbiased_kl=algorithm.use_unbiased_kl,
-            correction=Correction.of(algorithm),
-            sequence_delta=algorithm.off_policy_sequence_delta,
-            entropy_coef=algorithm.entropy_coef,
-        )
+        self._terms = LossTerms.of(algorithm, self._estimator, spec)
 
     # --- training -----------------------------------------------------------------------------------
 
