@@ -30,13 +30,15 @@ def check(ids: Sequence[str], kind: str | None) -> int:
     for component in components:
         # What a component prints while it is tried is not the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            problems = check_component(component)
-        failed += bool(problems)
-        print(f"{'broken' if problems else 'ok':<8}{component.title}")
-        for problem in problems:
-            print(f"        {problem}")
+            checked = check_component(component)
+        failed += bool(checked.problems)
+        word = "broken" if checked.problems else "ok" if checked.kept else "-"
+        print(f"{word:<8}{component.title}: {len(checked.kept)} rules kept", flush=True)
+        for line in (*checked.problems, *checked.notes):
+            print(f"        {line}", flush=True)
     broken = [] if ids else list(plugins.failures)
     for failure in broken:
         print(f"broken  {failure}")
-    print(f"{len(components)} component{'s' if len(components) != 1 else ''} checked, {failed} with problems")
+    count = f"{len(components)} component{'s' if len(components) != 1 else ''} checked"
+    print(f"{count}, {failed} with problems" if failed else count)
     return int(bool(failed or broken))
