@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 
 from slime.contracts.passive import check_samples_untouched, copy_samples
 from slime.contracts.selection import check_selection
@@ -80,10 +81,12 @@ class _Tried:
                 self._select(buffer, want)
 
     def untouched(self) -> None:
-        for buffer in self._buffers[:20]:
+        for shown in self._buffers[:20]:
+            buffer = deepcopy(list(shown))
             groups, samples = list(buffer), [list(group.samples) for group in buffer]
             before = [copy_samples(group.samples) for group in buffer]
-            self._select(buffer, max(1, len(buffer) // 2))
+            with attributed(self._call, f"{len(buffer)} groups"):
+                self._filter.select(buffer, max(1, len(buffer) // 2))
             check(
                 list(buffer) == groups and [list(group.samples) for group in buffer] == samples,
                 f"{self._call} moved, added or took away groups or samples of the buffer it was shown; expected a"
@@ -104,4 +107,4 @@ class _Tried:
 
     def _select(self, buffer: Sequence[Group], want: int) -> Selection:
         with attributed(self._call, f"{len(buffer)} groups with want={want}"):
-            return check_selection(self._filter.select(buffer, want), len(buffer), want)
+            return check_selection(self._filter.select(deepcopy(list(buffer)), want), len(buffer), want)

@@ -58,7 +58,8 @@ def reward_rules(
     """The rules of `assert_reward_contract`."""
     tried = _Tried(reward, caller, spec or RewardSpec(name="reward", factory="module:Class"), samples)
     rules = [
-        Rule("gives one finite reward per sample, for 0, 1 and all of them", tried.counts, basic=True),
+        Rule("gives one finite reward per sample", tried.counts, basic=True),
+        Rule("gives no rewards for no samples", tried.none),
         Rule("leaves the samples it is shown as they are", tried.untouched),
         Rule("gives a finite reward for every response", tried.odd_texts),
         Rule("gives a finite reward, or raises ValueError, without a label", tried.no_label),
@@ -86,14 +87,17 @@ class _Tried:
         ]
 
     def counts(self) -> None:
-        for count in dict.fromkeys((len(self._samples), 1, 0)):
-            self._score(self._samples[:count], f"{count} ordinary samples")
+        for count in dict.fromkeys((len(self._samples), 1)):
+            self._score(self._samples[:count], f"{count} ordinary sample{'s' if count > 1 else ''}")
+
+    def none(self) -> None:
+        self._score([], "no samples")
 
     def untouched(self) -> None:
-        before = copy_samples(self._samples)
-        self._score(self._samples, "ordinary samples")
+        shown = copy_samples(self._samples)
+        self._ask(lambda: self._reward.score(shown), "ordinary samples")
         with attributed(self._call, "ordinary samples"):
-            check_samples_untouched(before, self._samples)
+            check_samples_untouched(self._samples, shown)
 
     def odd_texts(self) -> None:
         for what, text in _ODD_TEXTS.items():
@@ -109,7 +113,7 @@ class _Tried:
 
     def deterministic(self) -> None:
         first = self._score(self._samples, "ordinary samples")
-        again = self._score(copy_samples(self._samples), "the same samples again")
+        again = self._score(self._samples, "the same samples again")
         with attributed(self._call, "the same samples twice"):
             recheck_rewards(first, again)
 
@@ -154,14 +158,15 @@ class _Tried:
         return self._samples[1:] if self.spec.scope == "group" else []
 
     def _score(self, samples: Sequence[Sample], case: str) -> list[Reward]:
-        return self._checked(self._ask(lambda: self._reward.score(samples), case), samples, case)
+        shown = copy_samples(samples)
+        return self._checked(self._ask(lambda: self._reward.score(shown), case), samples, case)
 
     def _ask(self, make: Callable[[], Any], case: str) -> Any:
         with attributed(self._call, case):
             return self._caller.call(make, timeout_s=self.spec.timeout_s, what=f"{self._call}, given {case},")
 
     async def _awaited(self, samples: Sequence[Sample]) -> object:
-        answer = self._reward.score(samples)
+        answer = self._reward.score(copy_samples(samples))
         return await answer if inspect.isawaitable(answer) else answer
 
     def _checked(self, answer: object, samples: Sequence[Sample], case: str) -> list[Reward]:

@@ -45,7 +45,7 @@ def try_rules(rules: Sequence[Rule]) -> Outcome:
             rule.check()
         except Refused as refusal:
             if rule.basic:
-                return Outcome(kept, broken, str(refusal))
+                return Outcome(kept, broken, f"{rule.name}: {refusal}")
             broken.append(f"{rule.name}: {refusal}")
         except AssertionError as error:
             broken.append(f"{rule.name}: {error}")

@@ -1,0 +1,43 @@
+"""Every component that comes with slime keeps the contract of its kind, whatever its switches say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from slime.plugins import Component, survey_plugins
+from slime.plugins.kinds import KINDS
+from slime.testing.check import check_component
+
+OWN = [component for component in survey_plugins().components() if component.found.own]
+
+
+def switched(component: Component) -> Iterator[dict[str, Any]]:
+    """The defaults, then each switch and each choice among the options by itself."""
+    yield {}
+    for name, info in component.spec.options.model_fields.items():
+        if isinstance(info.default, bool):
+            yield {name: not info.default}
+        elif get_origin(info.annotation) is Literal:
+            yield from ({name: choice} for choice in get_args(info.annotation) if choice != info.default)
+
+
+CASES = [
+    pytest.param(component, options, id=f"{component.id}{options or ''}")
+    for component in OWN
+    for options in switched(component)
+]
+
+
+@pytest.mark.parametrize(("component", "options"), CASES)
+def test_a_component_of_slimes_own_keeps_its_contract(component: Component, options: dict[str, Any]) -> None:
+    checked = check_component(component, options)
+    assert checked.problems == []
+    assert checked.notes == []
+    assert len(checked.kept) >= 5
+
+
+def test_there_is_one_of_every_kind() -> None:
+    assert {component.kind for component in OWN} == set(KINDS)

@@ -1,0 +1,149 @@
+"""An installed component under the kit: what is a problem, and what only cannot be checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from slime.errors import ConfigError
+from slime.plugins import Component
+from slime.testing import load_module_as_plugin
+from slime.testing.check import check_component
+
+HEAD = """
+    import asyncio
+    from pathlib import Path
+    import slime.plugin as sp
+    from slime.data import PromptFile
+    from slime.errors import ConfigError
+
+    slime_api = 1
+    KEYS = {"input_key": "prompt", "label_key": "label", "metadata_key": "metadata"}
+
+    class Options(sp.Options):
+        limit: float = 1.0
+
+    class NeedsKey(sp.Options):
+        key: str
+
+    class NeedsFile(sp.Options):
+        rows_file: Path
+"""
+REWARD = """
+    @sp.hookimpl
+    def slime_register_rewards():
+        return [sp.RewardSpec(name="it", factory="{module}:It", options={options})]
+
+    class It:
+        def __init__(self, options, context):
+            {init}
+
+        async def score(self, samples):
+            return [{reward} for sample in samples]
+"""
+SOURCE = """
+    @sp.hookimpl
+    def slime_register_datasources():
+        return [sp.DataSourceSpec(name="it", factory="{module}:It", options=NeedsFile)]
+
+    class It:
+        def __init__(self, options, context):
+            self.file, self.next = PromptFile(str(options.rows_file), **KEYS), 0
+            self.count = context.config.rollout.n_samples_per_prompt
+            self.returned = []
+
+        def group(self, number):
+            row, first = self.file[number % len(self.file)], number * self.count
+            make = lambda i: sp.Sample(group_index=number, index=i, prompt=row.prompt, label=row.label, tokens=[1])
+            return sp.Group(number, [make(i) for i in range(first, first + self.count)])
+
+        def take(self, n):
+            numbers, self.returned = self.returned[:n], self.returned[n:]
+            new = range(self.next, self.next + n - len(numbers))
+            self.next = new.stop
+            return [self.group(number) for number in [*numbers, *new]]
+
+        def put(self, groups):
+            self.returned += [group.index for group in groups]
+
+        def state_dict(self):
+            return {{"next": self.next, "returned": self.returned}}
+
+        def load_state_dict(self, state):
+            self.next, self.returned = state["next"], list(state["returned"])
+"""
+Make = Callable[..., Component]
+
+
+@pytest.fixture
+def component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """`component(init=..., reward=..., options=...)`: the one component of a module that was just written."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: list[str] = []
+
+    def make(
+        body: str = REWARD, *, init: str = "pass", reward: str = "sp.Reward(1.0)", options: str = "Options"
+    ) -> Component:
+        module = f"kit_checked_{len(made)}"
+        made.append(module)
+        text = dedent(HEAD) + dedent(body).format(module=module, init=init, reward=reward, options=options)
+        (tmp_path / f"{module}.py").write_text(text)
+        [only] = load_module_as_plugin(module).components
+        return only
+
+    yield make
+    for module in made:
+        sys.modules.pop(module, None)
+
+
+def test_a_good_component_has_neither_problems_nor_notes(component: Make) -> None:
+    checked = check_component(component())
+    assert (checked.problems, checked.notes) == ([], [])
+    assert "gives one finite reward per sample" in checked.kept
+
+
+def test_a_breach_is_a_problem_with_the_rule_in_front(component: Make) -> None:
+    [problem] = check_component(component(reward="sp.Reward(float('nan'))")).problems
+    assert problem.startswith("gives one finite reward per sample: It.score, given 7 ordinary samples, returned value")
+
+
+def test_a_class_that_cannot_be_built_is_a_problem(component: Make) -> None:
+    [problem] = check_component(component(init="self.x = 1 / 0")).problems
+    assert "ZeroDivisionError" in problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"options": "NeedsKey"}, "options without defaults"),
+        ({"init": "raise ConfigError('say --judge-url')"}, "say --judge-url"),
+        ({"init": "open('/nowhere/judge.txt')"}, "/nowhere/judge.txt"),
+        ({"reward": "sp.Reward(sample.metadata['unit'])"}, "KeyError: 'unit'"),
+    ],
+)
+def test_what_needs_the_users_data_is_a_note_and_no_problem(
+    component: Make, settings: dict[str, str], note: str
+) -> None:
+    checked = check_component(component(**settings))
+    assert checked.problems == []
+    assert [note in line for line in checked.notes] == [True]
+
+
+def test_options_may_be_given(component: Make) -> None:
+    assert check_component(component(options="NeedsKey"), {"key": "x"}).notes == []
+    assert check_component(component(init="self.x = 1 / options.limit"), {"limit": 0.0}).problems != []
+
+
+def test_wrong_options_are_the_callers_fault(component: Make) -> None:
+    with pytest.raises(ConfigError, match="limt"):
+        check_component(component(), {"limt": 1})
+
+
+def test_a_data_source_that_must_be_told_a_file_is_given_one(component: Make) -> None:
+    checked = check_component(component(SOURCE))
+    assert (checked.problems, checked.notes) == ([], [])
+    assert len(checked.kept) == 10

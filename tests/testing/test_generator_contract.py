@@ -1,0 +1,166 @@
+"""The contract of generators finds each breach by name."""
+
+# ruff: noqa: ARG002 - generators keep the contract's signature
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from slime.errors import EngineError
+from slime.plugin import Generation, GeneratorSpec, PolicyClient, Sample, SamplingParams, Status
+from slime.testing import assert_generator_contract, decode, encode
+
+NO_ENGINE = GeneratorSpec(name="x", factory="a:B", needs_engine=False)
+
+
+class Single:
+    """Asks once."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        return [self.filled(sample, await policy.generate(sample.tokens, sampling))]
+
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        sample.tokens = sample.tokens + answer.tokens
+        sample.response, sample.response_length = decode(answer.tokens), len(answer.tokens)
+        sample.loss_mask, sample.rollout_log_probs = [1] * len(answer.tokens), answer.log_probs
+        sample.weight_versions = answer.weight_versions
+        sample.status = {"stop": Status.COMPLETED, "length": Status.TRUNCATED}.get(answer.finish_reason, Status.ABORTED)
+        return sample
+
+
+class TwoTurns(Single):
+    """Asks, is told something, asks again; what it was told is not trained on."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        first = await policy.generate(sample.tokens, sampling)
+        told = encode(" really? ")
+        second = await policy.generate([*sample.tokens, *first.tokens, *told], sampling)
+        tokens = [*first.tokens, *told, *second.tokens]
+        whole = Generation(tokens, [], second.finish_reason, second.weight_versions)
+        sample = self.filled(sample, whole)
+        sample.loss_mask = [1] * len(first.tokens) + [0] * len(told) + [1] * len(second.tokens)
+        sample.rollout_log_probs = [*first.log_probs, *[0.0] * len(told), *second.log_probs]
+        return [sample]
+
+
+class Retokenizes(Single):
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        tokens = encode(decode(answer.tokens).upper())
+        return super().filled(sample, Generation(tokens, [-1.0] * len(tokens), answer.finish_reason, ["1"]))
+
+
+class TrainsOnTools(TwoTurns):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        [sample] = await super().generate(sample, sampling, policy)
+        sample.loss_mask = None
+        return [sample]
+
+
+class NoVersions(Single):
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        sample = super().filled(sample, answer)
+        sample.weight_versions = []
+        return sample
+
+
+class Greedy(Single):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        return await super().generate(sample, SamplingParams(max_new_tokens=4096), policy)
+
+
+class AlwaysCompleted(Single):
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        sample = super().filled(sample, answer)
+        sample.status = Status.COMPLETED
+        return sample
+
+
+class Swallows(Single):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        try:
+            return await super().generate(sample, sampling, policy)
+        except EngineError:
+            sample.status, sample.failure = Status.FAILED, "no answer"
+            return [sample]
+
+
+class Wraps(Single):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        try:
+            return await super().generate(sample, sampling, policy)
+        except EngineError as error:
+            raise RuntimeError("turn 1 failed") from error
+
+
+class Leaks(Single):
+    def __init__(self) -> None:
+        self.tasks: list[Any] = []
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        self.tasks.append(asyncio.ensure_future(policy.generate(sample.tokens, sampling)))
+        return [self.filled(sample, await asyncio.shield(self.tasks[-1]))]
+
+
+class Stubborn(Single):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        with contextlib.suppress(asyncio.CancelledError):
+            return await super().generate(sample, sampling, policy)
+        sample.status, sample.failure = Status.FAILED, "cancelled"
+        return [sample]
+
+
+class MixesUp(Single):
+    sample: Sample
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        self.sample = sample
+        answer = await policy.generate(sample.tokens, sampling)
+        return [self.filled(self.sample, answer)]
+
+
+class NotAList(Single):
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> Any:
+        return (await super().generate(sample, sampling, policy))[0]
+
+
+class Unpicklable(Single):
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        sample.metadata["tool"] = lambda: None
+        return super().filled(sample, answer)
+
+
+@pytest.mark.parametrize("generator", [Single(), TwoTurns(), Wraps()])
+def test_a_generator_that_keeps_the_contract_passes(generator: Single) -> None:
+    assert_generator_contract(generator)
+
+
+@pytest.mark.parametrize(
+    ("generator", "rule", "detail"),
+    [
+        (NotAList(), "answers a pending sample", "returned a Sample, expected a list"),
+        (MixesUp(), "several samples at once", "expected"),
+        (Unpicklable(), "another process can be sent", "pickl"),
+        (Retokenizes(), "policy's own tokens", "which the policy did not answer"),
+        (TrainsOnTools(), "policy's own tokens", "loss_mask 0 on every other token"),
+        (NoVersions(), "policy's own tokens", "how stale the sample is"),
+        (Greedy(), "no more tokens than it may", "asked for 4096 tokens"),
+        (AlwaysCompleted(), "cut at its limit as TRUNCATED", "returned status COMPLETED"),
+        (AlwaysCompleted(), "that the engine aborted", "expected ABORTED"),
+        (Swallows(), "error of the engines pass", "swallowed EngineError"),
+        (Leaks(), "leaves nothing running", "left tasks running"),
+        (Stubborn(), "stops when it is cancelled", "swallowed its cancellation"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Single) else "",
+)
+def test_a_breach_is_named(generator: Single, rule: str, detail: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_generator_contract(generator)
+    assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value
+
+
+def test_a_generator_without_engines_must_not_ask() -> None:
+    with pytest.raises(AssertionError, match="needs_engine=False"):
+        assert_generator_contract(Single(), spec=NO_ENGINE)
