@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from tests.support.model_folders import Folders
 from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
+from slime.plugin import EstimatorSpec
+from slime.train.loss import LossTerms
 
 PP = {"pipeline_model_parallel_size": 2}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -32,28 +34,69 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "entropy_coef": 0.1, "kl_coef": 0.1}
 
 
-def config_for(folder: Path, layout: str | None, *, per_token: bool = False, **options: Any) -> Any:
+#: ways to make a loss of the tokens: options, and the level of the ratio
+MODES: dict[str, tuple[dict[str, Any], Literal["token", "sequence"]]] = {
+    "mean over rollouts": ({}, "token"),
+    "mean over tokens": ({"calculate_per_token_loss": True}, "token"),
+    "constant length": ({"loss_constant_length": 16}, "token"),
+    "sequences": (
+        {
+            "normalize_advantages": True,
+            "off_policy_correction": "truncate",
+            "off_policy_level": "geometric",
+            "use_unbiased_kl": True,
+            "eps_clip_c": 3.0,
+        },
+        "sequence",
+    ),
+}
+
+
+def config_for(folder: Path, layout: str | None, **options: Any) -> Any:
     world_size, sizes = LAYOUTS[layout] if layout else (1, {})
     megatron = sizes | options.pop("megatron", {})
     options = {"max_tokens_per_gpu": 45} | TERMS | options
-    return make_config(folder, world_size=world_size, megatron=megatron, calculate_per_token_loss=per_token, **options)
+    return make_config(folder, world_size=world_size, megatron=megatron, **options)
 
 
-def gradients(place: Place, config: Any, batch: TrainBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Metrics, and on rank 0 the full gradients of one step under Hugging Face names."""
-    rank = place.start(config, Centred(kl_coef=0.2))
+def gradients(place: Place, config: Any, batch: TrainBatch, *modes: str) -> dict[str, tuple[dict[str, float], Any]]:
+    """Of each mode: metrics, and on rank 0 the full gradients of one step under Hugging Face names.
+
+    config   without the distributed optimizer, with which no rank has whole gradients
+    """
+    estimator = Centred(kl_coef=0.2)
+    rank = place.start(config, estimator)
     rank._optimizer.step = lambda: (True, 0.0, None)
     # the reference must differ from the policy, or KL has no gradient
     with torch.no_grad():
         for held in rank._reference._held:
             held.mul_(1.05)
-    metrics = rank.train(batch)
-    for chunk in rank._bare:
-        for parameter in chunk.parameters():
+    own = [parameter.data.clone() for chunk in rank._bare for parameter in chunk.parameters()]
+    answers = {}
+    for mode in modes:
+        options, ratio = MODES[mode]
+        rank._config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
+        spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
+        rank._terms = LossTerms.of(rank._config.algorithm, estimator, spec)
+        metrics = rank.train(batch)
+        parameters = [parameter for chunk in rank._bare for parameter in chunk.parameters()]
+        for parameter in parameters:
             parameter.data.copy_(parameter.main_grad)
-    full = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+        answers[mode] = metrics, {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+        for parameter, values in zip(parameters, own, strict=True):
+            parameter.data.copy_(values)
     rank.close()
-    return metrics, full
+    return answers
+
+
+def whole_gradients(folder: Path, layout: str | None, *modes: str, **options: Any) -> list[Any]:
+    """`gradients` on each rank of a layout."""
+    config = config_for(folder, layout, megatron={"use_distributed_optimizer": False}, **options)
+    return run_ranks(gradients, LAYOUTS[layout][0] if layout else 1, config, gradient_batch(), *modes)
+
+
+def gradient_batch() -> TrainBatch:
+    return make_batch(samples=9, rollout_log_probs=True)
 
 
 def training(place: Place, config: Any, batches: list[TrainBatch]) -> tuple[list[dict[str, float]], Any, Any]:
@@ -67,10 +110,8 @@ def training(place: Place, config: Any, batches: list[TrainBatch]) -> tuple[list
 
 
 @cache
-def one_rank_gradients(folder: Path, per_token: bool) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    config = config_for(folder, None, per_token=per_token, megatron={"use_distributed_optimizer": False})
-    (answer,) = run_ranks(gradients, 1, config, make_batch(samples=9))
-    return answer  # type: ignore[no-any-return]
+def one_rank_gradients(folder: Path) -> dict[str, tuple[dict[str, float], dict[str, torch.Tensor]]]:
+    return whole_gradients(folder, None, *MODES)[0]  # type: ignore[no-any-return]
 
 
 @cache
@@ -94,21 +135,27 @@ def assert_close(got: dict[str, float], expected: dict[str, float], skip: tuple[
 
 @pytest.mark.engine
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "overlapped" not in name])
-def test_loss_and_gradients_equal_those_of_one_rank(layout: str, per_token: bool, model_folder: Folders) -> None:
+def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
-    expected_metrics, expected = one_rank_gradients(folder, per_token)
-    # Without the distributed optimizer gradients end up whole on every data-parallel rank.
-    config = config_for(folder, layout, per_token=per_token, megatron={"use_distributed_optimizer": False})
-    answers = run_ranks(gradients, LAYOUTS[layout][0], config, make_batch(samples=9))
-    for metrics, _ in answers:
-        assert_close(untimed(metrics), untimed(expected_metrics), skip=("micro_batches",))
-    got = answers[0][1]
-    assert set(got) == set(expected)
-    for name, gradient in expected.items():
-        assert gradient.abs().max() > 1e-4, name
-        assert (got[name] - gradient).abs().max() < 1e-5, name
+    expected = one_rank_gradients(folder)
+    answers = whole_gradients(folder, layout, *MODES)
+    for mode, (expected_metrics, expected_gradients) in expected.items():
+        for answer in answers:
+            assert_close(untimed(answer[mode][0]), untimed(expected_metrics), skip=("micro_batches",))
+        got = answers[0][mode][1]
+        assert set(got) == set(expected_gradients)
+        for name, gradient in expected_gradients.items():
+            assert gradient.abs().max() > 1e-4, name
+            assert (got[name] - gradient).abs().max() < 1e-5, (mode, name)
+
+
+def test_every_mode_has_a_gradient_of_its_own(model_folder: Folders) -> None:
+    """Or the comparison of layouts would compare one and the same thing four times."""
+    answers = one_rank_gradients(model_folder("qwen3", tied=True, num_hidden_layers=4))
+    found = [gradients["model.norm.weight"] for _, gradients in answers.values()]
+    for number, one in enumerate(found):
+        assert all((one - other).abs().max() > 1e-3 for other in found[:number])
 
 
 @pytest.mark.engine
@@ -141,13 +188,14 @@ def test_training_equals_that_of_one_rank(layout: str, model_folder: Folders) ->
 )
 def test_micro_batching_does_not_change_loss_or_gradients(budget: dict[str, int], model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
-    expected_metrics, expected = one_rank_gradients(folder, False)
-    config = config_for(folder, None, megatron={"use_distributed_optimizer": False}, **budget)
-    ((metrics, got),) = run_ranks(gradients, 1, config, make_batch(samples=9))
-    assert metrics["micro_batches"] != expected_metrics["micro_batches"]
-    assert_close(untimed(metrics), untimed(expected_metrics), skip=("micro_batches",))
-    for name, gradient in expected.items():
-        assert (got[name] - gradient).abs().max() < 1e-5, name
+    modes = ("mean over rollouts", "sequences")
+    (answer,) = whole_gradients(folder, None, *modes, **budget)
+    for mode in modes:
+        (metrics, got), (expected_metrics, expected) = answer[mode], one_rank_gradients(folder)[mode]
+        assert metrics["micro_batches"] != expected_metrics["micro_batches"]
+        assert_close(untimed(metrics), untimed(expected_metrics), skip=("micro_batches",))
+        for name, gradient in expected.items():
+            assert (got[name] - gradient).abs().max() < 1e-5, name
 
 
 @pytest.mark.engine
@@ -162,9 +210,11 @@ def test_micro_batching_does_not_change_loss_or_gradients(budget: dict[str, int]
 )
 def test_recomputed_activations_do_not_change_gradients(recompute: dict[str, Any], model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
-    expected_metrics, expected = one_rank_gradients(folder, False)
+    mode = "mean over rollouts"
+    expected_metrics, expected = one_rank_gradients(folder)[mode]
     config = config_for(folder, None, megatron={"use_distributed_optimizer": False} | recompute)
-    ((metrics, got),) = run_ranks(gradients, 1, config, make_batch(samples=9))
+    (answer,) = run_ranks(gradients, 1, config, gradient_batch(), mode)
+    metrics, got = answer[mode]
     assert_close(untimed(metrics), untimed(expected_metrics))
     for name, gradient in expected.items():
         assert (got[name] - gradient).abs().max() < 1e-6, name
