@@ -34,6 +34,8 @@ from slime.config.options import ClusterOptions
             "--router-port 9003 is one of the engines' ports",
         ),
         ("--engine-port 65535 --rollout-num-gpus 2", "goes up to port 65536, expected at most 65535"),
+        # batches
+        ("--over-sampling-batch-size 31", "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
         # KL
         ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1 exclude each other"),
         ("--use-kl-loss", "--use-kl-loss needs --kl-loss-coef"),
@@ -61,6 +63,7 @@ from slime.config.options import ClusterOptions
         ("--true-on-policy-mode --rollout-top-p 0.9", "excludes --rollout-top-p 0.9: samples would come from a part"),
         ("--true-on-policy-mode --rollout-top-k 40", "excludes --rollout-top-k 40"),
         ("--true-on-policy-mode --over-sampling-batch-size 64", "excludes --over-sampling-batch-size"),
+        ("--true-on-policy-mode --sampling-filter some", "excludes --sampling-filter: samples would come from older"),
         ("--true-on-policy-mode --buffer-filter some", "excludes --buffer-filter: samples would come from older"),
         ("--true-on-policy-mode --sglang-kv-cache-dtype fp8_e4m3", "excludes --sglang-kv-cache-dtype"),
         ("--true-on-policy-tolerance 0.1", "--true-on-policy-tolerance 0.1 has no effect without"),

@@ -10,6 +10,11 @@ CASES = [
     (("--async",), True),
     (("--async", "--no-use-rollout-logprobs"), False),
     (("--use-rollout-logprobs",), True),
+    (("--sampling-filter", "some"), True),
+    (("--sampling-filter", "some", "--no-use-rollout-logprobs"), False),
+    (("--buffer-filter", "some"), True),
+    (("--over-sampling-batch-size", "48"), True),
+    (("--over-sampling-batch-size", "32"), False),
     (("--async", "--use-tis"), False),  # the correction makes up for the difference
     (("--async", "--off-policy-correction", "mask"), False),
     (("--async", "--off-policy-sequence-delta", "0.1"), True),

@@ -100,6 +100,9 @@ def on_policy(config: RunConfig) -> Iterator[str]:
     cut = "samples would come from a part of the distribution that is trained"
     reasons: dict[str, tuple[Any, str]] = {
         "--async": (rollout.async_mode, stale),
+        # What a round finds too many waits in the buffer.
+        "--sampling-filter": (rollout.sampling_filter, stale),
+        "--dynamic-sampling-filter-path": (rollout.dynamic_sampling_filter_path, stale),
         "--buffer-filter": (rollout.buffer_filter, stale),
         "--buffer-filter-path": (rollout.buffer_filter_path, stale),
         "--over-sampling-batch-size": (

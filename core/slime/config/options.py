@@ -179,7 +179,8 @@ class AlgorithmOptions(Section):
     )
     use_rollout_logprobs: bool | None = Field(
         default=None,
-        description="importance ratio against the engines' log-probs instead of the trainer's; default: with --async",
+        description="importance ratio against the engines' log-probs instead of the trainer's; default: where samples"
+        " may be stale (--async, filters, over-sampling)",
     )
     use_kl_loss: bool = Field(default=False, description="add KL to the frozen reference to the loss")
     kl_loss_coef: float = Field(default=0.0, description="its coefficient")

@@ -6,6 +6,7 @@ Doing it twice changes nothing.  What does not work out is left as stated, for `
 from __future__ import annotations
 
 from slime.config.batch import batch_shape
+from slime.config.local_paths import place_functions
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
 
@@ -14,7 +15,8 @@ DEFAULT_LEARNING_RATE = 1e-6
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The batch identity, devices, engines, generator, clip range, lengths and learning rate filled in."""
+    """Functions, the batch identity, devices, engines, generator, clip range, lengths and learning rate filled in."""
+    config = place_functions(config)
     return config.model_copy(
         update={
             "cluster": config.cluster.model_copy(update=_cluster(config)),
@@ -39,7 +41,9 @@ def _cluster(config: RunConfig) -> dict[str, object]:
 
 
 def _rollout(config: RunConfig) -> dict[str, object]:
-    filled: dict[str, object] = {"generator": config.generator_name}
+    # A function path that could not be followed must not look like a second choice beside the default.
+    named = config.rollout.custom_generate_function_path is None
+    filled: dict[str, object] = {"generator": config.generator_name} if named else {}
     if config.rollout.rollout_max_context_len is None and "seq_length" in config.megatron:
         filled["rollout_max_context_len"] = config.megatron["seq_length"]
     try:
@@ -52,10 +56,11 @@ def _rollout(config: RunConfig) -> dict[str, object]:
 def _algorithm(config: RunConfig) -> dict[str, object]:
     options = config.algorithm
     correction = options.off_policy_correction or ("truncate" if options.use_tis else None)
-    # Ahead of training, samples come from older weights than the trainer's: their own log-probs are the old ones,
-    # unless a correction makes up for the difference.
-    ahead = config.rollout.async_mode and options.loss_type == "policy_loss" and correction is None
-    by_engine = ahead if options.use_rollout_logprobs is None else options.use_rollout_logprobs
+    # Generated ahead of training, or kept in the buffer, samples come from older weights than the trainer's: their own
+    # log-probs are the old ones, unless a correction makes up for the difference.
+    older = config.rollout.async_mode or config.keeps_groups
+    stale = older and options.loss_type == "policy_loss" and correction is None
+    by_engine = stale if options.use_rollout_logprobs is None else options.use_rollout_logprobs
     return {
         "eps_clip_high": options.eps_clip if options.eps_clip_high is None else options.eps_clip_high,
         "use_rollout_logprobs": by_engine,

@@ -123,6 +123,18 @@ class RunConfig(BaseModel):
         return device == "cuda" or (device == "auto" and nvidia_devices() > 0)
 
     @property
+    def keeps_groups(self) -> bool:
+        """Whether finished groups may wait in the buffer, and so come from older weights when they are trained on."""
+        rollout = self.rollout
+        filters = (
+            rollout.sampling_filter,
+            rollout.dynamic_sampling_filter_path,
+            rollout.buffer_filter,
+            rollout.buffer_filter_path,
+        )
+        return any(filters) or (rollout.over_sampling_batch_size or 0) > (rollout.rollout_batch_size or 0)
+
+    @property
     def generator_name(self) -> str:
         """The chosen generator component, or the default of the loss."""
         return self.rollout.generator or DEFAULT_GENERATORS[self.algorithm.loss_type]
