@@ -184,6 +184,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     sampling_seed: int | None = None
+    #: whether the response is scored on a held-out prompt and never trained on; the engine is not told
+    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +298,25 @@ class RewardModel(Protocol):
 
 
 class DataSource(Protocol):
-    """Contract of kind `datasource`."""
+    """Contract of kind `datasource`.
+
+    slime keeps account of what it took: finished groups wait in its own buffer, and those that a checkpoint had in
+    flight it hands out again by itself.  Neither comes back to the source.
+    """
 
     def take(self, n: int) -> list[Group]:
-        """The next `n` prompts as groups of `n_samples_per_prompt` pending samples."""
+        """The next `n` prompts as groups of `n_samples_per_prompt` pending samples.
+
+        No `Group.index` and no `Sample.index` is used twice in a run.
+        """
         ...
 
     def put(self, groups: Sequence[Group]) -> None:
-        """Give groups back (aborted or kept for reuse); they come first in later `take`s."""
+        """Take groups back that shall be generated another time; they come first in later `take`s, as pending samples.
+
+        For whoever stops generating in the middle of it, and for sources around another source.  What a sample has of
+        a response may be used or dropped; its indices stay.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
