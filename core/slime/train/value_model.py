@@ -11,6 +11,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from slime.train.optimizer import OWN_GROUP
+
 
 class ValueHead(torch.nn.Module):
     """hidden [L, 1, H] -> values [L, 1, 1] float32: a product with one vector, without bias, zero to begin with.
@@ -27,6 +29,7 @@ class ValueHead(torch.nn.Module):
         self.sequence_parallel = bool(config.sequence_parallel)
         self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=torch.float32))
         self.weight.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
+        setattr(self.weight, OWN_GROUP, True)
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """Stands for Megatron's output layer, which answers (output, bias)."""

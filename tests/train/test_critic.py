@@ -1,0 +1,206 @@
+"""Training with a critic: it learns the returns, alone at first where asked, and does not touch the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support.model_folders import Folders
+from tests.train.critics import Gae, backbone, critic_config, head_of, start
+from tests.train.harness import Centred, Place, make_batch, run_ranks
+
+from slime.data import TrainBatch
+from slime.errors import SlimeError
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
+
+
+def constant_rewards(rollout: int, reward: float = 1.0) -> TrainBatch:
+    batch = make_batch(seed=rollout, masked=False, steps=2)
+    return dataclasses.replace(batch, rollout=rollout, rewards=np.full(len(batch.tokens), reward, dtype=np.float32))
+
+
+def learning(place: Place, config: Any) -> list[dict[str, float]]:
+    rank = start(place, config)
+    metrics = [rank.train(constant_rewards(i)) for i in range(16)]
+    rank.close()
+    return metrics
+
+
+def test_the_values_go_to_a_constant_reward(model_folder: Folders) -> None:
+    options = {"num_critic_only_steps": 100, "critic_lr": 1e-2, "megatron": {"lr": 1e-6}}
+    ((metrics),) = run_ranks(learning, 1, critic_config(model_folder("qwen3", tied=True), steps=2, **options))
+    assert metrics[0]["value_mean"] == 0.0 and metrics[0]["value_loss"] > 0.3
+    assert metrics[0]["return_mean"] == pytest.approx(1.0) and metrics[0]["return_std"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics[0]["critic_lr"] == 1e-2
+    assert abs(metrics[-1]["value_mean"] - 1) < 0.1
+    assert metrics[-1]["value_loss"] < 0.02
+    assert metrics[-1]["time/values"] > 0 and metrics[-1]["time/critic"] > 0
+
+
+def two_models(place: Place, config: Any, batches: list[TrainBatch]) -> Any:
+    """After each rollout: metrics, the policy's weights, the critic's and its head."""
+    rank = start(place, config)
+    found = []
+    for batch in batches:
+        metrics = rank.train(batch)
+        found.append((metrics, {n: t.clone() for n, t in rank.named_hf_weights()}, backbone(rank), head_of(rank)))
+    rank.close()
+    return found
+
+
+def test_the_first_rollouts_leave_the_policy_bitwise_as_it_was(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    batches = [constant_rewards(i, reward=i) for i in range(1, 4)]
+    config = critic_config(folder, num_critic_only_steps=3, steps=2, use_kl_loss=True, kl_loss_coef=0.1)
+    (found,) = run_ranks(two_models, 1, config, batches)
+    original = load_file(folder / "model.safetensors")
+    for (metrics, policy, critic, head), alone in zip(found, (True, True, False), strict=True):
+        assert all(torch.equal(policy[name], original[name]) for name in policy) == alone
+        assert any(not torch.equal(critic[name], original[name]) for name in critic)
+        assert head.abs().max() > 0
+        assert ({"loss", "grad_norm", "lr", "tokens"} & set(metrics) == set()) == alone
+        assert metrics["critic_grad_norm"] > 0
+    assert found[2][0]["lr"] == 1e-2 and found[2][0]["ratio"] != 0
+
+
+def policy_only(place: Place, config: Any, batch: TrainBatch, *, with_critic: bool) -> Any:
+    rank = start(place, config) if with_critic else place.start(config, Plain())
+    metrics = rank.train(batch)
+    weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    rank.close()
+    return metrics, weights
+
+
+class Plain(Centred):
+    """What `Gae` gives while all values are 0: the reward on every trained token."""
+
+    def advantages(self, batch: Any) -> Any:
+        zeros = [torch.zeros_like(mask) for mask in batch.loss_masks]
+        return Gae().advantages(dataclasses.replace(batch, values=zeros))
+
+
+def with_critic(place: Place, config: Any, batch: TrainBatch) -> Any:
+    return policy_only(place, config, batch, with_critic=True)
+
+
+def without_critic(place: Place, config: Any, batch: TrainBatch) -> Any:
+    return policy_only(place, config, batch, with_critic=False)
+
+
+def test_the_critic_beside_it_does_not_change_how_the_policy_is_trained(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    tp = (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True})
+    batch = make_batch(steps=2)
+    found = [run_ranks(f, 2, critic_config(folder, *tp, steps=2), batch)[0] for f in (with_critic, without_critic)]
+    (metrics, weights), (expected, same) = found
+    for name in ("loss", "grad_norm", "lr", "entropy", "advantage_mean"):
+        assert metrics[name] == expected[name], name
+    for name, weight in weights.items():
+        assert torch.equal(weight, same[name]), name
+
+
+def layout_training(place: Place, config: Any, batches: list[TrainBatch]) -> Any:
+    rank = start(place, config)
+    metrics = [rank.train(batch) for batch in batches]
+    values = [part.numpy() for part in rank._critic.values(batches[0])]
+    rank.close()
+    return metrics, values
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sizes"),
+    [
+        (2, {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20000}),
+        (2, {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1}),
+    ],
+    ids=["data 2, overlapped", "pipeline 2, virtual 2"],
+)
+def test_training_equals_that_of_one_rank(world_size: int, sizes: dict[str, Any], model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
+    batches = [make_batch(seed=seed, samples=9, steps=2, group=3) for seed in (1, 2)]
+    options = {"max_tokens_per_gpu": 45, "steps": 2, "critic_lr": 5e-3}
+    ((expected, want),) = run_ranks(layout_training, 1, critic_config(folder, **options), batches)
+    for metrics, values in run_ranks(
+        layout_training, world_size, critic_config(folder, world_size, sizes, **options), batches
+    ):
+        for got, one in zip(metrics, expected, strict=True):
+            assert set(got) == set(one)
+            for name in set(got) - {"micro_batches"}:
+                if not name.startswith("time/"):
+                    assert got[name] == pytest.approx(one[name], abs=1e-4, rel=1e-4), name
+        assert max(np.abs(a - b).max() for a, b in zip(values, want, strict=True)) < 2e-4
+    assert np.abs(np.concatenate(want)).max() > 0.1
+
+
+def steps_without_tokens(place: Place, config: Any, batch: TrainBatch) -> Any:
+    rank = start(place, config)
+    metrics = rank.train(batch)
+    answer = metrics, head_of(rank), rank._critic._scheduler.num_steps
+    rank.close()
+    return answer
+
+
+def test_a_step_without_trained_tokens_is_only_counted(model_folder: Folders) -> None:
+    batch = make_batch(masked=False, steps=2)
+    for mask, step in zip(batch.loss_masks, batch.step_ids, strict=True):
+        mask *= step
+    config = critic_config(model_folder("qwen3", tied=True), steps=2)
+    ((metrics, head, counted),) = run_ranks(steps_without_tokens, 1, config, batch)
+    assert counted == 2 and metrics["skipped_steps"] == 1 and head.abs().max() > 0
+    for mask in batch.loss_masks:
+        mask[:] = 0
+    ((metrics, head, counted),) = run_ranks(steps_without_tokens, 1, config, batch)
+    assert counted == 2 and head.abs().max() == 0
+
+
+def first_weights(place: Place, config: Any) -> Any:
+    try:
+        rank = start(place, config)
+    except SlimeError as error:
+        return type(error).__name__, str(error)
+    answer = backbone(rank), head_of(rank)
+    rank.close()
+    return answer
+
+
+def as_reward_model(folder: Path, to: Path, score: torch.Tensor) -> Path:
+    """The folder's model with a one-number head."""
+    shutil.copytree(folder, to)
+    save_file({**load_file(folder / "model.safetensors"), "score.weight": score}, to / "model.safetensors")
+    return to
+
+
+def test_the_critic_starts_from_the_policy_or_from_another_folder(model_folder: Folders, tmp_path: Path) -> None:
+    folder, other = model_folder("qwen3", tied=True), model_folder("qwen3", tied=True, seed=2)
+    score = torch.arange(64.0).reshape(1, 64)
+    starts = {
+        None: (folder, torch.zeros(1, 64)),
+        str(other): (other, torch.zeros(1, 64)),
+        str(as_reward_model(other, tmp_path / "rm", score)): (other, score),
+    }
+    for critic_load, (source, want_head) in starts.items():
+        ((critic, head),) = run_ranks(first_weights, 1, critic_config(folder, critic_load=critic_load))
+        expected = load_file(source / "model.safetensors")
+        for name, weight in critic.items():
+            assert torch.equal(weight, expected[name]), name
+        assert torch.equal(head, want_head)
+
+
+def test_a_critic_folder_that_does_not_fit_is_refused(model_folder: Folders, tmp_path: Path) -> None:
+    folder, other = model_folder("qwen3", tied=True), model_folder("qwen3", tied=True, num_hidden_layers=4)
+    ((kind, message),) = run_ranks(first_weights, 1, critic_config(folder, critic_load=str(other)))
+    assert kind == "ConfigError"
+    assert f"--critic-load {other} has another architecture than --hf-checkpoint: num_layers 3 / 4" in message
+    two = as_reward_model(folder, tmp_path / "two", torch.zeros(2, 64))
+    ((kind, message),) = run_ranks(first_weights, 1, critic_config(folder, critic_load=str(two)))
+    assert kind == "CheckpointError" and "score.weight has shape (2, 64), expected (1, 64)" in message
+    least = critic_config(folder, critic_lr=1e-5, megatron={"min_lr": 1e-4})
+    ((kind, message),) = run_ranks(first_weights, 1, least)
+    assert kind == "ConfigError" and "--min-lr 0.0001 is not between 0 and --critic-lr 1e-05" in message
