@@ -9,11 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slime.data import TrainBatch
+from slime.data import Group, Sample, Status, TrainBatch
 from slime.data.loss_weights import loss_weights
 from slime.plugin import Context, EstimatorBatch
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
@@ -106,18 +105,19 @@ def make_case(seed: int, *, masked_rows: bool = True, singleton: bool = True, sh
 
 def train_batch(case: Case) -> TrainBatch:
     """Every response a rollout of its own, one optimizer step."""
-    count = len(case.lengths)
-    return TrainBatch(
-        rollout=0,
-        tokens=[np.zeros(1 + length, dtype=np.int32) for length in case.lengths],
-        response_lengths=np.asarray(case.lengths, dtype=np.int64),
-        loss_masks=[part.float().numpy() for part in case.parts(case.mask)],
-        rewards=case.rewards.float().numpy(),
-        group_ids=case.groups.numpy(),
-        rollout_ids=np.arange(count),
-        step_ids=np.zeros(count, dtype=np.int64),
-        rollout_log_probs=None,
-    )
+    samples = [
+        Sample(
+            group_index=i,
+            index=i,
+            tokens=[0] * (1 + len(mask)),
+            response_length=len(mask),
+            loss_mask=[int(m) for m in mask],
+            reward=0.0,
+            status=Status.COMPLETED,
+        )
+        for i, mask in enumerate(case.parts(case.mask))
+    ]
+    return TrainBatch.from_groups([Group(i, [sample]) for i, sample in enumerate(samples)], rollout=0, num_steps=1)
 
 
 def slime_loss(
