@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ class Components:
     #: chooses a batch from the replay buffer
     buffer_filter: GroupFilter | None
     eval_sets: list[EvalSet]
+    #: what is called once per sample in the rollout's own event loop, by its title
+    in_loop: dict[str, object]
 
     @classmethod
     def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
@@ -51,17 +53,19 @@ class Components:
         used = plugins.resolve(config)
         build = _Builder(config, plugins, run_dir, tokenizer)
         generator = used["generator"]
+        made = build.in_loop[generator.component.title] = build.make(generator)
         own_timeout_s = generator.component.spec.timeout_s
         return cls(
             source=build.make(used["datasource"]),
             source_name=used["datasource"].component.title,
-            generator=build.make(generator),
+            generator=made,
             generator_health=build.health(generator),
             generator_timeout_s=generator.limits.timeout_s or own_timeout_s or config.rollout.rollout_timeout_s,
             scorer=build.scorer([one for one in used.values() if one.use.kind == "reward"]),
             sampling_filter=build.filter(used.get("sampling_filter")),
             buffer_filter=build.filter(used.get("buffer_filter")),
             eval_sets=load_eval_sets(config, tokenizer),
+            in_loop=build.in_loop,
         )
 
 
@@ -71,6 +75,7 @@ class _Builder:
     plugins: PluginSet
     run_dir: Path
     tokenizer: Any
+    in_loop: dict[str, object] = field(default_factory=dict)
 
     def make(self, resolved: Resolved) -> Any:
         """A component's object, for this process."""
@@ -124,7 +129,8 @@ class _Builder:
         component = resolved.component
         timeout_s = resolved.limits.timeout_s or component.spec.timeout_s
         if component.spec.isolation == "none":
-            return InLoopReward(self.make(resolved), component.title, timeout_s)
+            reward = self.in_loop[component.title] = self.make(resolved)
+            return InLoopReward(reward, component.title, timeout_s)
         job = Job(self.config, resolved.use, self.run_dir, component.title, timeout_s)
         return WorkerPool(
             job,

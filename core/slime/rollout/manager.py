@@ -25,6 +25,7 @@ from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
 from slime.rollout.sampling import Sampling
 from slime.rollout.source import CheckedSource
+from slime.rollout.watchdog import LoopWatchdog
 from slime.types import Group
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class RolloutManager:
             concurrency=config.rollout.rollout_concurrency,
         )
         self._generator, self._scorer = generator, components.scorer
+        self._watchdog = LoopWatchdog(components.in_loop)
         board = ProgressBoard(on_progress)
         self._pipeline = Pipeline(generator, self._scorer, board)
         sampling = Sampling.for_training(config)
@@ -114,12 +116,17 @@ class RolloutManager:
         self._last: int | None = None
 
     async def start(self) -> None:
-        """Start the worker processes of the rewards.  Raises `SlimeError` where a reward cannot be built."""
+        """Start the worker processes of the rewards, and the watch over the event loop.
+
+        Raises `SlimeError` where a reward cannot be built.
+        """
+        self._watchdog.start()
         if self._scorer is not None:
             await self._scorer.start()
 
     async def close(self) -> None:
-        """End the worker processes of the rewards."""
+        """End what `start` started."""
+        self._watchdog.close()
         if self._scorer is not None:
             await self._scorer.close()
 

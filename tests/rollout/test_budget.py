@@ -1,0 +1,95 @@
+"""When a component has failed too many samples, and what is said then."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.support.scoring import health
+
+from slime.errors import ErrorBudgetError
+from slime.rollout.budget import WINDOW, ErrorBudget
+from slime.rollout.failures import Cause, Fault
+from slime.types import Sample, Status
+
+RAISED = Fault(Cause.RAISED, "reward faulty: ValueError: no verdict")
+
+
+def first_over(share: float, outcomes: list[bool], rollout_samples: int = 1024) -> int | None:
+    """How many outcomes it takes."""
+    budget = ErrorBudget(share, rollout_samples)
+    return next((n for n, failed in enumerate(outcomes, start=1) if budget.record(failed=failed)), None)
+
+
+@pytest.mark.parametrize(
+    ("share", "rollout_samples", "count"),
+    [(0.25, 1024, 22), (0.0, 1024, 1), (0.5, 1024, 36), (0.25, 12, 8), (1.0, 1024, None)],
+)
+def test_a_component_that_always_fails_is_over_its_budget_after(
+    share: float, rollout_samples: int, count: int | None
+) -> None:
+    assert first_over(share, [True] * 2000, rollout_samples) == count
+
+
+@pytest.mark.parametrize("rollout_samples", [12, 64, 1024])
+def test_one_failure_in_ten_by_chance_never_trips_the_default_budget(rollout_samples: int) -> None:
+    for seed in range(200):
+        chance = random.Random(seed)
+        assert first_over(0.25, [chance.random() < 0.1 for _ in range(2000)], rollout_samples) is None
+
+
+def test_a_third_of_failures_trips_it_by_the_time_the_window_is_full() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        found = first_over(0.25, [chance.random() < 0.35 for _ in range(2000)])
+        assert found is not None and found <= 2 * WINDOW
+
+
+def test_old_failures_are_forgotten() -> None:
+    budget = ErrorBudget(0.25, 1024)
+    assert not any(budget.record(failed=n % 5 == 0) for n in range(WINDOW))
+    assert (budget.seen, budget.failed) == (WINDOW, 100)
+    assert not any(budget.record(failed=False) for _ in range(WINDOW))
+    assert (budget.seen, budget.failed) == (WINDOW, 0)
+
+
+def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp_path: Path) -> None:
+    faulty = health("reward faulty", error_budget=0.25, run_dir=tmp_path)
+    samples = [Sample(index=n, prompt=f"{n}+1=", status=Status.FAILED, failure=RAISED.reason) for n in range(40)]
+    with pytest.raises(ErrorBudgetError) as raised:
+        for sample in samples:
+            faulty.record(sample, RAISED if sample.index else None)
+    assert str(raised.value).splitlines() == [
+        "reward faulty is over its error budget: 22 of its latest 23 samples failed (22 of 23 in all); a share of 0.25"
+        " may (--reward.error-budget).",
+        "  22x reward faulty: ValueError: no verdict (sample 1, prompt '1+1=')",
+        f"  {tmp_path}/rollouts/failed_reward_tests_faulty.jsonl has failed samples.",
+        "  Repair the reward, give it more time (--reward.timeout-s), or let it fail more (--reward.error-budget,"
+        " 1 = all).",
+    ]
+    rows = [json.loads(line) for line in (tmp_path / "rollouts/failed_reward_tests_faulty.jsonl").open()]
+    assert [row["index"] for row in rows] == list(range(1, 23))
+
+
+def test_one_of_several_rewards_is_told_where_its_options_stand() -> None:
+    assert health("reward faulty", slot="reward[1]").watched.option("timeout_s") == (
+        "timeout_s in its [[reward.terms]] table"
+    )
+
+
+def test_metrics_count_since_they_were_last_asked_for() -> None:
+    watched = health("reward faulty")
+    for cause in (Cause.HUNG, Cause.HUNG, Cause.DIED, Cause.RAISED):
+        watched.record(Sample(), Fault(cause, "why"))
+    watched.record(Sample(), None)
+    watched.called(0.5)
+    watched.called(0.25)
+    assert watched.metrics() == {
+        "plugin/reward/tests/faulty/failed": 4,
+        "plugin/reward/tests/faulty/timeouts": 2,
+        "plugin/reward/tests/faulty/died": 1,
+        "plugin/reward/tests/faulty/seconds_mean": 0.375,
+    }
+    assert watched.metrics() == {}

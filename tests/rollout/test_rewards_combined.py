@@ -1,0 +1,164 @@
+"""Several rewards by weight, the second look at deterministic ones, and budgets of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+from tests.support.scoring import term
+
+from slime.config import RunConfig
+from slime.config.options import RewardOptions, RewardTerm
+from slime.errors import ErrorBudgetError
+from slime.observe.timing import BusyClock
+from slime.plugin import Reward, RewardSpec
+from slime.plugins import load_plugins
+from slime.rollout.components import reward_workers, term_keys
+from slime.rollout.metrics import rollout_metrics
+from slime.rollout.rewards import Scorer
+from slime.types import Group, Sample, Status
+
+
+class Says:
+    """Gives every sample what `answer` says."""
+
+    def __init__(self, answer: Callable[[Sample], Reward]) -> None:
+        self.answer = answer
+        self.calls: list[int] = []
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        self.calls.append(len(samples))
+        return [self.answer(sample) for sample in samples]
+
+
+SAMPLE = RewardSpec(name="r", factory="nowhere:R")
+GROUP = RewardSpec(name="r", factory="nowhere:R", scope="group")
+
+
+def finished(count: int = 1) -> list[Sample]:
+    return [Sample(index=n, tokens=[1, 2], response_length=1, status=Status.COMPLETED) for n in range(count)]
+
+
+def score(scorer: Scorer, samples: list[Sample]) -> list[Sample]:
+    asyncio.run(scorer.score(samples, BusyClock()))
+    return samples
+
+
+def test_the_reward_is_the_weighted_sum_with_every_reward_beside_it() -> None:
+    scorer = Scorer(
+        [
+            term(Says(lambda _: Reward(1.0, {"form": 0.5})), SAMPLE, "reward a", key="a", weight=0.5),
+            term(Says(lambda sample: Reward(float(sample.index or 0))), SAMPLE, "reward b", key="b", weight=2.0),
+        ]
+    )
+    samples = score(scorer, finished(2))
+    assert [sample.reward for sample in samples] == [
+        {"score": 0.5, "a": 1.0, "a/form": 0.5, "b": 0.0},
+        {"score": 2.5, "a": 1.0, "a/form": 0.5, "b": 1.0},
+    ]
+    metrics = rollout_metrics([Group(0, samples)])
+    assert (metrics["rollout/reward_mean"], metrics["rollout/reward/a"], metrics["rollout/reward/b"]) == (1.5, 1.0, 0.5)
+
+
+def test_a_sample_fails_when_one_of_its_rewards_does_and_the_culprit_is_counted() -> None:
+    def half(sample: Sample) -> Reward:
+        return Reward(float("nan") if sample.index else 1.0)
+
+    scorer = Scorer(
+        [
+            term(Says(lambda _: Reward(1.0)), SAMPLE, "reward good", key="good"),
+            term(Says(half), SAMPLE, "reward bad", key="bad"),
+        ]
+    )
+    first, second = score(scorer, finished(2))
+    assert first.reward == {"score": 2.0, "good": 1.0, "bad": 1.0}
+    assert (second.status, second.reward) == (Status.FAILED, None)
+    assert second.failure == "reward bad returned value = nan, expected a finite number"
+    metrics = scorer.metrics()
+    assert metrics["plugin/reward/tests/bad/failed"] == 1
+    assert "plugin/reward/tests/good/failed" not in metrics
+
+
+def test_rewards_of_samples_and_of_groups_are_asked_each_in_its_way() -> None:
+    one, whole = Says(lambda _: Reward(1.0)), Says(lambda _: Reward(1.0))
+    scorer = Scorer([term(one, SAMPLE, "reward a", key="a"), term(whole, GROUP, "reward b", key="b")])
+    assert scorer.scope == "group"
+    score(scorer, finished(3))
+    assert (one.calls, whole.calls) == ([1, 1, 1], [3])
+
+
+def test_rewards_are_asked_at_the_same_time() -> None:
+    met = asyncio.Barrier(2)
+
+    class Meets:
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            await met.wait()
+            return [Reward(1.0) for _ in samples]
+
+    scorer = Scorer([term(Meets(), SAMPLE, "reward a", key="a"), term(Meets(), SAMPLE, "reward b", key="b")])
+    [sample] = score(scorer, finished())
+    assert sample.reward_value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (["exact_match"], ["exact_match"]),
+        (["exact_match", "rewards/exact_match"], ["exact_match[0]", "exact_match[1]"]),
+    ],
+)
+def test_names_of_several_rewards_are_qualified_where_they_would_collide(names: list[str], keys: list[str]) -> None:
+    config = RunConfig(reward=RewardOptions(terms=[RewardTerm(name=name) for name in names]))
+    used = load_plugins(config.plugins).resolve(config).values()
+    assert term_keys([one for one in used if one.use.kind == "reward"]) == keys
+
+
+def test_a_deterministic_reward_that_answers_differently_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = count()
+    counting = Says(lambda _: Reward(float(next(numbers))))
+    scorer = Scorer([term(counting, SAMPLE, "reward counting")], passive_checks=2)
+    with caplog.at_level(logging.WARNING):
+        for sample in finished(20):
+            score(scorer, [sample])
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("reward counting gave sample 0 value = 0.0, then value = 1.0 for the same sample")
+
+
+def test_a_few_samples_of_the_first_rollouts_are_scored_twice() -> None:
+    steady = Says(lambda _: Reward(1.0))
+    scorer = Scorer([term(steady, SAMPLE, "reward steady")], passive_checks=2)
+    calls = []
+    for _ in range(3):
+        steady.calls.clear()
+        for sample in finished(20):
+            score(scorer, [sample])
+        scorer.metrics()
+        calls.append(len(steady.calls))
+    assert calls == [28, 28, 20]
+
+
+def test_a_reward_that_is_left_to_chance_is_not_asked_twice() -> None:
+    says = Says(lambda _: Reward(1.0))
+    spec = RewardSpec(name="r", factory="nowhere:R", deterministic=False)
+    score(Scorer([term(says, spec, "reward dice")], passive_checks=1), finished())
+    assert says.calls == [1]
+
+
+def test_evaluations_have_a_budget_of_their_own() -> None:
+    bad = Says(lambda _: Reward(float("nan")))
+    scorer = Scorer([term(bad, SAMPLE, "reward bad", error_budget=0.25, rollout_samples=64)])
+    evaluation = scorer.for_evaluation()
+    for _ in range(21):
+        score(evaluation, finished())
+        score(scorer, finished())
+    with pytest.raises(ErrorBudgetError, match="22 of its latest 22 samples failed"):
+        score(evaluation, finished())
+    assert scorer.metrics()["plugin/reward/tests/bad/failed"] == 21
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(3, {3}), (None, set(range(2, 9)))])
+def test_worker_processes_are_as_stated_or_half_the_cores(stated: int | None, expected: set[int]) -> None:
+    assert reward_workers(RunConfig(reward=RewardOptions(reward_workers=stated))) in expected

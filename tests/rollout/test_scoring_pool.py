@@ -1,0 +1,247 @@
+"""Rewards in worker processes: real ones, with rewards that hang, die and lie on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from tests.support.bad_rewards import bad_rewards
+from tests.support.distributions import install
+
+from slime.config import RunConfig
+from slime.config.options import RewardOptions
+from slime.engine.children import living_members
+from slime.errors import PluginError
+from slime.plugins.resolve import Use
+from slime.rollout.failures import Cause, Fault
+from slime.rollout.scoring.answers import Outcome
+from slime.rollout.scoring.job import Job
+from slime.rollout.scoring.pool import WorkerPool
+from slime.rollout.scoring.shipment import Shipment
+from slime.types import Sample, Status
+
+__all__ = ["bad_rewards", "install"]
+
+pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(120)]
+
+T = TypeVar("T")
+
+
+def sample(label: str = "good", index: int = 1, response: str = "") -> Sample:
+    return Sample(
+        index=index, label=label, response=response, tokens=[1, 2], response_length=1, status=Status.COMPLETED
+    )
+
+
+def with_pool(
+    run_dir: Path,
+    work: Callable[[WorkerPool], Awaitable[T]],
+    name: str = "plain",
+    *,
+    timeout_s: float = 30.0,
+    size: int = 1,
+) -> T:
+    """What `work` does with a pool, after which none of its processes is left."""
+    job = Job(
+        RunConfig(reward=RewardOptions(reward=name)), Use("reward", "reward", name), run_dir, "reward r", timeout_s
+    )
+
+    async def main() -> T:
+        pool = WorkerPool(job, size=size, startup_timeout_s=60)
+        await pool.start()
+        pids: set[int] = set()
+
+        async def note() -> None:
+            while True:
+                pids.update(worker.pid for worker in pool._workers.values() if worker.pid is not None)
+                await asyncio.sleep(0.02)
+
+        noting = asyncio.create_task(note())
+        try:
+            return await work(pool)
+        finally:
+            await pool.close()
+            noting.cancel()
+            assert pids and [pid for pid in pids if living_members(pid)] == []
+
+    return asyncio.run(main())
+
+
+def outcomes(run_dir: Path, samples: Sequence[Sample], name: str = "plain", **more: Any) -> list[Outcome]:
+    """What became of each sample, all asked for at once."""
+
+    async def work(pool: WorkerPool) -> list[Outcome]:
+        return list(await asyncio.gather(*(pool.call(Shipment([one])) for one in samples)))
+
+    return with_pool(run_dir, work, name, **more)
+
+
+def values(found: Sequence[Outcome]) -> list[float | Cause]:
+    return [
+        one.verdicts.cause if isinstance(one.verdicts, Fault) else float(one.verdicts[0][0])  # a str fails the test
+        for one in found
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_rewards_come_back_with_their_parts_and_nothing_else_does(name: str, tmp_path: Path) -> None:
+    asked = [sample(index=n) for n in range(20)] + [sample("write", 20), sample("nan"), sample("chance")]
+    found = outcomes(tmp_path, asked, name)
+    assert [one.verdicts for one in found[:21]] == [[(float(n), {"half": 0.5})] for n in range(21)]
+    assert found[21].verdicts == ["returned value = nan, expected a finite number"]
+    assert "seen" not in asked[20].metadata
+
+
+def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> set[float | Cause]:
+        while sum(worker.ready for worker in pool._workers.values()) < 2:
+            await asyncio.sleep(0.02)
+        naps = [pool.call(Shipment([sample("nap", response="0.3")])) for _ in range(2)]
+        started = time.monotonic()
+        await asyncio.gather(*naps)
+        assert time.monotonic() - started < 0.55
+        return set(values(await asyncio.gather(*(pool.call(Shipment([sample("pid")])) for _ in range(40)))))
+
+    assert len(with_pool(tmp_path, work, size=2)) == 2
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_calls_that_hang_cost_their_own_samples_only(name: str, tmp_path: Path) -> None:
+    labels = {3: "spin", 7: "sleep"}
+    found = outcomes(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=0.5)
+    assert values(found) == [Cause.HUNG if n in labels else float(n) for n in range(12)]
+    assert found[3].verdicts == Fault(Cause.HUNG, "reward r: no score after 0.5 s (timeout_s)")
+    log = (tmp_path / "logs" / "reward-0.log").read_text() + (tmp_path / "logs" / "reward-1.log").read_text()
+    assert "in act" in log  # where it hung
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_rewards_that_end_their_process_cost_their_own_samples_only(name: str, tmp_path: Path) -> None:
+    ends = {
+        3: ("exit", "ended with exit code 3"),
+        6: ("kill", "was killed by SIGKILL"),
+        7: ("segfault", "was killed by SIGSEGV"),
+    }
+    found = outcomes(tmp_path, [sample(ends[n][0] if n in ends else "good", n) for n in range(12)], name)
+    assert values(found) == [Cause.DIED if n in ends else float(n) for n in range(12)]
+    for n, (_, how) in ends.items():
+        reason = f"reward r: its worker process {how} while it scored the sample"
+        assert found[n].verdicts == Fault(Cause.DIED, reason)
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_an_exception_or_an_unusable_answer_leaves_the_process_alive(name: str, tmp_path: Path) -> None:
+    expected = {
+        "raise": Fault(Cause.RAISED, "reward r: ValueError: no verdict"),
+        "sys.exit": Fault(Cause.RAISED, "reward r: SystemExit: 3"),
+    }
+    if name == "plain":
+        expected |= {
+            "too few": Fault(Cause.CONTRACT, "reward r returned 0 rewards for 1 samples, expected one each"),
+            "wrong type": Fault(Cause.CONTRACT, "reward r returned a str, expected a list of Reward"),
+        }
+
+    async def work(pool: WorkerPool) -> None:
+        before = await pool.call(Shipment([sample("pid")]))
+        found = [await pool.call(Shipment([sample(label)])) for label in expected]
+        assert [one.verdicts for one in found] == list(expected.values())
+        assert values([before]) == values([await pool.call(Shipment([sample("pid")]))])
+        assert pool.restarts == 0
+
+    with_pool(tmp_path, work, name)
+
+
+def test_overlapping_calls_that_wait_too_long_are_cancelled_and_their_process_goes_on(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> list[float | Cause]:
+        labels = ["wait", "wait", "stubborn"]
+        waits = asyncio.gather(*(pool.call(Shipment([sample(label)])) for label in labels))
+        others = values([await pool.call(Shipment([sample(index=n)])) for n in range(3)])
+        found = values(await waits) + others
+        assert pool.restarts == 0
+        return found
+
+    found = with_pool(tmp_path, work, "overlapping", timeout_s=0.3)
+    assert found == [Cause.HUNG] * 3 + [0.0, 1.0, 2.0]
+
+
+def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> int:
+        await asyncio.gather(*(pool.call(Shipment([sample("wait")])) for _ in range(8)))
+        assert values([await pool.call(Shipment([sample()]))]) == [1.0]
+        return pool.restarts
+
+    assert with_pool(tmp_path, work, "overlapping", timeout_s=0.3) == 1
+
+
+def test_overlapping_calls_are_not_charged_for_each_others_computing(tmp_path: Path) -> None:
+    # twelve calls of twice 0.1 s in one event loop take 2.4 s in all, each of them 0.2 s of its own
+    found = outcomes(tmp_path, [sample("compute", response="0.1")] * 12, "overlapping", timeout_s=1.0)
+    assert values(found) == [1.0] * 12
+
+
+def test_calls_overlap(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> float:
+        started = time.monotonic()
+        await asyncio.gather(*(pool.call(Shipment([sample("nap", response="0.3")])) for _ in range(50)))
+        return time.monotonic() - started
+
+    assert with_pool(tmp_path, work, "overlapping") < 3.0  # one after the other: 15 s
+
+
+def test_where_no_call_is_known_to_be_guilty_each_is_made_again_alone(tmp_path: Path) -> None:
+    asked = [sample("thread exit" if n == 2 else "nap", n, response="0.3") for n in range(5)]
+    found = outcomes(tmp_path, asked, "overlapping", size=2)
+    assert values(found) == [Cause.DIED if n == 2 else 1.0 for n in range(5)]
+
+
+def test_calls_behind_one_that_hangs_need_not_wait_for_its_deadline(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> float:
+        await asyncio.gather(*(pool.call(Shipment([sample()])) for _ in range(50)))  # calls are known to be short
+        hanging = asyncio.create_task(pool.call(Shipment([sample("sleep")])))
+        await asyncio.sleep(0)
+        started = time.monotonic()
+        await asyncio.gather(*(pool.call(Shipment([sample()])) for _ in range(50)))
+        took = time.monotonic() - started
+        hanging.cancel()
+        return took
+
+    assert with_pool(tmp_path, work, timeout_s=60) < 20  # of 60 s that the only worker is taken
+
+
+def test_cancelling_a_call_frees_its_place(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> list[float | Cause]:
+        waits = [asyncio.create_task(pool.call(Shipment([sample("wait")]))) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
+        return values([await pool.call(Shipment([sample()]))])
+
+    assert with_pool(tmp_path, work, "overlapping") == [1.0]
+
+
+def test_what_a_reward_started_ends_with_its_worker(tmp_path: Path) -> None:
+    asked = [sample("child"), sample("spin")]
+    assert values(outcomes(tmp_path, asked, timeout_s=0.5)) == [1.0, Cause.HUNG]  # `with_pool` looks for the child
+
+
+def test_what_a_reward_prints_is_in_its_log_and_a_sample_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
+    unsendable = sample()
+    unsendable.metadata["callback"] = lambda: None
+    found = outcomes(tmp_path, [unsendable, sample("print")])
+    assert values(found) == [Cause.RAISED, 1.0]
+    fault = found[0].verdicts
+    assert isinstance(fault, Fault) and "cannot be sent to a worker process" in fault.reason
+    assert "a word from the reward" in (tmp_path / "logs" / "reward-0.log").read_text()
+
+
+def test_a_reward_that_cannot_be_built_is_refused_at_the_start(tmp_path: Path) -> None:
+    async def work(_: WorkerPool) -> None:
+        raise AssertionError("unreachable")
+
+    with pytest.raises(PluginError, match=r"reward bad/unbuildable \(bad-rewards 1.0\) cannot be built: RuntimeError"):
+        with_pool(tmp_path, work, "unbuildable")
