@@ -1,7 +1,7 @@
 """What a configuration alone can tell to be wrong, all of it at once.
 
-Each check is a small function that yields sentences; `config_problems` runs them all.  What needs the disk,
-the machine, the model folder or the plugins is in `slime.cli.preflight`.
+Each check is a small function that yields sentences; `config_problems` runs them all.  What needs the
+machine, the model folder, the data or the plugins is in `slime.cli.preflight`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 
 from slime.config.algorithm_checks import ALGORITHM_CHECKS, reference_notes
 from slime.config.batch import batch_shape
+from slime.config.local_paths import function_problems
 from slime.config.megatron_checks import MEGATRON_CHECKS
 from slime.config.options import RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
+from slime.plugins.local import is_local
 
 Check = Callable[[RunConfig], Iterator[str]]
 
@@ -42,8 +44,12 @@ def required_options(config: RunConfig) -> Iterator[str]:
     if config.algorithm.loss_type == "policy_loss":
         if config.algorithm.advantage_estimator is None:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"
-        if config.reward.reward is None:
-            yield "--reward is missing (`slime plugins` lists what is installed)"
+        generator = config.rollout.generator or ""
+        reward = config.reward
+        # A generate function may reward its samples itself.
+        by_function = reward.custom_rm_path or config.rollout.custom_generate_function_path or is_local(generator)
+        if reward.reward is None and not reward.terms and not by_function:
+            yield "--reward is missing (`slime plugins` lists what is installed; --custom-rm-path names a function)"
 
 
 def batch_identity(config: RunConfig) -> Iterator[str]:
@@ -152,6 +158,7 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
 
 CHECKS: tuple[Check, ...] = (
     required_options,
+    function_problems,
     batch_identity,
     over_sampling,
     engine_devices,

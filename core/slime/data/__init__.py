@@ -4,16 +4,21 @@ Nothing here is heavy: numpy and the standard library.
 """
 
 from slime.data.batch_plan import plan_micro_batches
+from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.data.dataset import PromptFile, PromptRow
 from slime.data.loss_weights import loss_weights
+from slime.data.prompt_dataset import PromptDataset
 from slime.data.tokenize import check_prompt_lengths, tokenize_prompt
 from slime.data.train_batch import TrainBatch
 from slime.types import Group, Sample, SpecInfo, Status
 
 __all__ = [
     "Group",
+    "PromptDataset",
     "PromptFile",
     "PromptRow",
+    "RolloutDataSource",
+    "RolloutDataSourceWithBuffer",
     "Sample",
     "SpecInfo",
     "Status",

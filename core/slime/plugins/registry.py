@@ -10,6 +10,7 @@ from slime.plugins.choose import SkippedPlugin
 from slime.plugins.component import Component
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.load import PluginFailure
+from slime.plugins.local import find_local, is_local
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Registry:
         return [component for component in self.components if component.kind == kind]
 
     def find(self, kind: str, name: str) -> Component:
-        """The component called `name` or `PLUGIN/NAME`.
+        """The component called `name` or `PLUGIN/NAME`, or the function of a user's own that `local:...` names.
 
         Bare names of slime's own components mean those always.  Raises `PluginConflictError` for a bare name
         that several plugins have, `PluginLoadError` for one of a broken plugin, else `PluginNotFoundError`.
         """
+        if is_local(name):
+            return find_local(kind, name)
         if kind not in KINDS:
             raise ConfigError(f"there is no component kind {kind!r}.{did_you_mean(kind, KINDS)}")
         known = self.of_kind(kind)

@@ -37,6 +37,7 @@ class Sampling:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     seed: int
+    evaluation: bool = False
 
     @classmethod
     def for_training(cls, config: RunConfig) -> Sampling:
@@ -65,6 +66,7 @@ class Sampling:
             stop=tuple(rollout.rollout_stop),
             stop_token_ids=tuple(rollout.rollout_stop_token_ids),
             seed=config.data.rollout_seed,
+            evaluation=True,
         )
 
     def of(self, sample: Sample) -> SamplingParams:
@@ -77,4 +79,5 @@ class Sampling:
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             sampling_seed=sampling_seed(self.seed, sample.index or 0),
+            evaluation=self.evaluation,
         )

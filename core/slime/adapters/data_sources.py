@@ -1,0 +1,195 @@
+"""Data source classes given by path as data sources."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from slime.adapters.arguments import args_of
+from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.data.dataset import PromptRow
+from slime.data.prompt_dataset import PromptDataset
+from slime.data.tokenize import longest_prompt, prompt_ids
+from slime.errors import CheckpointError, PluginContractError
+from slime.plugin import Context, Group, NoOptions, Sample
+from slime.plugins.local.loading import LocalFunction
+
+_FORMAT = 1
+
+
+class LocalDataSource:
+    """Makes whole groups of the prompts that a class hands out.
+
+    Its `get_samples(n)` returns n prompts: samples, one for each, or lists of the samples of a prompt.  Samples that
+    stand alone but share a `group_index` are of one prompt.  slime numbers groups and samples, fills every group up to
+    --n-samples-per-prompt, and tokenises prompts that have no tokens.  A sample that has been generated is asked again.
+    """
+
+    def __init__(self, function: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        data, rollout = context.config.data, context.config.rollout
+        self._title = function.title
+        self._dataset = dataset_of(context)
+        self._source = made_source(function, self._dataset, context)
+        self._copies: int = rollout.n_samples_per_prompt
+        supervised = context.config.algorithm.loss_type == "sft_loss"
+        self._longest = longest_prompt(rollout, 1 if supervised else rollout.rollout_max_response_len)
+        self._template: bool = data.apply_chat_template
+        self._tokenizer = context.tokenizer
+        self._logger = context.logger
+        self._next_group, self._next_index = 0, 0
+        self._returned: deque[Group] = deque()
+        self._in_lists = False
+
+    def take(self, n: int) -> list[Group]:
+        """The next `n` prompts: those given back, then the class's, which is asked again where it gave too few.
+
+        Raises `PluginContractError` where it gives nothing, or something else than samples.
+        """
+        groups = [self._returned.popleft() for _ in range(min(n, len(self._returned)))]
+        while len(groups) < n:
+            missing = n - len(groups)
+            given = self._source.get_samples(missing)
+            families = list(self._families(given))
+            if not families:
+                raise PluginContractError(f"gave nothing for get_samples({missing})")
+            groups += [self._group(family) for family in families]
+        return groups
+
+    def put(self, groups: Sequence[Group]) -> None:
+        """Give groups back: they come again first, with the numbers they had and without what was generated."""
+        for group in groups:
+            self._returned.append(Group(group.index, [_asked_again(sample, sample) for sample in _rollouts(group)]))
+
+    def generated(self, groups: Sequence[Group]) -> None:
+        """Show the class what was generated, where it has an `add_samples` of its own: as samples, or as lists of the
+        samples of a prompt where that is how it hands out prompts."""
+        own = getattr(type(self._source), "add_samples", None)
+        if own in (None, RolloutDataSource.add_samples, RolloutDataSourceWithBuffer.add_samples):
+            return
+        if self._in_lists:
+            self._source.add_samples([list(group.samples) for group in groups])
+        else:
+            self._source.add_samples([sample for group in groups for sample in group.samples])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, the place in the dataset, what was given back, and the class's own `state_dict`."""
+        own = getattr(self._source, "state_dict", None)
+        return {
+            "format": _FORMAT,
+            "next_group": self._next_group,
+            "next_index": self._next_index,
+            "dataset": None if self._dataset is None else self._dataset.state_dict(),
+            "returned": [[sample.to_dict() for sample in group.samples] for group in self._returned],
+            "own": own() if callable(own) else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`.  A class without `load_state_dict` goes on from the place in the dataset alone."""
+        if state.get("format") != _FORMAT:
+            raise CheckpointError(f"the data source's state has format {state.get('format')!r}, expected {_FORMAT}")
+        self._next_group, self._next_index = state["next_group"], state["next_index"]
+        if self._dataset is not None and state["dataset"] is not None:
+            self._dataset.load_state_dict(state["dataset"])
+        returned = [[Sample.from_dict(row) for row in rows] for rows in state["returned"]]
+        self._returned = deque(Group(samples[0].group_index or 0, samples) for samples in returned)
+        load = getattr(self._source, "load_state_dict", None)
+        if callable(load) and state["own"] is not None:
+            load(state["own"])
+        else:
+            self._logger.warning(
+                "%s has no state_dict and load_state_dict: it continues from its place in --prompt-data alone",
+                self._title,
+            )
+
+    # --- prompts to groups ---------------------------------------------------------------------------
+
+    def _families(self, given: object) -> Iterable[list[Sample]]:
+        """The samples of each prompt, in the order in which prompts first appear."""
+        if not isinstance(given, list | tuple):
+            raise PluginContractError(f"gave a {type(given).__name__} from get_samples, expected a list of Samples")
+        families: dict[object, list[Sample]] = {}
+        for place, item in enumerate(given):
+            self._in_lists = isinstance(item, list | tuple)
+            samples = list(item) if isinstance(item, list | tuple) else [item]
+            if not samples or not all(isinstance(sample, Sample) for sample in samples):
+                kind = "an empty list" if item == [] else f"a {type(item).__name__}"
+                raise PluginContractError(
+                    f"gave {kind} in the list of get_samples, expected Samples or lists of the Samples of a prompt"
+                )
+            alone = self._in_lists or samples[0].group_index is None
+            families.setdefault(("new", place) if alone else samples[0].group_index, []).extend(samples)
+        return families.values()
+
+    def _group(self, family: list[Sample]) -> Group:
+        number = self._next_group
+        self._next_group += 1
+        distinct = _rollouts(Group(number, family))
+        templates = distinct + [distinct[-1]] * (self._copies - len(distinct))
+        samples = []
+        for template in templates:
+            place = Sample(group_index=number, index=self._next_index)
+            self._next_index += 1
+            samples.append(self._complete(_asked_again(template, place), template))
+        return Group(number, samples)
+
+    def _complete(self, sample: Sample, template: Sample) -> Sample:
+        """The sample with its row's label, where it has none, and with its prompt's tokens."""
+        row = self._dataset.row_of(template.prompt) if self._dataset is not None else None
+        if row is not None and sample.label is None and not sample.metadata:
+            sample.label, sample.metadata = row.label, deepcopy(row.metadata)
+        if not sample.tokens:
+            where = row.where if row is not None else f"get_samples of {self._title}"
+            sample.tokens = prompt_ids(
+                PromptRow(sample.prompt, sample.label, where=where),
+                self._tokenizer,
+                apply_chat_template=self._template,
+                max_tokens=self._longest,
+            )
+        return sample
+
+
+def dataset_of(context: Context) -> PromptDataset | None:
+    """The prompts of the run's --prompt-data; None where it states none."""
+    data = context.config.data
+    if data.prompt_data is None:
+        return None
+    return PromptDataset(
+        data.prompt_data,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        shuffle_seed=data.rollout_seed if data.rollout_shuffle else None,
+    )
+
+
+def made_source(function: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:
+    """An object of the class.  One whose constructor does not ask for them gets `dataset` and `args` afterwards."""
+    given = {"dataset": dataset, "args": args_of(context)}
+    source = function(**given)
+    for name, value in given.items():
+        if not hasattr(source, name):
+            setattr(source, name, value)
+    return source
+
+
+def _asked_again(sample: Sample, place: Sample) -> Sample:
+    """The prompt of `sample` as a pending sample with the numbers of `place`."""
+    return Sample(
+        group_index=place.group_index,
+        index=place.index,
+        prompt=deepcopy(sample.prompt),
+        tokens=sample.tokens[: sample.prompt_length],
+        label=sample.label,
+        metadata=deepcopy(sample.metadata),
+        multimodal_inputs=sample.multimodal_inputs,
+    )
+
+
+def _rollouts(group: Group) -> list[Sample]:
+    """One sample for each rollout of a group: several of one rollout are asked for once."""
+    seen: dict[object, Sample] = {}
+    for place, sample in enumerate(group.samples):
+        seen.setdefault(("new", place) if sample.index is None else sample.index, sample)
+    return list(seen.values())

@@ -1,0 +1,91 @@
+"""The run configuration as users' functions know it: one flat `args`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from slime.config.megatron_fields import megatron_fields
+from slime.config.options import SECTIONS
+from slime.config.sglang_fields import sglang_options
+from slime.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from slime.config.run_config import RunConfig
+
+_SGLANG = "sglang_"
+
+
+class ArgsView:
+    """Every option as an attribute, to be read only.
+
+    - slime's own by their field: `args.rollout_batch_size`, `args.max_turns`;
+    - Megatron's by theirs: `args.hidden_size`;
+    - SGLang's behind their prefix: `args.sglang_mem_fraction_static`.
+
+    An engine's option that the run does not state has the engine's default, or None where that is computed.
+    Picklable.  An unknown attribute is an `AttributeError` that offers the nearest.
+    """
+
+    __slots__ = ("_config",)
+    _config: RunConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        object.__setattr__(self, "_config", config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for section, options in SECTIONS.items():
+            if name in options.model_fields:
+                return getattr(getattr(self._config, section), name)
+        stated = self._config.sglang if name.startswith(_SGLANG) else self._config.megatron
+        key = name.removeprefix(_SGLANG)
+        if key in stated:
+            return stated[key]
+        defaults = _defaults(name)
+        if name in defaults:
+            return _literal(defaults[name])
+        near = did_you_mean(name, _own_names() | set(defaults))
+        raise AttributeError(f"args has no {name}: no option of this run has that name.{near}")
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(
+            f"args.{name} cannot be set: the configuration of a run is frozen. Keep state in an object of your own,"
+            " or on Sample.metadata"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+    def __dir__(self) -> Iterator[str]:
+        yield from sorted(_own_names() | set(self._config.megatron) | {_SGLANG + key for key in self._config.sglang})
+
+    def __reduce__(self) -> tuple[type[ArgsView], tuple[RunConfig]]:
+        return ArgsView, (self._config,)
+
+    def __repr__(self) -> str:
+        return f"args of run {self._config.run.run_name or 'without a name'}"
+
+
+def _own_names() -> set[str]:
+    return {name for options in SECTIONS.values() for name in options.model_fields}
+
+
+def _literal(default: str) -> Any:
+    """A default as written in an engine's source; None where it is computed."""
+    try:
+        return ast.literal_eval(default)
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _defaults(name: str) -> dict[str, str]:
+    """Attribute -> default as written, of the engine whose option `name` may be; empty where it is not installed."""
+    try:
+        if name.startswith(_SGLANG):
+            return {_SGLANG + key: option.default for key, option in sglang_options().items()}
+        return {key: field.default for key, field in megatron_fields().items()}
+    except ConfigError:
+        return {}
