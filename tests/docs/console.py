@@ -1,0 +1,122 @@
+"""The pages of docs/plugins/: their commands are run, and what they show is what is printed.
+
+    python -m tests.docs.console        # runs the commands again and writes what they print
+
+In a ```console block each line that begins with `$ ` is run by bash, and the lines below it are its output.  A page
+that shows files of a package shows them as `slime plugins new` writes them: a line "`PATH`:", then a block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from slime.cli.plugins.rows import Listing, RunListing
+from slime.scaffold import Names, write_package
+from slime.scaffold.package import package_files
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "plugins"
+#: the packages that the walk-throughs make
+PACKAGES = {
+    "reward": "concise",
+    "estimator": "middle",
+    "datasource": "additions",
+    "buffer_filter": "spread",
+    "generator": "retry",
+}
+_CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^`(slime-[^`\n]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TIMEOUT_S = 120
+
+
+class Workplace:
+    """A scratch folder in which the packages of the walk-throughs are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = folder / "site"
+        self.cwd = folder / "work"
+        sources = folder / "sources"
+        sources.mkdir()
+        self.cwd.mkdir()
+        (self.cwd / "run.toml").write_text((PAGES / "run.toml").read_text())
+        written = [write_package(Names.of(kind, name), sources) for kind, name in PACKAGES.items()]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+        subprocess.run([*command, str(self.site), *map(str, written)], check=True, timeout=_TIMEOUT_S)
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.site),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "COLUMNS": "100",
+        }
+        self._sources = sources
+
+    def run(self, command: str) -> str:
+        """What a command prints, stderr included, with the places of this machine replaced."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.cwd,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        text = done.stdout.replace(str(self.site), "/venv/site-packages").replace(str(self.cwd), "/home/me")
+        text = text.replace(str(self._sources), "/home/me").replace(str(ROOT), "/opt/slime")
+        text = re.sub(r"\b\d+\.\d+s\b", "1.23s", text)
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def refreshed(page: str, place: Workplace) -> str:
+    """The page's text with what its commands print now."""
+
+    def block(match: re.Match[str]) -> str:
+        commands = [line for line in match[1].splitlines() if line.startswith("$ ")]
+        return "```console\n" + "".join(f"{line}\n{place.run(line[2:])}" for line in commands) + "```"
+
+    return _CONSOLE.sub(block, page)
+
+
+def refiled(page: str) -> str:
+    """The page's text with the files as `slime plugins new` writes them now."""
+    files = {
+        f"{Names.of(kind, name).distribution}/{path}": text
+        for kind, name in PACKAGES.items()
+        for path, text in package_files(Names.of(kind, name)).items()
+    }
+
+    def block(match: re.Match[str]) -> str:
+        language = match[0].split("```")[1].partition("\n")[0]
+        return f"`{match[1]}`:\n\n```{language}\n{files[match[1]]}```"
+
+    return _FILE.sub(block, page)
+
+
+def schemas() -> dict[Path, str]:
+    """Page -> the JSON Schema that belongs in it."""
+    models = {"listing": Listing, "for-run": RunListing}
+    return {
+        PAGES / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=2) + "\n"
+        for name, model in models.items()
+    }
+
+
+def main() -> None:
+    """Write every page again."""
+    for path, text in schemas().items():
+        path.write_text(text, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Workplace(Path(folder))
+        for page in sorted(PAGES.glob("*.md")):
+            page.write_text(refreshed(refiled(page.read_text(encoding="utf-8")), place), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
