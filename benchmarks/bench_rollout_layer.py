@@ -4,8 +4,8 @@
 
 The policy is a stub that answers after a short random sleep with a prepared response, and the generator and
 reward do the least that their contracts allow.  What remains is slime's own work: scheduling, boundaries,
-deadlines, contract checks, metrics.  The same run without slime's layer (bare tasks around the same stub) is
-measured beside it and taken off.
+deadlines, contract checks, accounts of prompts, metrics.  The same run without slime's layer (bare tasks around the
+same stub) is measured beside it and taken off.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
+from slime.rollout.collect import Collector
+from slime.rollout.filters import OldestFirst
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.health import Health, Watched
+from slime.rollout.ledger import Ledger
 from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.progress import ProgressBoard
 from slime.rollout.rewards import Scorer, Term
 from slime.rollout.sampling import Sampling
 from slime.rollout.scoring.in_loop import InLoopReward
+from slime.rollout.source import CheckedSource
 from slime.types import Group, Sample, Status
 
 GROUP_SIZE = 8
@@ -72,6 +77,25 @@ class LeastReward:
         return [Reward(0.5) for _ in samples]
 
 
+class PreparedSource:
+    """Gives the groups it was made with."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self._groups = groups
+
+    def take(self, n: int) -> list[Group]:
+        return self._groups[:n]
+
+    def put(self, groups: Sequence[Group]) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
 def pending(count: int) -> list[Group]:
     """`count` samples in groups."""
     prompt = list(range(PROMPT_TOKENS))
@@ -94,9 +118,17 @@ async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
         Scorer([Term(spec, InLoopReward(LeastReward(), "reward least", spec.timeout_s), health("reward"))]),
         ProgressBoard(lambda _done, _total: None),
     )
-    finished = await pipeline.finish(groups, sampling)
-    rollout_metrics(finished.groups)
-    oldest_weights(finished.groups)
+    collected = await Collector(
+        Ledger(CheckedSource(PreparedSource(groups), "data source prepared", GROUP_SIZE)),
+        lambda taken: pipeline.finish(taken, sampling),
+        None,
+        OldestFirst(),
+        want=len(groups),
+        draw=len(groups),
+        max_rounds=1,
+    ).collect(0)
+    rollout_metrics(collected.groups)
+    oldest_weights(collected.groups)
 
 
 async def bare(groups: list[Group], policy: StubPolicy) -> None:
