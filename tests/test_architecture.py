@@ -43,7 +43,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "weights": _ENGINES | {"engine"},
     "train": _ENGINES | {"contracts", "engine", "weights"},
     "rollout": _CONFIGURED | {"contracts", "data", "observe", "engine"},
-    "testing": _CONFIGURED | {"contracts", "data"},
+    "testing": _CONFIGURED | {"hookspecs", "contracts", "data"},
     "checkpoint": _CONFIGURED | {"data", "observe", "rollout", "train", "weights"},
     "cluster": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint"},
     "loop": _CONFIGURED | {"observe", "cluster"},
