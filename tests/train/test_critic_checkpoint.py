@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
+HALF = {"sequence_parallel": True, "bf16": True}
+PLAIN = {"bf16": True, "use_distributed_optimizer": False}
 SCHEDULE = {"lr_decay_style": "linear", "lr_decay_iters": 10, "lr_warmup_iters": 1, "min_lr": 1e-4}
 BATCHES = [make_batch(seed=seed) for seed in range(3)]
 
@@ -59,12 +61,20 @@ def load_and_go_on(place: Place, config: Any, folder: Path) -> Any:
     ("saved", "loaded"),
     [
         ((1, {}), (1, {})),
-        ((2, TP | {"sequence_parallel": True, "bf16": True}), (2, TP | {"sequence_parallel": True, "bf16": True})),
+        ((2, TP | HALF), (2, TP | HALF)),
+        ((1, PLAIN), (1, PLAIN)),
         ((2, TP), (2, PP)),
         ((2, PP), (1, {})),
         ((2, {}), (2, TP)),
     ],
-    ids=["one", "tensor 2 in half precision", "tensor 2 to pipeline 2", "pipeline 2 to one", "data 2 to tensor 2"],
+    ids=[
+        "one",
+        "tensor 2, half",
+        "plain optimizer, half",
+        "tensor 2 to pipeline 2",
+        "pipeline 2 to one",
+        "data 2 to tensor 2",
+    ],
 )
 def test_loading_continues_as_if_nothing_had_happened(
     saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path

@@ -18,7 +18,6 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from slime.train.modules import Norm, PackedAttention
 from slime.train.settings import TrainSettings
-from slime.train.value_model import ValueHead
 
 _OURS: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
 
@@ -54,13 +53,10 @@ def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[
 
 
 def wrap_chunks(settings: TrainSettings, chunks: list[Any]) -> list[Any]:
-    """Each chunk in half precision where asked for (but for a value head), inside Megatron's DDP."""
+    """Each chunk in half precision where asked for, inside Megatron's DDP."""
     transformer = settings.transformer
     if transformer.bf16 or transformer.fp16:
         chunks = [Float16Module(transformer, chunk) for chunk in chunks]
-        for module in (module for chunk in chunks for module in chunk.modules()):
-            if isinstance(module, ValueHead):
-                module.float()
     return [
         DistributedDataParallel(transformer, settings.ddp, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)

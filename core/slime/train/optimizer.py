@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
-from megatron.core.optimizer.optimizer_config import ParamKey
+from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from slime.errors import ConfigError, TrainerError
@@ -17,19 +16,13 @@ from slime.train.settings import TrainSettings
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-#: attribute of parameters that the optimizer keeps in a group of their own
-OWN_GROUP = "own_optimizer_group"
 _STYLES = ("constant", "linear", "cosine", "inverse-square-root")
 
 
 def build_optimizer(settings: TrainSettings, chunks: list[Any]) -> Any:
     """Megatron's optimizer for DDP-wrapped chunks."""
     install_adam()
-    # Megatron's distributed optimizer mixes up the states of float32 and half precision parameters of one group, and
-    # knows groups of a checkpoint by a few settings; this one is read by nothing else.
-    overrides: dict[Any, Any] = get_standard_config_overrides(settings.optimizer)
-    overrides[ParamKey(attr=OWN_GROUP)] = {"is_decoupled_lr": True}
-    return get_megatron_optimizer(settings.optimizer, chunks, config_overrides=overrides, use_gloo_process_groups=False)
+    return get_megatron_optimizer(settings.optimizer, chunks, use_gloo_process_groups=False)
 
 
 def build_scheduler(config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr") -> Any:

@@ -11,29 +11,28 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from slime.train.optimizer import OWN_GROUP
-
 
 class ValueHead(torch.nn.Module):
     """hidden [L, 1, H] -> values [L, 1, 1] float32: a product with one vector, without bias, zero to begin with.
 
     Zero, so that the first values are 0 whatever the layout and the first advantages are the returns themselves; the
     vector gets a gradient from the first step on.  No bias: behind the final norm a constant direction of the hidden
-    state does the same, and a single weight would move by no more than the learning rate in a step.  The vector and
-    the product are float32 also where the transformer is not.  Tensor-parallel ranks hold copies; under sequence
-    parallelism each computes the values of its part of the tokens, and gradients are summed.
+    state does the same, and a single weight would move by no more than the learning rate in a step.  The product is
+    float32 also where the transformer is not; the vector has the transformer's precision, as the hidden state has (the
+    optimizer keeps it in float32), since Megatron's optimizers cannot save parameters of two precisions.
+    Tensor-parallel ranks hold copies; under sequence parallelism each computes the values of its part of the tokens,
+    and gradients are summed.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.sequence_parallel = bool(config.sequence_parallel)
-        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=torch.float32))
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
-        setattr(self.weight, OWN_GROUP, True)
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """Stands for Megatron's output layer, which answers (output, bias)."""
-        values = F.linear(hidden.float(), self.weight)
+        values = F.linear(hidden.float(), self.weight.float())
         if self.sequence_parallel:
             # Every rank goes on with all values and the same loss: the gradient is cut back, not summed.
             values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
