@@ -104,13 +104,48 @@ class PutRenewed(PutFinished):
                 sample.status = Status.PENDING
 
 
+class PutEmptied(PutRenewed):
+    def put(self, groups: Sequence[Group]) -> None:
+        super().put(groups)
+        for group in groups:
+            for sample in group.samples:
+                sample.tokens = sample.tokens[-sample.response_length :]
+
+
+class KeepsPartial(Counting):
+    """Gives back what had been generated, to be continued; it is in its state too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Group] = []
+
+    def take(self, n: int) -> list[Group]:
+        groups, self.kept = self.kept[:n], self.kept[n:]
+        return groups + super().take(n - len(groups))
+
+    def put(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for sample in group.samples:
+                sample.status = Status.PENDING
+            self.kept.append(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = [[group.index, [sample.to_dict() for sample in group.samples]] for group in self.kept]
+        return {"next": self.next, "kept": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.next = state["next"]
+        self.kept = [Group(index, [Sample.from_dict(row) for row in rows]) for index, rows in state["kept"]]
+
+
 class PutUnsaved(Counting):
     def state_dict(self) -> dict[str, Any]:
         return {"next": self.next, "returned": []}
 
 
-def test_a_source_that_keeps_the_contract_passes() -> None:
-    assert_datasource_contract(Counting, samples_per_prompt=2)
+@pytest.mark.parametrize("source", [Counting, KeepsPartial])
+def test_a_source_that_keeps_the_contract_passes(source: type[Counting]) -> None:
+    assert_datasource_contract(source, samples_per_prompt=2)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +159,7 @@ def test_a_source_that_keeps_the_contract_passes() -> None:
         (Forgets, "continues where it was saved, after 5 prompts", "loaded from a state"),
         (PutLast, "gives what was put back first", "which were put back"),
         (PutFinished, "gives what was put back first", "status ABORTED"),
-        (PutRenewed, "gives what was put back first", "they had before they were generated"),
+        (PutEmptied, "gives what was put back first", "prompt tokens and indices they had"),
         (PutUnsaved, "keeps what was put back in its state", "which were put back"),
     ],
 )
