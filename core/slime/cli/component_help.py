@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime.cli.help_text import block, entry, metavar
 from slime.config import read_config
+from slime.config.local_paths import place_functions
 from slime.config.values import type_of
 from slime.errors import SlimeError
 from slime.plugins import survey_plugins
@@ -24,7 +25,7 @@ _FLAGS = {"sampling_filter": "sampling-filter", "buffer_filter": "buffer-filter"
 def component_help(argv: Sequence[str]) -> Iterator[str]:
     """A block for each component that `argv` (its flags and run file) chooses; why not, where that cannot be told."""
     try:
-        config = read_config(argv)
+        config = place_functions(read_config(argv))
         plugins = survey_plugins(config.plugins)
         uses = components_used(config)
     except SlimeError as error:

@@ -31,10 +31,11 @@ def node_address() -> str:
 def load_same_plugins(config: RunConfig, driver_fingerprint: str) -> PluginSet:
     """This process's plugin set; refuses one that differs from the driver's."""
     plugins = load_plugins(config.plugins)
-    if plugins.fingerprint() != driver_fingerprint:
+    fingerprint = plugins.fingerprint(config)
+    if fingerprint != driver_fingerprint:
         raise PluginLoadError(
             f"the plugins installed where this actor runs (host {os.uname().nodename}) differ from the driver's: "
-            f"got {plugins.fingerprint()}, expected {driver_fingerprint}. Install the same packages on every node; "
-            f"`slime plugins --json` on both shows the difference."
+            f"got {fingerprint}, expected {driver_fingerprint}. Install the same packages on every node; "
+            f"`slime plugins --json` on both shows the difference. Files that the run names by path must agree as well."
         )
     return plugins

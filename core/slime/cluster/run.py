@@ -99,7 +99,7 @@ class Run:
 
     def _start(self) -> None:
         """Start everything side by side; engines and trainer import their libraries at the same time."""
-        config, fingerprint = self.config, self._plugins.fingerprint()
+        config, fingerprint = self.config, self._plugins.fingerprint(self.config)
         checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
         if checkpoint is not None:
             checkpoint.require_same_data_order(config)

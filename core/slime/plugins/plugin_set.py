@@ -18,6 +18,7 @@ from slime.plugins.component_options import checked_options
 from slime.plugins.factory_check import check_factory
 from slime.plugins.find import find_plugins
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
+from slime.plugins.local import is_local
 from slime.plugins.observers import Observers
 from slime.plugins.provenance import fingerprint_of, provenance_of
 from slime.plugins.registry import Registry
@@ -142,9 +143,13 @@ class PluginSet:
         for difference in check_saved(saved, self.provenance(config), self.find, strict=self.strict):
             logger.warning("%s", difference)
 
-    def fingerprint(self) -> str:
-        """Equal in two processes that loaded the same plugins."""
-        return fingerprint_of(self.plugins)
+    def fingerprint(self, config: RunConfig | None = None) -> str:
+        """Equal in two processes that loaded the same plugins and, of a run, have the same files of the user's own.
+
+        Raises as `find` does for a file that is not here.
+        """
+        uses = components_used(config) if config is not None else []
+        return fingerprint_of(self.plugins, [self.find(use.kind, use.name) for use in uses if is_local(use.name)])
 
 
 def load_plugins(options: PluginChoice) -> PluginSet:

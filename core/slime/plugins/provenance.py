@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -14,6 +14,7 @@ import importlib_metadata
 
 from slime import __version__
 from slime.plugin import API_VERSION
+from slime.plugins.component import Component
 from slime.plugins.find import FoundPlugin
 from slime.plugins.limits import LIMITED_KINDS
 from slime.plugins.load import LoadedPlugin
@@ -60,10 +61,11 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     }
 
 
-def fingerprint_of(plugins: Sequence[LoadedPlugin]) -> str:
+def fingerprint_of(plugins: Sequence[LoadedPlugin], used: Iterable[Component] = ()) -> str:
     """Equal in two processes that loaded the same plugins in the same versions with the same components.
 
-    The modules' own text is part of it, since an editable install changes without its version.
+    The modules' own text is part of it, since an editable install changes without its version; so are the identities of
+    the `used` components, which for a file of the user's own are its path and hash.
     """
     content = [
         [
@@ -73,7 +75,7 @@ def fingerprint_of(plugins: Sequence[LoadedPlugin]) -> str:
             [[component.kind, component.id, component.spec.factory] for component in plugin.components],
         ]
         for plugin in plugins
-    ]
+    ] + [[component.id, component.version] for component in used]
     return _digest(json.dumps(content).encode())[:16]
 
 
@@ -84,6 +86,8 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
     source: dict[str, Any] = {"editable": editable, "hash": None if editable else _installed_hash(found)}
     if "url" in direct:
         source["url"] = direct["url"]
+    if "archive_info" in direct:
+        source["hash"] = direct["archive_info"].get("hashes", {}).get("sha256", source["hash"])
     if "vcs_info" in direct:
         source["commit"] = direct["vcs_info"].get("commit_id")
     elif editable:

@@ -68,8 +68,7 @@ class Registry:
         for failure in self.failures:
             if failure.found.name == plugin:
                 return PluginLoadError(
-                    f"{kind.title} {name} comes from {failure.found.package}, which cannot be used:"
-                    f" {failure.told}"
+                    f"{kind.title} {name} comes from {failure.found.package}, which cannot be used: {failure.told}"
                 )
         for skipped in self.skipped:
             if skipped.found.name == plugin:

@@ -10,6 +10,7 @@ from slime.errors import ConfigError
 from slime.plugin import EstimatorSpec, Options
 from slime.plugins.component import Component
 from slime.plugins.limits import Limits
+from slime.plugins.local import is_local
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -43,7 +44,7 @@ class Resolved:
 
 
 def components_used(config: RunConfig) -> list[Use]:
-    """Every component that the configuration names, rewards and filters in its order."""
+    """Every component that the configuration names, rewards and filters in its order, and functions over a batch."""
     supervised = config.algorithm.loss_type == "sft_loss"
     options = config.component_options
     named = [
@@ -56,9 +57,15 @@ def components_used(config: RunConfig) -> list[Use]:
     ]
     uses = [Use(slot, kind, name, options.get(slot, {})) for slot, kind, name in named if name is not None]
     terms = config.reward.terms
-    return uses + [
+    uses += [
         Use(f"reward[{number}]", "reward", term.name, term.options, term.weight) for number, term in enumerate(terms)
     ]
+    functions = {
+        "rollout_sample_filter": config.rollout.rollout_sample_filter_path,
+        "reward_post_process": config.reward.custom_reward_post_process_path,
+    }
+    # One that could not be found is still as the user wrote it, and told by the configuration's own checks.
+    return uses + [Use(role, role, path) for role, path in functions.items() if path is not None and is_local(path)]
 
 
 def check_needs(component: Component, config: RunConfig) -> None:

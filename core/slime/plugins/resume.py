@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugins.component import Component
+from slime.plugins.local import LOCAL_DISTRIBUTION
 from slime.plugins.provenance import FORMAT
 
 
@@ -15,7 +16,8 @@ def check_saved(
 ) -> Iterator[str]:
     """What differs, as warnings; `saved` and `now` are contents of `plugins.json`.
 
-    - a component that is no longer installed raises `PluginNotFoundError`, with what to install;
+    - a component that is no longer installed raises `PluginNotFoundError`, with what to install; a file of the user's
+      own may have moved, and is compared with the run's only where that has the same path;
     - one of another distribution or version, or whose code has changed under one version: a warning, and where
       plugins are `strict`, a `PluginLoadError`;
     - another component in its place, or other options: a warning, since a run may mean it.
@@ -25,7 +27,8 @@ def check_saved(
     for slot, was in saved["used"].items():
         made = f"the checkpoint was made with {was['kind']} {was['id']}"
         try:
-            find(was["kind"], was["id"])
+            if was["distribution"] != LOCAL_DISTRIBUTION:
+                find(was["kind"], was["id"])
         except PluginNotFoundError as error:
             raise PluginNotFoundError(
                 f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"

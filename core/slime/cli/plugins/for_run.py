@@ -35,7 +35,9 @@ def for_run(words: Sequence[str], *, json: bool) -> int:
 
 
 def _survey(config: RunConfig) -> RunListing:
-    problems: list[str] = []
+    from slime.config.local_paths import function_problems
+
+    problems = list(function_problems(config))
     try:
         plugins = load_plugins(config.plugins)
     except SlimeError as error:
