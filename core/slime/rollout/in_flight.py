@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from slime.rollout.source import CheckedSource
 from slime.types import Group, Sample
@@ -64,12 +65,10 @@ def as_taken(group: Group) -> Group:
 
 
 def _copy(sample: Sample) -> Sample:
-    kept = copy.copy(sample)
-    kept.tokens = list(sample.tokens)
+    changed: dict[str, Any] = {"tokens": list(sample.tokens), "metadata": {}}
+    # Most have neither a chat nor metadata, and nothing else costs as much.
     if not isinstance(sample.prompt, str):
-        kept.prompt = copy.deepcopy(sample.prompt)
+        changed["prompt"] = copy.deepcopy(sample.prompt)
     if sample.metadata:
-        kept.metadata = copy.deepcopy(sample.metadata)
-    else:
-        kept.metadata = {}
-    return kept
+        changed["metadata"] = copy.deepcopy(sample.metadata)
+    return Sample(**{**vars(sample), **changed})
