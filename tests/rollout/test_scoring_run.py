@@ -1,0 +1,173 @@
+"""Rollouts whose reward misbehaves, from prompts to metrics: real worker processes, a scripted policy for engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.conftest import ScriptedPolicy
+from tests.support.bad_rewards import bad_rewards
+from tests.support.distributions import install
+
+from slime.config.options import DataOptions, RewardOptions, RewardTerm, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import ErrorBudgetError
+from slime.plugins import load_plugins
+from slime.rollout.manager import Rollout, RolloutManager
+from slime.types import Status
+
+__all__ = ["bad_rewards", "install"]
+
+pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(180)]
+
+PROMPTS = 20
+
+
+def workers(parent: int) -> list[int]:
+    """Worker processes of `parent`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and b"slime.rollout.scoring.worker" in (folder / "cmdline").read_bytes():
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(stat[1]) == parent and stat[0] != "Z":
+                    found.append(int(folder.name))
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def configured(folder: Path, labels: dict[int, str], reward: RewardOptions, **options: Any) -> RunConfig:
+    """A run of two batches; `labels` says what the reward does for some prompts."""
+    path = folder / "prompts.jsonl"
+    rows = [{"prompt": f"{n}+1=", "label": labels.get(n, "good")} for n in range(2 * PROMPTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return RunConfig(
+        data=DataOptions(prompt_data=str(path)),
+        rollout=RolloutOptions(
+            num_rollout=2, rollout_batch_size=PROMPTS, n_samples_per_prompt=4, rollout_max_response_len=8
+        ),
+        reward=reward,
+        component_options={"reward": options} if options else {},
+    )
+
+
+def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
+    """Two rollouts; whatever happens, no worker process is left."""
+
+    async def main() -> list[Rollout]:
+        manager = RolloutManager(config, load_plugins(config.plugins), ScriptedPolicy(tokenizer), run_dir, tokenizer)
+        await manager.start()
+        try:
+            assert workers(os.getpid())
+            return [await manager.generate(number) for number in range(2)]
+        finally:
+            await manager.close()
+
+    try:
+        return asyncio.run(main())
+    finally:
+        assert workers(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("mischief", "metric", "reason"),
+    [
+        ("spin", "timeouts", "no score after 0.5 s (timeout_s)"),
+        ("sleep", "timeouts", "no score after 0.5 s (timeout_s)"),
+        ("nan", "failed", "returned value = nan, expected a finite number"),
+        ("kill", "died", "its worker process was killed by SIGKILL while it scored the sample"),
+    ],
+)
+def test_a_run_goes_on_without_the_samples_that_its_reward_hangs_on_lies_about_or_dies_of(
+    mischief: str, metric: str, reason: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    labels = {3: mischief, 12: mischief}  # 8 of the 80 samples of the first rollout
+    config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=0.5)
+    first, second = run(config, tokenizer, tmp_path)
+    for sample in (s for group in first.groups for s in group.samples):
+        if sample.label == mischief:
+            assert sample.status is Status.FAILED and sample.reward is None
+            assert (sample.failure or "").startswith("reward bad/plain (bad-rewards 1.0)")
+            assert (sample.failure or "").endswith(reason)
+        else:
+            assert sample.reward == {"score": float(sample.index or 0), "half": 0.5}
+    assert first.metrics["rollout/failed"] == first.metrics["plugin/reward/bad/plain/failed"] == 8
+    assert first.metrics[f"plugin/reward/bad/plain/{metric}"] == 8
+    assert second.metrics["rollout/failed"] == 0
+    assert "plugin/reward/bad/plain/failed" not in second.metrics
+    assert (first.metrics.get("plugin/reward/bad/plain/restarts", 0) > 0) == (mischief != "nan")
+
+
+def test_a_reward_that_never_answers_ends_the_run_soon_and_says_why(tokenizer: Any, tmp_path: Path) -> None:
+    labels = dict.fromkeys(range(2 * PROMPTS), "sleep")
+    config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=0.2)
+    with pytest.raises(ErrorBudgetError) as raised:
+        run(config, tokenizer, tmp_path)
+    text = str(raised.value)
+    assert text.startswith("reward bad/plain (bad-rewards 1.0) is over its error budget: 22 of its latest 22 samples")
+    assert "22x reward bad/plain (bad-rewards 1.0): no score after 0.2 s (timeout_s)" in text
+    assert str(tmp_path / "rollouts" / "failed_reward_bad_plain.jsonl") in text
+    assert str(tmp_path / "logs" / "reward*.log") in text
+
+
+def test_several_rewards_each_have_workers_limits_and_metrics_of_their_own(tokenizer: Any, tmp_path: Path) -> None:
+    terms = [
+        RewardTerm(name="bad/plain", weight=2.0, options={"timeout_s": 0.3}),
+        RewardTerm(name="best", weight=0.5),
+    ]
+    first, _ = run(configured(tmp_path, {3: "spin"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
+    for group in first.groups:
+        indices = [sample.index or 0 for sample in group.samples]
+        for sample in group.samples:
+            best = float(sample.index == max(indices))
+            scored = {"plain": float(sample.index or 0), "plain/half": 0.5, "best": best}
+            expected = None if sample.label == "spin" else {"score": 2 * scored["plain"] + 0.5 * best, **scored}
+            assert sample.reward == expected
+    assert first.metrics["plugin/reward/bad/plain/timeouts"] == 4
+    assert "plugin/reward/bad/best/failed" not in first.metrics
+    assert first.metrics["rollout/reward/best"] == pytest.approx(0.25)
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"reward0-0.log", "reward1-0.log"}
+
+
+def test_workers_end_when_the_runs_process_is_killed(tmp_path: Path) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from slime.config import RunConfig
+from slime.plugins.resolve import Use
+from slime.rollout.scoring.job import Job
+from slime.rollout.scoring.pool import WorkerPool
+from slime.rollout.scoring.shipment import Shipment
+from slime.types import Sample
+
+async def main():
+    job = Job(RunConfig(), Use("reward", "reward", "bad/plain"), Path({str(tmp_path)!r}), "reward r", 1000.0)
+    pool = WorkerPool(job, size=1, startup_timeout_s=60)
+    await pool.start()
+    asyncio.create_task(pool.call(Shipment([Sample(label="spin")])))
+    print("up", flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        [pid] = workers(process.pid)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
