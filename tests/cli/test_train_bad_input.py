@@ -206,6 +206,7 @@ def test_a_model_of_an_unknown_kind(refused: Refused, model: Path) -> None:
 
 def test_a_reference_folder_is_looked_at_too(refused: Refused) -> None:
     assert "--ref-load no is no folder" in refused("--ref-load", "no")
+    assert "--critic-load no is no folder" in refused("--critic-load", "no")
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ class AlgorithmOptions(Section):
     )
     critic_lr: float | None = Field(default=None, gt=0, description="learning rate of the critic; default: --lr")
     critic_load: str | None = Field(
-        default=None, description="Hugging Face folder the critic starts from; default: --hf-checkpoint"
+        default=None, description="Hugging Face folder the critic starts from; default: the policy's weights"
     )
     value_clip: float = Field(default=0.2, gt=0, description="clip range of the critic's values")
     num_critic_only_steps: int = Field(
