@@ -9,6 +9,7 @@ import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, indices
 
 from slime.errors import CheckpointError, PluginContractError, SlimeError
+from slime.rollout.in_flight import as_taken
 from slime.rollout.ledger import Ledger
 from slime.rollout.source import CheckedSource
 from slime.types import Group, Sample, Status
@@ -44,6 +45,21 @@ def test_groups_in_flight_are_handed_out_again_first_as_they_were_taken() -> Non
     resumed = through_a_checkpoint(run.state(0))
     assert resumed.take(4) == ledger().take(4)
     resumed.check()
+
+
+def test_what_is_kept_of_a_group_in_flight_shares_nothing_that_a_generator_may_change() -> None:
+    [group] = ledger().take(1)
+    sample = group.samples[0]
+    sample.prompt, sample.metadata = [{"role": "user", "content": "?"}], {"tools": ["a"]}
+    sample.loss_mask, sample.rollout_log_probs = [1], [-0.5]
+    kept = as_taken(group).samples[0]
+    before = kept.to_dict()
+    sample.prompt[0]["content"] = "!"
+    sample.metadata["tools"].append("b")
+    for values in (sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions):
+        values.append(0)  # type: ignore[arg-type]  # one of them is of texts
+    sample.spec_info.spec_verify_ct += 1
+    assert kept.to_dict() == before
 
 
 def test_finished_groups_come_back_with_rewards_and_log_probs_to_the_last_bit() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from slime.rollout.source import CheckedSource
-from slime.types import Group, Sample
+from slime.types import Group, Sample, SpecInfo
 
 
 class InFlight:
@@ -65,10 +64,13 @@ def as_taken(group: Group) -> Group:
 
 
 def _copy(sample: Sample) -> Sample:
-    changed: dict[str, Any] = {"tokens": list(sample.tokens), "metadata": {}}
+    kept = vars(sample).copy()
+    for name in ("tokens", "weight_versions", "loss_mask", "rollout_log_probs"):
+        if kept[name] is not None:
+            kept[name] = list(kept[name])
+    kept["spec_info"] = SpecInfo(**vars(sample.spec_info))
     # Most have neither a chat nor metadata, and nothing else costs as much.
     if not isinstance(sample.prompt, str):
-        changed["prompt"] = copy.deepcopy(sample.prompt)
-    if sample.metadata:
-        changed["metadata"] = copy.deepcopy(sample.metadata)
-    return Sample(**{**vars(sample), **changed})
+        kept["prompt"] = copy.deepcopy(sample.prompt)
+    kept["metadata"] = copy.deepcopy(sample.metadata) if sample.metadata else {}
+    return Sample(**kept)
