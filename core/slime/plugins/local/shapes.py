@@ -91,8 +91,8 @@ class Role:
         # A shape whose telling parameters are all there is the one that was meant.
         names = found.parameters.names if isinstance(found, Function) else frozenset()
 
-        def nearness(shape: Shape) -> tuple[bool, int]:
-            return bool(shape.method) == isinstance(found, Class), len(shape.core & names)
+        def nearness(shape: Shape) -> tuple[bool, bool, int]:
+            return bool(shape.method) == isinstance(found, Class), shape.core <= names, len(shape.core & names)
 
         nearest = max(self.shapes, key=nearness)
         return nearest.misfit(found) or ""

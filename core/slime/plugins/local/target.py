@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def find_target(role: Role, reference: Reference) -> Target:
     error, a missing import, parameters of no shape), `PluginConflictError` where several could be meant.
     """
     source, name = _source_and_name(reference)
-    found = _chosen(role, source) if name is None else _named(source, name)
+    name, found = _chosen(role, source) if name is None else (name, _named(source, name))
     shape = role.shape_of(found)
     if shape is None or not isinstance(found, Function | Class):
         raise PluginLoadError(
@@ -56,7 +56,6 @@ def find_target(role: Role, reference: Reference) -> Target:
             f" Expected, parameters by name, {role.expected}"
         )
     check_imports(source)
-    name = name or found.name
     if reference.file is not None:
         reference = Reference(reference.file, "", name)
     else:
@@ -88,10 +87,10 @@ def _named(source: Source, name: str) -> Definition:
     return found
 
 
-def _chosen(role: Role, source: Source) -> Definition:
-    """The definition that is meant where no name is stated: one of a usual name, else the only one that fits."""
+def _chosen(role: Role, source: Source) -> tuple[str, Definition]:
+    """What is meant where no name is stated: what has a usual name, else the only definition that fits."""
     for names in role.usual:
-        usual = [found for name in names if (found := definition(source, name)) is not None]
+        usual = {name: found for name in names if (found := definition(source, name)) is not None}
         if usual:
             return _only(usual, source)
     own = list(own_definitions(source))
@@ -100,7 +99,7 @@ def _chosen(role: Role, source: Source) -> Definition:
     refined = {name for found in fitting if isinstance(found, Class) for name in found.ancestors}
     fitting = [found for found in fitting if found.name not in refined]
     if fitting:
-        return _only(fitting, source)
+        return _only({found.name: found for found in fitting}, source)
     has = "; ".join(f"line {found.line}: {found} ({role.why_not(found)})" for found in own) or "nothing public"
     usual_names = [name for names in role.usual for name in names]
     called = f", best called {usual_names[0]}" if usual_names else ""
@@ -110,8 +109,9 @@ def _chosen(role: Role, source: Source) -> Definition:
     )
 
 
-def _only(candidates: Sequence[Definition], source: Source) -> Definition:
+def _only(candidates: Mapping[str, Definition], source: Source) -> tuple[str, Definition]:
     if len(candidates) > 1:
-        choices = " or ".join(f"{source.path.name}:{found.name} (line {found.line})" for found in candidates)
+        choices = " or ".join(f"{source.path.name}:{name} (line {found.line})" for name, found in candidates.items())
         raise PluginConflictError(f"{source.path} has several that could be meant: write {choices}")
-    return candidates[0]
+    [only] = candidates.items()
+    return only

@@ -1,0 +1,63 @@
+"""`args` of users' functions: the run's options, flat and read only."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from slime.config import RunConfig
+from slime.config.args_view import ArgsView
+from slime.config.options import RolloutOptions
+
+
+@pytest.fixture
+def args() -> ArgsView:
+    config = RunConfig(
+        rollout=RolloutOptions(rollout_batch_size=8, max_turns=5),
+        megatron={"hidden_size": 64, "hidden_dropout": 0.25},
+        sglang={"mem_fraction_static": 0.4},
+    )
+    return ArgsView(config)
+
+
+def test_own_and_engine_options_are_attributes(args: ArgsView) -> None:
+    assert (args.rollout_batch_size, args.max_turns, args.eps_clip_high) == (8, 5, None)
+    assert (args.hidden_size, args.hidden_dropout, args.sglang_mem_fraction_static) == (64, 0.25, 0.4)
+
+
+def test_an_engines_option_that_is_not_stated_has_its_default(args: ArgsView) -> None:
+    assert args.attention_dropout == 0.1
+    assert args.sglang_tp_size == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("rollout_batchsize", "rollout_batch_size"),
+        ("hiden_size", "hidden_size"),
+        ("sglang_mem_fraction_sttic", "sglang_mem_fraction_static"),
+    ],
+)
+def test_an_unknown_attribute_offers_the_nearest(args: ArgsView, name: str, nearest: str) -> None:
+    with pytest.raises(AttributeError, match=f"args has no {name}: .* Did you mean {nearest}?"):
+        getattr(args, name)
+    assert getattr(args, name, 3) == 3
+
+
+def test_nothing_can_be_set(args: ArgsView) -> None:
+    with pytest.raises(AttributeError, match=r"args.max_turns cannot be set: the configuration of a run is frozen"):
+        args.max_turns = 6
+    with pytest.raises(AttributeError, match="cannot be set"):
+        del args.max_turns
+    assert args.max_turns == 5
+
+
+def test_it_crosses_processes(args: ArgsView) -> None:
+    for other in (pickle.loads(pickle.dumps(args)), copy.deepcopy(args)):
+        assert (other.max_turns, other.hidden_size) == (5, 64)
+
+
+def test_its_attributes_are_listed(args: ArgsView) -> None:
+    assert {"rollout_batch_size", "hidden_size", "sglang_mem_fraction_static"} <= set(dir(args))

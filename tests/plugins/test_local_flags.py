@@ -1,0 +1,150 @@
+"""Function paths in a run's configuration, its record, and its resume."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plugins.local_runs import run_config, write
+
+from slime.config import RunConfig, config_from_toml, config_problems, resolve
+from slime.config.local_paths import function_problems
+from slime.config.options import RewardOptions
+from slime.config.plugin_options import PluginOptions
+from slime.errors import PluginLoadError
+from slime.plugins import load_plugins, survey_plugins
+
+REWARD = "def reward_func(args, sample): return 1.0"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a reward function."""
+    return write(tmp_path, "custom_rm.py", REWARD)
+
+
+def by_path(path: Path, **more: Any) -> RunConfig:
+    return run_config(reward={"custom_rm_path": str(path)}, **more)
+
+
+def test_a_flag_becomes_the_components_name_with_an_absolute_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    config = run_config(reward={"custom_rm_path": "custom_rm.py"})
+    assert (config.reward.reward, config.reward.custom_rm_path) == (f"local:{path}:reward_func", None)
+    assert run_config(reward={"reward": "local:custom_rm.py"}).reward.reward == f"local:{path}:reward_func"
+    assert run_config(reward={"terms": [{"name": "local:custom_rm.py"}]}).reward.terms[0].name == config.reward.reward
+    assert resolve(config) == config
+
+
+def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
+    source = write(path.parent, "source.py", "class Mine:\n    def get_samples(self, n): ...")
+    generator = write(path.parent, "gen.py", "async def generate(sample): ...")
+    config = by_path(
+        path, data={"data_source_path": str(source)}, rollout={"custom_generate_function_path": str(generator)}
+    )
+    again = resolve(config_from_toml(config.to_toml()))
+    assert (again.reward.reward, again.data.data_source, again.rollout.generator) == (
+        f"local:{path}:reward_func",
+        f"local:{source}:Mine",
+        f"local:{generator}:generate",
+    )
+    assert list(function_problems(again)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"reward": {"reward": "exact_match", "custom_rm_path": "P"}},
+            "--custom-rm-path P and --reward exact_match both",
+        ),
+        (
+            {"reward": {"terms": [{"name": "x"}], "custom_rm_path": "P"}},
+            r"--custom-rm-path P and \[\[reward.terms\]\] both",
+        ),
+        (
+            {"rollout": {"generator": "single_turn", "custom_generate_function_path": "P"}},
+            "--custom-generate-function-path P and --generator single_turn both",
+        ),
+        (
+            {"data": {"data_source": "prompts", "data_source_path": "P"}},
+            "--data-source-path P and --data-source prompts",
+        ),
+        (
+            {"rollout": {"buffer_filter": "x", "buffer_filter_path": "P"}},
+            "--buffer-filter-path P and --buffer-filter x",
+        ),
+        ({"reward": {"reward": "exact_match", "group_rm": True}}, "--group-rm has no effect"),
+        ({"reward": {"custom_rm_path": "P", "group_rm": True}}, "nothing that fits a reward of whole groups"),
+        ({"rollout": {"buffer_filter_path": "P"}}, r"--buffer-filter-path \S+custom_rm.py: .* fits a buffer filter"),
+        ({"rollout": {"rollout_sample_filter_path": "no.py"}}, r"--rollout-sample-filter-path no.py: there is no file"),
+        ({"reward": {"custom_reward_post_process_path": "P"}}, "fits a reward post-processing"),
+    ],
+)
+def test_flags_that_cannot_be_followed_are_told_once(path: Path, options: dict[str, Any], message: str) -> None:
+    named = json.loads(json.dumps(options).replace('"P"', json.dumps(str(path))))
+    problems = list(function_problems(run_config(**named)))
+    assert len(problems) == 1
+    assert re.search(message.replace("P ", f"{path} "), problems[0]), problems[0]
+
+
+def test_a_function_counts_as_the_reward_that_a_run_must_have(path: Path) -> None:
+    def missing(config: RunConfig) -> bool:
+        return any(problem.startswith("--reward is missing") for problem in config_problems(config))
+
+    generator = write(path.parent, "gen.py", "async def generate(sample): ...")
+    assert missing(run_config())
+    assert not missing(by_path(path))
+    assert not missing(run_config(reward={"terms": [{"name": f"local:{path}"}]}))
+    assert not missing(run_config(rollout={"custom_generate_function_path": str(generator)}))
+
+
+def test_the_record_of_a_run_has_path_and_hash(path: Path) -> None:
+    batch = write(path.parent, "batch.py", "def sample_filter(args, groups): ...")
+    record = survey_plugins().provenance(by_path(path, rollout={"rollout_sample_filter_path": str(batch)}))
+    assert json.loads(json.dumps(record)) == record
+    used = record["used"]["reward"]
+    whole = sha256(path.read_bytes()).hexdigest()
+    assert (used["id"], used["distribution"], used["entry"]) == (f"local:{path}:reward_func", "local", str(path))
+    assert (used["version"], used["source"]) == (
+        whole[:12],
+        {"editable": False, "hash": whole, "url": path.as_uri()},
+    )
+    assert record["used"]["rollout_sample_filter"]["id"] == f"local:{batch}:sample_filter"
+
+
+def test_resume_with_a_changed_file_warns_and_strict_refuses(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = by_path(path)
+    saved = survey_plugins().provenance(config)
+    with caplog.at_level(logging.WARNING):
+        survey_plugins().check_resume(saved, config)
+        assert caplog.text == ""
+        path.write_text(REWARD + "  # edited\n")
+        survey_plugins().check_resume(saved, config)
+    assert (
+        f"made with reward local:{path}:reward_func of local {saved['used']['reward']['version']}, now" in caplog.text
+    )
+    with pytest.raises(PluginLoadError, match="strict is on"):
+        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+
+
+def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved = survey_plugins().provenance(by_path(path))
+    moved = path.rename(path.with_name("moved.py"))
+    with caplog.at_level(logging.WARNING):
+        survey_plugins().check_resume(saved, by_path(moved))
+    assert f"made with reward local:{path}:reward_func, this run has local:{moved}:reward_func" in caplog.text
+
+
+def test_processes_compare_the_files_too(path: Path) -> None:
+    config, plugins = by_path(path), survey_plugins()
+    before = plugins.fingerprint(config)
+    assert before == survey_plugins().fingerprint(config)
+    assert before != plugins.fingerprint(RunConfig(reward=RewardOptions(reward="exact_match")))
+    path.write_text(REWARD + "  # edited\n")
+    assert plugins.fingerprint(config) != before
