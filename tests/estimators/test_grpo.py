@@ -108,7 +108,7 @@ PAIRS = st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), m
 
 
 @given(pairs=PAIRS, std=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_equals_the_definition_group_by_group(pairs: list[tuple[float, int]], std: bool) -> None:
     rewards, groups = [r for r, _ in pairs], [g for _, g in pairs]
     got = scalars(rewards, groups, std_normalization=std)
@@ -116,7 +116,7 @@ def test_equals_the_definition_group_by_group(pairs: list[tuple[float, int]], st
 
 
 @given(pairs=PAIRS, order=st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_order_of_the_samples_only_reorders_the_result(pairs: list[tuple[float, int]], order: Any) -> None:
     places = list(range(len(pairs)))
     order.shuffle(places)
@@ -129,7 +129,7 @@ def test_order_of_the_samples_only_reorders_the_result(pairs: list[tuple[float, 
     pairs=st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 3)), min_size=1, max_size=24),
     shift=st.integers(-1000, 1000),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_constant_added_to_a_group_changes_nothing(pairs: list[tuple[int, int]], shift: int) -> None:
     groups = [g for _, g in pairs]
     straight = scalars([float(r) for r, _ in pairs], groups)
@@ -138,7 +138,7 @@ def test_a_constant_added_to_a_group_changes_nothing(pairs: list[tuple[int, int]
 
 
 @given(pairs=PAIRS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_groups_do_not_touch_each_other_and_sum_to_zero(pairs: list[tuple[float, int]]) -> None:
     everything = scalars([r for r, _ in pairs], [g for _, g in pairs])
     for group in {g for _, g in pairs}:

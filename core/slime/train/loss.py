@@ -98,6 +98,8 @@ def micro_batch_loss(
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
     mask, weights = columns.mask[here], columns.weights[here]
     trained = mask > 0
+    # Minus infinity at a masked token would come back as a NaN gradient, which `where` at the end does not stop.
+    log_probs = torch.where(trained, log_probs, 0.0)
     sums = {"tokens": mask.sum(), "entropy": (entropy.detach() * mask).sum()}
 
     if terms.supervised:

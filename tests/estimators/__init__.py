@@ -1,0 +1,1 @@
+"""Advantage estimators: by hand, by property, at the edges."""

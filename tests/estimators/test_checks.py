@@ -1,0 +1,65 @@
+"""Configurations that would be ignored in part, or be another algorithm than their name says, are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.config.options import AlgorithmOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import ConfigError
+from slime_estimators import slime_check_config
+
+
+def config(name: str, *, options: dict[str, Any] | None = None, **algorithm: Any) -> RunConfig:
+    return RunConfig(
+        algorithm=AlgorithmOptions(advantage_estimator=name, **algorithm),
+        rollout=RolloutOptions(rollout_max_response_len=64),
+        component_options={"estimator": options or {}},
+    )
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "estimators/grpo"])
+def test_kl_in_the_reward_is_refused_where_it_has_no_place(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kl-coef 0\.1 takes KL off the reward.*Use --use-kl-loss"):
+        slime_check_config(config(name, kl_coef=0.1))
+
+
+@pytest.mark.parametrize("name", ["ppo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "other/grpo"])
+def test_kl_in_the_reward_is_accepted_by_those_that_take_it_and_by_strangers(name: str) -> None:
+    slime_check_config(config(name, kl_coef=0.1))
+
+
+def test_dr_grpo_needs_its_constant_length() -> None:
+    with pytest.raises(ConfigError, match=r"State --loss-constant-length \(the paper: the longest response, 64 here\)"):
+        slime_check_config(config("dr_grpo"))
+    slime_check_config(config("dr_grpo", loss_constant_length=64))
+
+
+def test_dapo_needs_the_token_level_loss() -> None:
+    with pytest.raises(ConfigError, match="State --calculate-per-token-loss"):
+        slime_check_config(config("dapo"))
+    slime_check_config(config("dapo", calculate_per_token_loss=True))
+
+
+def test_dapos_buffer_fits_into_a_response() -> None:
+    with pytest.raises(ConfigError, match=r"--estimator\.overlong-buffer 65 is longer .*len 64"):
+        slime_check_config(config("dapo", calculate_per_token_loss=True, options={"overlong_buffer": "65"}))
+    slime_check_config(config("dapo", calculate_per_token_loss=True, options={"overlong_buffer": 64}))
+
+
+def test_dual_clip_of_cispo_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--eps-clip-c 3 has no effect"):
+        slime_check_config(config("cispo", eps_clip_c=3.0))
+    slime_check_config(config("grpo", eps_clip_c=3.0))
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"--kl-coef 0\.1 .*--loss-constant-length"):
+        slime_check_config(config("dr_grpo", kl_coef=0.1))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo", "rloo", "reinforce_plus_plus"])
+def test_the_name_alone_is_enough(name: str) -> None:
+    slime_check_config(config(name))

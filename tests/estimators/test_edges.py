@@ -1,0 +1,130 @@
+"""Numerical edges: nothing to train on, one token, huge rewards, half precision, log-probs of minus infinity.
+
+A response without tokens never reaches an estimator: `TrainBatch` refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.plugin import EstimatorBatch
+from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from tests.estimators.support import ALL, GROUPED, SPECS, batch_of, make, scalars, tokens
+from tests.oracles.cases import RULE, make_case, train_batch
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_batch_has_no_advantages(name: str) -> None:
+    assert make(name, kl_coef=0.1).advantages(batch_of([])).advantages == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_samples_removed_gives_zeros(name: str) -> None:
+    batch = batch_of([1, 2, 3], [0, 0, 1], [[0, 0], [0], [0, 0, 0]])
+    assert tokens(name, batch, kl_coef=0.1) == [[0, 0], [0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_response_without_tokens_would_be_harmless(name: str) -> None:
+    empty = tokens(name, batch_of([1, 2, 4], masks=[[1], [], [1]]))
+    assert empty[1] == []
+    assert all(math.isfinite(value) for part in empty for value in part)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_token_in_all(name: str) -> None:
+    expected = [[3.0]] if name == "ppo" else [[0.0]]
+    assert tokens(name, batch_of([3])) == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rewards_of_a_million_keep_their_differences(name: str) -> None:
+    got = scalars(name, [1e6, 1e6 + 1, 1e6 + 1, 1e6])
+    if name == "ppo":
+        assert got == [1e6, 1e6 + 1, 1e6 + 1, 1e6]
+    else:
+        assert got == pytest.approx(scalars(name, [0, 1, 1, 0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_statistics_of_far_apart_rewards_do_not_overflow(name: str) -> None:
+    assert all(math.isfinite(value) for value in scalars(name, [1e30, -1e30, 0.0]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_input_is_computed_in_full(name: str) -> None:
+    batch = batch_of([0.5, 1.0, -2.0, 3.0], masks=[[1, 1]] * 4, kl=[[0.5, 0.25]] * 4, values=[[1.0, -0.5]] * 4)
+    assert batch.kl is not None and batch.values is not None
+    half = EstimatorBatch(
+        batch.rewards.bfloat16(),
+        batch.group_ids,
+        batch.rollout_ids,
+        *([part.bfloat16() for part in column] for column in (batch.loss_masks, batch.kl, batch.values)),
+    )
+    answer = make(name, kl_coef=0.5).advantages(half).advantages
+    assert all(part.dtype == torch.float32 for part in answer)
+    assert [part.tolist() for part in answer] == tokens(name, batch, kl_coef=0.5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_input_of_an_estimator_that_ignores_kl_and_values_may_lack_them(name: str) -> None:
+    if name != "ppo":
+        make(name).advantages(replace(batch_of([1, 2]), kl=None, values=None))
+
+
+def loss_terms(name: str, **terms: Any) -> LossTerms:
+    chosen: dict[str, Any] = {
+        "supervised": False,
+        "estimator": make(name),
+        "ratio": SPECS[name].ratio,
+        "eps_clip": SPECS[name].clip_range[0],
+        "eps_clip_high": SPECS[name].clip_range[1],
+        "eps_clip_c": 3.0,
+        "kl_loss_coef": 0.1,
+        "kl_loss_type": "k3",
+        "unbiased_kl": True,
+        "correction": None,
+        "sequence_delta": None,
+        "entropy_coef": 0.0,
+    }
+    return LossTerms(**(chosen | terms))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize("wild", [-math.inf, -1e30, 50.0])
+def test_log_probs_at_masked_tokens_never_matter(name: str, kind: str, wild: float) -> None:
+    """Loss and gradient, whatever any of the four log-probs says there."""
+    case = make_case(1)
+    batch = train_batch(case)
+    mask = torch.cat(case.parts(case.mask)).float()
+    weights = mask / mask.sum()
+    micro_batch = RULE.pack(batch, range(len(case.lengths)))
+    answers = []
+    for filler in (-1.0, wild):
+        flat = {
+            column: torch.where(mask > 0, torch.cat(case.parts(getattr(case, column))).float(), filler)
+            for column in ("log_probs", "old", "ref", "engine")
+        }
+        log_probs = flat["log_probs"].requires_grad_()
+        columns = LossColumns(
+            weights=weights,
+            mask=mask,
+            advantages=torch.cat(case.parts(case.advantages)).float(),
+            old_log_probs=flat["old"],
+            ref_log_probs=flat["ref"],
+            rollout_log_probs=flat["engine"],
+        )
+        terms = loss_terms(name, kl_loss_type=kind)
+        loss, sums = micro_batch_loss(terms, columns, micro_batch, log_probs, torch.zeros_like(mask))
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        assert not gradient[mask == 0].any()
+        assert all(np.isfinite(float(value)) for value in sums.values())
+        answers.append((loss.detach(), gradient))
+    torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
