@@ -1,0 +1,110 @@
+"""The front door with filters and a run's own functions: chosen by the configuration, saved and continued."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.conftest import ScriptedPolicy
+
+from slime.checkpoint.rollout_part import read_rollout_part, write_rollout_part
+from slime.config.options import DataOptions, RewardOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import PluginError
+from slime.plugins import load_plugins
+from slime.rollout.manager import Rollout, RolloutManager
+
+FUNCTIONS = """
+def sample_filter(args, groups):
+    for samples in groups:
+        samples[0].remove_sample = len(samples) == args.n_samples_per_prompt
+
+
+def reward_post_process(args, samples):
+    raw = [sample.reward for sample in samples]
+    return raw, [10 * value + place for place, value in enumerate(raw)]
+"""
+
+
+@pytest.fixture
+def config(prompt_file: Path) -> RunConfig:
+    return RunConfig(
+        data=DataOptions(prompt_data=str(prompt_file)),
+        rollout=RolloutOptions(
+            num_rollout=4,
+            rollout_batch_size=3,
+            n_samples_per_prompt=2,
+            rollout_max_response_len=8,
+            sampling_filter="nonzero_variance",
+        ),
+        reward=RewardOptions(reward="exact_match"),
+    )
+
+
+async def rollouts(
+    config: RunConfig, tokenizer: Any, run_dir: Path, numbers: range, load: Path | None = None, save: Path | None = None
+) -> list[Rollout]:
+    manager = RolloutManager(config, load_plugins(config.plugins), ScriptedPolicy(tokenizer), run_dir, tokenizer)
+    await manager.start()
+    try:
+        if load is not None:
+            manager.load_state(read_rollout_part(load))
+        done = [await manager.generate(number) for number in numbers]
+        if save is not None:
+            write_rollout_part(save, manager.state(numbers.stop))
+        return done
+    finally:
+        await manager.close()
+
+
+def test_groups_without_variance_are_dropped_and_replaced(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+    [first, second] = asyncio.run(rollouts(config, tokenizer, tmp_path, range(2)))
+    for rollout in (first, second):
+        assert [len({s.reward for s in group.samples}) for group in rollout.groups] == [2, 2, 2]
+    dropped = sum(r.metrics.get("rollout/dropped/zero_variance", 0) for r in (first, second))
+    assert dropped > 0
+    generated = sum(r.metrics["rollout/groups_generated"] for r in (first, second))
+    assert generated == dropped + 6 + second.metrics["rollout/buffer_size"]
+
+
+def test_a_run_continued_from_its_files_trains_on_what_it_would_have(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    over = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"over_sampling_batch_size": 5})}
+    )  # something is left in the buffer
+    whole = asyncio.run(rollouts(over, tokenizer, tmp_path, range(4)))
+    first = asyncio.run(rollouts(over, tokenizer, tmp_path, range(2), save=tmp_path / "rollout"))
+    assert len((tmp_path / "rollout" / "groups.jsonl").read_text().splitlines()) >= 1
+    second = asyncio.run(rollouts(over, tokenizer, tmp_path, range(2, 4), load=tmp_path / "rollout"))
+    assert [r.groups for r in first + second] == [r.groups for r in whole]
+
+
+def test_a_runs_own_functions_mark_samples_and_rewrite_rewards_for_the_estimator(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    path = str(tmp_path / "functions.py")
+    own = config.model_copy(
+        update={
+            "rollout": config.rollout.model_copy(update={"rollout_sample_filter_path": path}),
+            "reward": config.reward.model_copy(update={"custom_reward_post_process_path": path}),
+        }
+    )
+    [rollout] = asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))
+    samples = [sample for group in rollout.groups for sample in group.samples]
+    assert [sample.remove_sample for sample in samples] == [True, False] * 3
+    assert rollout.rewards == [10 * (sample.reward_value or 0) + place for place, sample in enumerate(samples)]
+    assert rollout.metrics["rollout/raw_reward"] == rollout.metrics["rollout/reward_mean"] == 0.5
+
+
+def test_a_function_that_raises_ends_the_rollout_with_its_path(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "faulty.py").write_text("def sample_filter(args, groups):\n    raise KeyError('weights')\n")
+    path = str(tmp_path / "faulty.py")
+    own = config.model_copy(update={"rollout": config.rollout.model_copy(update={"rollout_sample_filter_path": path})})
+    with pytest.raises(PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py: KeyError: 'weights'"):
+        asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))
