@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.support.bad_rewards import bad_rewards
-from tests.support.distributions import install
+from tests.support.distributions import Install, install
 
 from slime.config import RunConfig
 from slime.config.options import RewardOptions
@@ -172,6 +172,8 @@ def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
     async def work(pool: WorkerPool) -> int:
         await asyncio.gather(*(pool.call(Shipment([sample("wait")])) for _ in range(8)))
         assert values([await pool.call(Shipment([sample()]))]) == [1.0]
+        while not pool.restarts:  # the old one has had its last answer, and leaves by itself
+            await asyncio.sleep(0.02)
         return pool.restarts
 
     assert with_pool(tmp_path, work, "overlapping", timeout_s=0.3) == 1
@@ -245,3 +247,28 @@ def test_a_reward_that_cannot_be_built_is_refused_at_the_start(tmp_path: Path) -
 
     with pytest.raises(PluginError, match=r"reward bad/unbuildable \(bad-rewards 1.0\) cannot be built: RuntimeError"):
         with_pool(tmp_path, work, "unbuildable")
+
+
+def test_a_reward_whose_import_starts_threads_gets_processes_that_start_afresh(
+    install: Install, tmp_path: Path
+) -> None:
+    source = """
+        import os, threading, time
+        import slime.plugin as sp
+        slime_api = 1
+        threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+
+        class Threads:
+            def __init__(self, options, context):
+                pass
+
+            def score(self, samples):
+                return [sp.Reward(float(threading.active_count())) for _ in samples]
+
+        @sp.hookimpl
+        def slime_register_rewards():
+            return [sp.RewardSpec(name="threads", factory=f"{__name__}:Threads")]
+        """
+    install("threads", "1.0", {"threads": "threads"}, {"threads": source})
+    # the import in the worker itself starts the one thread beside the main one; a fork would have none
+    assert values(outcomes(tmp_path, [sample()], "threads/threads")) == [2.0]

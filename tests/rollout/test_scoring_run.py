@@ -31,18 +31,23 @@ pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(180)]
 PROMPTS = 20
 
 
-def workers(parent: int) -> list[int]:
-    """Worker processes of `parent`."""
-    found = []
+def workers(ancestor: int) -> list[int]:
+    """The worker processes of `ancestor`, and those they are forked from."""
+    parents, ours = {}, []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and b"slime.rollout.scoring.worker" in (folder / "cmdline").read_bytes():
+            if folder.name.isdigit():
                 stat = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(stat[1]) == parent and stat[0] != "Z":
-                    found.append(int(folder.name))
+                parents[int(folder.name)] = int(stat[1])
+                if stat[0] != "Z" and b"slime.rollout.scoring." in (folder / "cmdline").read_bytes():
+                    ours.append(int(folder.name))
         except OSError:  # it ended while we looked
             continue
-    return found
+    return [pid for pid in ours if ancestor in (parents[pid], parents.get(parents[pid]))]
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def configured(folder: Path, labels: dict[int, str], reward: RewardOptions, **options: Any) -> RunConfig:
@@ -67,15 +72,13 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
         manager = RolloutManager(config, load_plugins(config.plugins), ScriptedPolicy(tokenizer), run_dir, tokenizer)
         await manager.start()
         try:
-            assert workers(os.getpid())
             return [await manager.generate(number) for number in range(2)]
         finally:
+            started = workers(os.getpid())
             await manager.close()
+            assert len(started) > 1 and alive(started) == []
 
-    try:
-        return asyncio.run(main())
-    finally:
-        assert workers(os.getpid()) == []
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -163,11 +166,12 @@ asyncio.run(main())
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"up\n"
-        [pid] = workers(process.pid)
+        pids = workers(process.pid)
+        assert len(pids) == 2
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+    while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    assert alive(pids) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime.config import RunConfig
 from slime.plugin import Context, RewardModel
-from slime.plugins import load_plugins
+from slime.plugins import PluginSet, load_plugins
 from slime.plugins.resolve import Use
 
 
@@ -23,13 +23,13 @@ class Job:
     title: str
     timeout_s: float
 
-    def build(self) -> RewardModel:
-        """The reward, from this process's own plugins.
+    def build(self, plugins: PluginSet | None = None) -> RewardModel:
+        """The reward, from this process's own plugins, which are loaded where they are not given.
 
         It gets no tokenizer: loading one takes seconds and few rewards want it.  One that does loads it from
         `context.config.checkpoint.hf_checkpoint`.  Raises `SlimeError`.
         """
-        plugins = load_plugins(self.config.plugins)
+        plugins = plugins or load_plugins(self.config.plugins)
         resolved = plugins.look_up(self.use)
         context = Context(
             seed=self.config.data.rollout_seed,

@@ -22,6 +22,7 @@ from slime.errors import PluginError, SlimeError
 from slime.rollout.failures import Cause, Fault, reason_of
 from slime.rollout.scoring.answers import Outcome, no_answer
 from slime.rollout.scoring.job import Job
+from slime.rollout.scoring.launcher import Launcher
 from slime.rollout.scoring.shipment import Shipment
 from slime.rollout.scoring.worker_handle import Call, Worker
 
@@ -52,6 +53,9 @@ class WorkerPool:
         """Output goes to `logs/` in the run folder, in files named after the reward's slot and the worker's number."""
         self.restarts = 0
         self._job = job
+        self._name = job.use.slot.replace("[", "").replace("]", "")
+        self._logs = job.run_dir / "logs"
+        self._launcher = Launcher(job, self._logs / f"{self._name}.log")
         self._size = size
         self._startup_timeout_s = startup_timeout_s
         self._numbers = itertools.count(1)
@@ -106,9 +110,12 @@ class WorkerPool:
         self._fail_all(PluginError(f"{self._job.title}: its worker processes were stopped"))
         for worker in self._workers.values():
             worker.leave()
-        if self._lives:
-            await asyncio.wait(self._lives)
-        self._buriers.shutdown()
+        try:
+            if self._lives:
+                await asyncio.wait(self._lives)
+        finally:
+            self._launcher.stop()
+            self._buriers.shutdown(wait=False)
 
     # --- sharing out -----------------------------------------------------------------------------
 
@@ -176,10 +183,11 @@ class WorkerPool:
             if of_use >= self._size:
                 return
             number = next(n for n in itertools.count() if n not in self._workers)
-            slot = self._job.use.slot.replace("[", "").replace("]", "")
-            name = f"{slot}-{number}"
-            log_path = self._job.run_dir / "logs" / f"{name}.log"
-            worker = Worker(name, self._job, log_path, self._on_outcome, self._on_ready)
+            name = f"{self._name}-{number}"
+            log_path = self._logs / f"{name}.log"
+            worker = Worker(
+                name, self._job.title, self._launcher, log_path, on_outcome=self._on_outcome, on_ready=self._on_ready
+            )
             self._workers[number] = worker
             life = asyncio.create_task(self._live(number, worker))
             self._lives.add(life)
@@ -272,6 +280,8 @@ class WorkerPool:
         if not worker.ready:
             if time.monotonic() - worker.started < limit_s:
                 return None
+            if worker.pid is None:  # the import of the reward hangs
+                self._launcher.stop()
             worker.error = PluginError(f"{self._job.title}: building it took more than {limit_s:g} s (startup timeout)")
             return 0
         call, seconds = worker.in_call()

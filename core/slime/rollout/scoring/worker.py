@@ -1,7 +1,4 @@
-"""A worker process: `python -m slime.rollout.scoring.worker SOCKET BOARD`, two inherited descriptors.
-
-Its standard input is the pipe that ties its life to its parent's; its output goes to a log file.
-"""
+"""A worker process: forked from a template, or `python -m slime.rollout.scoring.worker SOCKET BOARD`."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import sys
 
 from slime.engine.parent_watch import end_with_parent
 from slime.errors import PluginError, SlimeError
+from slime.plugins import PluginSet
 from slime.rollout.failures import describe
 from slime.rollout.scoring.board import Board
 from slime.rollout.scoring.frames import HEADER, frame
@@ -28,21 +26,28 @@ TRACE_SIGNAL = signal.SIGUSR2
 
 
 def main() -> None:
-    """Build the reward that the first message names and answer calls until the other end closes."""
+    """A worker that was started afresh."""
+    serve(int(sys.argv[1]), int(sys.argv[2]), None)
+
+
+def serve(socket_descriptor: int, board_descriptor: int, plugins: PluginSet | None) -> None:
+    """Build the reward that the first message names and answer calls until the other end closes.
+
+    The process leads its group, and its standard input is the pipe to its parent.
+    """
     end_with_parent()
     _free_standard_input()
     faulthandler.enable()
     faulthandler.register(TRACE_SIGNAL, all_threads=True)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    descriptors = [int(text) for text in sys.argv[1:]]
-    for descriptor in descriptors:
+    for descriptor in (socket_descriptor, board_descriptor):
         os.set_inheritable(descriptor, False)  # what the reward starts gets neither
-    connection, board = socket.socket(fileno=descriptors[0]), Board(descriptors[1])
+    connection, board = socket.socket(fileno=socket_descriptor), Board(board_descriptor)
     search_path, packed_job = pickle.loads(_first_message(connection))
     sys.path[:] = search_path  # before anything of a plugin is imported
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         job: Job = pickle.loads(packed_job)
-        reward = job.build()
+        reward = job.build(plugins)
     except BaseException as error:  # the boundary around the reward plugin's construction, sys.exit() included
         logging.exception("the reward could not be built")
         connection.sendall(frame(0, pickle.dumps(_as_told(error))))

@@ -7,19 +7,19 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime.engine.children import DirectChild, kill_group
+from slime.engine.children import kill_group
 from slime.errors import PluginError, SlimeError
 from slime.rollout.scoring.answers import Outcome
 from slime.rollout.scoring.board import Board
 from slime.rollout.scoring.frames import FrameReader, frame
-from slime.rollout.scoring.job import Job, Ready, Withdrawn
+from slime.rollout.scoring.job import Ready, Withdrawn
+from slime.rollout.scoring.launcher import ForkedWorker, Launcher
 from slime.rollout.scoring.worker import TRACE_SIGNAL
 
 #: seconds a worker has to write where it hangs before it is killed
@@ -46,7 +46,8 @@ class Worker(asyncio.Protocol):
     """Starts, tells, watches and ends one process."""
 
     name: str
-    job: Job
+    title: str
+    launcher: Launcher
     log_path: Path
     #: told of every answer
     on_outcome: Callable[[Worker, int, Outcome], None]
@@ -74,7 +75,7 @@ class Worker(asyncio.Protocol):
     def __post_init__(self) -> None:
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._child: DirectChild | None = None
+        self._child: ForkedWorker | None = None
         self._gone = asyncio.Event()
         self._sent = 0.0
         self._board = Board.create()
@@ -89,20 +90,14 @@ class Worker(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         try:
-            argv = [sys.executable, "-m", "slime.rollout.scoring.worker", str(theirs.fileno())]
-            self._child = DirectChild(
-                [*argv, str(self._board.descriptor)],
-                env=os.environ,
-                log_path=self.log_path,
-                pass_fds=(theirs.fileno(), self._board.descriptor),
-            )
+            self._child = self.launcher.launch((theirs.fileno(), self._board.descriptor), self.log_path)
             theirs.close()
             ours.setblocking(False)
             await loop.create_connection(lambda: self, sock=ours)
-            self._write(0, pickle.dumps((sys.path, pickle.dumps(self.job))))
+            self._write(0, self.launcher.message)
             await self._gone.wait()
         except OSError as error:
-            self.error = PluginError(f"{self.job.title}: its worker process could not be started: {error}")
+            self.error = PluginError(f"{self.title}: its worker process could not be started: {error}")
         finally:
             self.ending = True
             theirs.close()
@@ -123,7 +118,7 @@ class Worker(asyncio.Protocol):
             time.sleep(0.005)
         left = child.poll()
         child.close()
-        survivors = kill_group(child.pid)
+        survivors = [] if child.pid is None else kill_group(child.pid)
         status = child.poll()
         if survivors:
             return f"left processes {survivors} that do not end on SIGKILL"
