@@ -29,6 +29,11 @@ class Component:
         return f"{self.found.name}/{self.name}"
 
     @property
+    def label(self) -> str:
+        """What metrics and loggers are called after."""
+        return self.id
+
+    @property
     def name(self) -> str:
         """The bare name, which finds it while no other component of its kind has it."""
         spec: ComponentSpec = self.spec

@@ -82,7 +82,7 @@ class _Builder:
         context = Context(
             seed=self.config.data.rollout_seed,
             run_dir=self.run_dir,
-            logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
+            logger=logging.getLogger(f"slime.plugins.{resolved.component.label}"),
             config=self.config,
             tokenizer=self.tokenizer,
         )
@@ -98,7 +98,7 @@ class _Builder:
         return Health(
             Watched(
                 kind=component.kind,
-                id=component.id,
+                id=component.label,
                 title=component.title,
                 error_budget=resolved.limits.error_budget,
                 rollout_samples=self.config.batch.prompts * self.config.rollout.n_samples_per_prompt,

@@ -39,6 +39,11 @@ class LocalComponent(Component):
         return str(self.target.reference)
 
     @property
+    def label(self) -> str:
+        """`custom_rm.reward_func`: no path, which would make a folder of every part of it."""
+        return self.name
+
+    @property
     def title(self) -> str:
         """For messages: `reward custom_rm.py:reward_func (local 0123456789ab)`."""
         target = self.target

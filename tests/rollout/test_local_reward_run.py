@@ -1,0 +1,40 @@
+"""A rollout scored by a function that `--custom-rm-path` names, in real worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.test_scoring_run import configured, run
+
+from slime.config import resolve
+from slime.config.options import RewardOptions
+from slime.types import Status
+
+SOURCE = """
+import time
+
+from helpers import WORTH
+
+def reward_func(args, sample, **kwargs):
+    if sample.label == "spin":
+        while True:
+            pass
+    return {"score": WORTH, "turns": args.max_turns or 0}
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_plain_function_that_hangs_is_killed_and_the_others_score(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("WORTH = 0.25")
+    (tmp_path / "custom_rm.py").write_text(SOURCE)
+    reward = RewardOptions(custom_rm_path=str(tmp_path / "custom_rm.py"))
+    first, _ = run(resolve(configured(tmp_path, {3: "spin"}, reward, timeout_s=0.5)), tokenizer, tmp_path)
+    for sample in (s for group in first.groups for s in group.samples):
+        if sample.label == "spin":
+            assert sample.status is Status.FAILED
+            assert (sample.failure or "").startswith("reward custom_rm.py:reward_func (local ")
+        else:
+            assert sample.reward == {"score": 0.25, "turns": 0.0}
+    assert first.metrics["plugin/reward/custom_rm.reward_func/timeouts"] == 4
