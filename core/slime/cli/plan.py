@@ -106,7 +106,8 @@ def _checkpoints(checked: Preflight) -> Iterator[str]:
     options = checked.config.checkpoint
     if options.load is not None:
         yield f"continue from {options.load}"
-        if options.initial_megatron_checkpoint is not None and options.ref_load is None:
+        frozen = checked.config.algorithm.ref_update_interval is None
+        if options.initial_megatron_checkpoint is not None and options.ref_load is None and frozen:
             yield f"a frozen reference has the weights of {options.initial_megatron_checkpoint}"
     elif options.initial_megatron_checkpoint is not None:
         yield f"start from the weights of {options.initial_megatron_checkpoint}"
