@@ -8,6 +8,7 @@ import inspect
 import pickle
 import socket
 import time
+from typing import cast
 
 from slime.errors import PluginContractError
 from slime.plugin import RewardModel
@@ -52,8 +53,8 @@ class _Server(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The run's process is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: the transports of uvloop, which Ray's actors run on, do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """It has gone, or wants no more."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from slime.engine.children import kill_group
 from slime.errors import PluginError, SlimeError
@@ -148,8 +149,8 @@ class Worker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its socket can be written to."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: the transports of uvloop, which Ray's actors run on, do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Answers, and its first message."""
