@@ -44,6 +44,7 @@ def with_pool(
     *,
     timeout_s: float = 30.0,
     size: int = 1,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
     """What `work` does with a pool, after which none of its processes is left."""
     job = Job(
@@ -68,7 +69,8 @@ def with_pool(
             noting.cancel()
             assert pids and [pid for pid in pids if living_members(pid)] == []
 
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(main())
 
 
 def outcomes(run_dir: Path, samples: Sequence[Sample], name: str = "plain", **more: Any) -> list[Outcome]:
@@ -94,6 +96,13 @@ def test_rewards_come_back_with_their_parts_and_nothing_else_does(name: str, tmp
     assert [one.verdicts for one in found[:21]] == [[(float(n), {"half": 0.5})] for n in range(21)]
     assert found[21].verdicts == ["returned value = nan, expected a finite number"]
     assert "seen" not in asked[20].metadata
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_it_works_in_the_event_loop_that_rays_actors_run_on(name: str, tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    [found] = outcomes(tmp_path, [sample(index=3)], name, loop_factory=uvloop.new_event_loop)
+    assert found.verdicts == [(3.0, {"half": 0.5})]
 
 
 def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
