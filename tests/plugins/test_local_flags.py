@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.plugins.local_runs import run_config, write
 
-from slime.config import RunConfig, config_from_toml, config_problems, resolve
+from slime.config import RunConfig, config_from_toml, config_problems, read_config, resolve
 from slime.config.local_paths import function_problems
 from slime.config.options import RewardOptions
 from slime.config.plugin_options import PluginOptions
@@ -91,6 +91,25 @@ def test_flags_that_cannot_be_followed_are_told_once(path: Path, options: dict[s
     problems = list(function_problems(run_config(**named)))
     assert len(problems) == 1
     assert re.search(message.replace("P ", f"{path} "), problems[0]), problems[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "chosen"),
+    [
+        ('[reward]\nname = "exact_match"', ["--custom-rm-path", "P"], (None, "P", 0)),
+        ('[[reward.terms]]\nname = "exact_match"', ["--custom-rm-path", "P"], (None, "P", 0)),
+        ('[reward]\ncustom_rm_path = "x.py"', ["--reward", "exact_match"], ("exact_match", None, 0)),
+        ('[[reward.terms]]\nname = "exact_match"', ["--rm-type", "math"], ("math", None, 0)),
+        ('[reward]\nname = "exact_match"', [], ("exact_match", None, 0)),
+        ('[reward]\nname = "exact_match"\ncustom_rm_path = "P"', [], ("exact_match", "P", 0)),
+    ],
+)
+def test_a_flag_wins_over_the_run_files_other_way_to_choose_a_reward(
+    tmp_path: Path, file: str, flags: list[str], chosen: tuple[Any, ...]
+) -> None:
+    (tmp_path / "run.toml").write_text(file)
+    reward = read_config([str(tmp_path / "run.toml"), *flags]).reward
+    assert (reward.reward, reward.custom_rm_path, len(reward.terms)) == chosen
 
 
 def test_a_function_counts_as_the_reward_that_a_run_must_have(path: Path) -> None:

@@ -120,7 +120,7 @@ REFUSED = [
         PluginLoadError,
         "it is an `async def`",
     ),
-    ("estimator", "", "def f(): ...", PluginLoadError, "no function path for components of kind estimator"),
+    ("estimator", "", "def f(): ...", PluginNotFoundError, "no function path for components of kind estimator"),
 ]
 
 

@@ -12,6 +12,9 @@ from slime.errors import PluginContractError
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 from slime.plugins.local.loading import LocalFunction
 
+#: of a sample that comes back pending, by its `finish_reason`
+_STATUS = {"length": Status.TRUNCATED, "abort": Status.ABORTED}
+
 
 class _LocalGenerator:
     """What generate functions have in common: what they may ask for, and what is made of their answer.
@@ -61,7 +64,7 @@ class _LocalGenerator:
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         """Give a sample what the function left out.  Raises `PluginContractError` where that is too much."""
         if sample.status is Status.PENDING and sample.response:
-            sample.status = Status.COMPLETED
+            sample.status = _STATUS.get(sample.finish_reason or "", Status.COMPLETED)
         if not sample.trainable:
             return
         if sample.response_length == 0:

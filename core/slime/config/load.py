@@ -8,6 +8,7 @@ from pathlib import Path
 from slime.config.assemble import assemble
 from slime.config.checks import config_problems
 from slime.config.command_line import parse_command_line
+from slime.config.local_paths import without_rivals
 from slime.config.own_flags import flag_table
 from slime.config.resolve import resolve
 from slime.config.run_config import RunConfig
@@ -25,7 +26,7 @@ def read_config(argv: Sequence[str]) -> RunConfig:
     settings = Settings()
     for path in line.files:
         settings = settings.followed_by(read_run_file(path, flags))
-    return assemble(settings.followed_by(line.settings))
+    return assemble(without_rivals(settings, line.settings).followed_by(line.settings))
 
 
 def load_config(argv: Sequence[str]) -> RunConfig:

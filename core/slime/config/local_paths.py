@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.config.run_config import COMPONENTS, KIND_OF_SLOT, RunConfig
+from slime.config.settings import Settings
 from slime.errors import SlimeError
 from slime.plugins.local import ROLES, Reference, Target, find_target, is_local
 from slime.plugins.local.definitions import Class
@@ -43,6 +44,22 @@ FUNCTION_FLAGS = (
     FunctionFlag("rollout", "rollout_sample_filter_path", "rollout_sample_filter"),
     FunctionFlag("reward", "custom_reward_post_process_path", "reward_post_process"),
 )
+
+
+def without_rivals(earlier: Settings, later: Settings) -> Settings:
+    """`earlier` without its choices of components that `later` chooses in another way.
+
+    So that `--custom-rm-path` wins over a run file's reward, as `--reward` does.
+    """
+    ways = {slot: {place} for slot, place in COMPONENTS.items()}
+    ways["reward"].add(("reward", "terms"))
+    for flag in FUNCTION_FLAGS:
+        if flag.slot is not None:
+            ways[flag.slot].add((flag.section, flag.key))
+    stated = {(setting.target, setting.key) for setting in later.items}
+    dropped = {place for places in ways.values() if places & stated for place in places - stated}
+    kept = [setting for setting in earlier.items if (setting.target, setting.key) not in dropped]
+    return Settings(kept, earlier.problems)
 
 
 def place_functions(config: RunConfig) -> RunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slime.errors import PluginLoadError
+from slime.errors import PluginNotFoundError
 from slime.plugin import BufferFilterSpec, DataSourceSpec, GeneratorSpec, RewardSpec
 from slime.plugins.local.shapes import Role, Shape
 
@@ -164,12 +164,12 @@ _ANY_FILTER = Role(
 def role_of_kind(kind: str) -> Role:
     """What a reference is for where a component of `kind` is expected.
 
-    Raises `PluginLoadError` for a kind that no function can be.
+    Raises `PluginNotFoundError` for a kind that no function can be.
     """
     if kind == "buffer_filter":
         return _ANY_FILTER
     if kind not in ROLES:
-        raise PluginLoadError(
+        raise PluginNotFoundError(
             f"there is no function path for components of kind {kind}: they come in packages"
             f" (`slime plugins new {kind} NAME` writes one)"
         )

@@ -1,0 +1,30 @@
+"""The code of docs/plugins/local-functions.md works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.plugins.local_runs import write
+
+from slime.plugins.local import ROLES, find_local
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "local-functions.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "block"), list(zip(("reward", "generator", "datasource"), BLOCKS, strict=True)))
+def test_every_block_is_found_for_what_its_section_says(tmp_path: Path, kind: str, block: str) -> None:
+    component = find_local(kind, str(write(tmp_path, "mine.py", block)))
+    assert component.factory() is not None
+
+
+def test_the_table_has_every_shape_and_every_usual_name() -> None:
+    rows = [row.replace("\\|", "|") for row in PAGE.splitlines() if row.startswith("|")]
+    for role in ROLES.values():
+        for shape in role.shapes:
+            parameters = re.findall(r"\(.*?\)", shape.text)
+            assert any(all(part in row for part in parameters) for row in rows), shape.text
+        for names in role.usual[:1]:
+            assert any(f"`{name}`" in row for row in rows for name in names), names
