@@ -40,7 +40,7 @@ def reordered(batch: EstimatorBatch, places: list[int]) -> EstimatorBatch:
 
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_contract_holds(name: str, batch: EstimatorBatch) -> None:
     before = copy_batch(batch)
     answer = make(name, **OPTIONS.get(name, {})).advantages(batch)
@@ -51,7 +51,7 @@ def test_the_contract_holds(name: str, batch: EstimatorBatch) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_order_of_samples_and_groups_only_reorders(name: str, batch: EstimatorBatch, seed: int) -> None:
     places = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(seed)).tolist()
     straight = make(name, **OPTIONS.get(name, {})).advantages(batch).advantages
@@ -70,7 +70,7 @@ def test_the_numbers_of_the_groups_mean_nothing(name: str, batch: EstimatorBatch
 
 @pytest.mark.parametrize("name", GROUPED)
 @given(batch=batches(), shift=st.integers(-1000, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_constant_added_to_a_groups_rewards_changes_nothing(name: str, batch: EstimatorBatch, shift: int) -> None:
     whole = replace(batch, rewards=batch.rewards.round())
     moved = replace(whole, rewards=whole.rewards + shift * (batch.group_ids == 0))
@@ -78,9 +78,12 @@ def test_a_constant_added_to_a_groups_rewards_changes_nothing(name: str, batch: 
 
 
 @pytest.mark.parametrize("name", [*GROUPED, "reinforce_plus_plus"])
-@pytest.mark.parametrize("reward", [0.2, 1 / 3, -7.7, 1e6, 1e30, 0.0])
-@given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=4), length=st.integers(1, 5))
-@settings(max_examples=20, deadline=None)
+@given(
+    reward=st.sampled_from([0.2, 1 / 3, -7.7, 1e6, 1e30, 0.0]),
+    sizes=st.lists(st.integers(1, 16), min_size=1, max_size=4),
+    length=st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None)
 def test_equal_rewards_give_exactly_zero(name: str, reward: float, sizes: list[int], length: int) -> None:
     groups = [group for group, size in enumerate(sizes) for _ in range(size)]
     batch = batch_of([reward] * len(groups), groups, [[1] * length] * len(groups))
@@ -89,7 +92,7 @@ def test_equal_rewards_give_exactly_zero(name: str, reward: float, sizes: list[i
 
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_inserting_masked_tokens_changes_nothing_for_the_others(name: str, batch: EstimatorBatch, seed: int) -> None:
     """For every discount: masked tokens take no time.  Whatever they say of KL and values."""
     assert batch.kl is not None and batch.values is not None

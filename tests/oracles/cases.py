@@ -51,7 +51,7 @@ class Case:
 
     @property
     def kl(self) -> Tensor:
-        """[N, T] log pi / pi_ref."""
+        """[N, T] log pi / pi_ref, the estimate k1."""
         return self.old - self.ref
 
     @property

@@ -16,7 +16,7 @@ from slime_estimators.trained_tokens import TrainedTokens, kl_coef
 class PPO:
     """Over the trained tokens t = 1..n of a sample, with values V and V_(n+1) = 0:
 
-        R_t = -kl_coef * log(pi / pi_ref)_t, and R_n also has the sample's reward
+        R_t = -kl_coef * KL_t, and R_n also has the sample's reward
         d_t = R_t + gamma V_(t+1) - V_t
         A_t = d_t + gamma lambd A_(t+1)
         return_t = A_t + V_t                 what the critic is trained on

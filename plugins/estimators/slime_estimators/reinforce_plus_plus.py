@@ -13,7 +13,7 @@ from slime_estimators.trained_tokens import TrainedTokens, kl_coef, whitened
 class ReinforcePlusPlus:
     """Over the trained tokens t = 1..n of a sample:
 
-        R_t = -kl_coef * log(pi / pi_ref)_t, and R_n also has the sample's reward
+        R_t = -kl_coef * KL_t, and R_n also has the sample's reward
         return_t = R_t + gamma return_(t+1)
         A = (return - mean) / sqrt(variance + 1e-8)        over all trained tokens of the batch
 

@@ -13,8 +13,8 @@ from slime_estimators.trained_tokens import TrainedTokens, kl_coef, whitened
 class ReinforcePlusPlusBaseline:
     """For the trained tokens t of a sample:
 
-        a_t = r - mean(r) - kl_coef * log(pi / pi_ref)_t      mean over the rollouts of the prompt
-        A = (a - mean) / sqrt(variance + 1e-8)                over all trained tokens of the batch
+        a_t = r - mean(r) - kl_coef * KL_t      mean over the rollouts of the prompt
+        A = (a - mean) / sqrt(variance + 1e-8)  over all trained tokens of the batch
 
     - The deviation of a group plays no part: a prompt's weight does not grow as its rewards become equal.
     - Samples of one rollout count once in the mean of the group.

@@ -15,7 +15,7 @@ class RLOO:
 
         A_i = R_i - mean of R_j, j != i  =  G / (G - 1) (R_i - mean(R))
 
-    with R_i = r_i - kl_coef * (sum of log pi / pi_ref over its trained tokens): a whole response is one action, and KL
+    with R_i = r_i - kl_coef * (sum of KL over its trained tokens): a whole response is one action, and KL
     (`--kl-coef`) is part of its reward.
 
     - Samples of one rollout count once: the mean of their rewards, and the KL of all their tokens.

@@ -75,11 +75,13 @@ class TrainedTokens:
         return sums
 
     def kl(self, batch: EstimatorBatch, coef: float) -> Tensor:
-        """[K] float64 coef * KL of each token (k1, log pi / pi_ref); zeros where the coefficient is 0."""
+        """[K] float64 coef * KL of each token, of the estimate `--kl-reward-type`; zeros where the coefficient is 0."""
         if coef == 0:
             return torch.zeros(len(self.sample), dtype=torch.float64)
         if batch.kl is None:
-            raise PluginContractError(f"batch.kl is None with --kl-coef {coef:g}; expected log pi / pi_ref per token.")
+            raise PluginContractError(
+                f"batch.kl is None with --kl-coef {coef:g}; expected the KL of every response token."
+            )
         return coef * self.pick(batch.kl)
 
     def rewards(self, batch: EstimatorBatch, coef: float) -> Tensor:
