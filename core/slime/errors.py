@@ -55,6 +55,10 @@ class ErrorBudgetError(PluginError):
     """A component failed more of its samples than the run allows (`error_budget`)."""
 
 
+class ClusterError(SlimeError, RuntimeError):
+    """Ray did not start, or the cluster to join does not answer."""
+
+
 class EngineError(SlimeError, RuntimeError):
     """An SGLang engine or the router failed, died or did not answer in time."""
 

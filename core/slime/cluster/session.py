@@ -10,7 +10,7 @@ from types import TracebackType
 import ray
 
 from slime.config import RunConfig
-from slime.errors import ConfigError
+from slime.errors import ClusterError, ConfigError
 
 
 class RaySession:
@@ -25,8 +25,28 @@ class RaySession:
         self._config = config
 
     def __enter__(self) -> RaySession:
-        address = self._config.cluster.ray_address
         on_sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            self._init()
+        except Exception as error:
+            ray.shutdown()
+            where = self._config.cluster.ray_address
+            what = "Ray could not be started" if where is None else f"the Ray cluster {where} could not be joined"
+            raise ClusterError(
+                f"{what}: {str(error).strip().rstrip('.') or type(error).__name__}. "
+                + (
+                    "On a machine that is busy with other things it may be too slow: try again when it is not."
+                    if where is None
+                    else "Is --ray-address right, and does `ray status` on that machine answer?"
+                )
+            ) from error
+        # Ray puts handlers of its own in place that leave at once; the run's ends it in order.
+        signal.signal(signal.SIGTERM, on_sigterm)
+        self._check_devices()
+        return self
+
+    def _init(self) -> None:
+        address = self._config.cluster.ray_address
         if address is None:
             # Without it Ray writes a token into the user's home folder; a local, loopback-only Ray needs none.
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -41,10 +61,6 @@ class RaySession:
             )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        # Ray puts handlers of its own in place that leave at once; the run's ends it in order.
-        signal.signal(signal.SIGTERM, on_sigterm)
-        self._check_devices()
-        return self
 
     def _check_devices(self) -> None:
         if not self._config.on_gpu:
