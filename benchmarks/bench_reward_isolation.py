@@ -34,6 +34,8 @@ from slime.types import Sample, Status
 
 DISTRIBUTION = "bench_reward"
 TIMEOUT_S = 1.0
+#: samples with the rewards at once, where cost is measured
+IN_FLIGHT = 64
 SOURCE = """
 import os, time
 import slime.plugin as sp
@@ -142,13 +144,19 @@ async def cost_ms(caller: RewardCaller, samples: list[Sample]) -> float:
     """Milliseconds of CPU a sample, the start of the workers left out."""
     scorer, clock = scorer_of(caller), BusyClock()
     await scorer.start()
-    await asyncio.gather(*(scorer.score([sample], clock) for sample in samples[:64]))
-    await asyncio.sleep(2.0)
+    slots = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(sample: Sample) -> None:
+        async with slots:
+            await scorer.score([sample], clock)
+
+    await asyncio.gather(*(one(sample) for sample in samples[:IN_FLIGHT]))
+    await asyncio.sleep(2.0)  # every worker is up
     before = cpu_s()
-    await asyncio.gather(*(scorer.score([sample], clock) for sample in samples[64:]))
+    await asyncio.gather(*(one(sample) for sample in samples[IN_FLIGHT:]))
     spent = cpu_s() - before
     await scorer.close()
-    return 1000 * spent / (len(samples) - 64)
+    return 1000 * spent / (len(samples) - IN_FLIGHT)
 
 
 async def score_all(caller: RewardCaller, samples: list[Sample], rate: float | None) -> tuple[float, float]:
@@ -178,7 +186,8 @@ def costs(args: argparse.Namespace, run_dir: Path) -> None:
     for name in ("loop", "least", "overlapping"):
         spent = []
         for _ in range(args.repeats):
-            samples = finished(64 + args.samples, args.tokens, [""] * (64 + args.samples))
+            count = IN_FLIGHT + args.samples
+            samples = finished(count, args.tokens, [""] * count)
             spent.append(asyncio.run(cost_ms(caller_of(name, args.workers, run_dir), samples)))
         print(f"  {name:<12} {statistics.median(spent):7.3f} ms CPU a sample")
 

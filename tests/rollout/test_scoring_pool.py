@@ -105,6 +105,26 @@ def test_it_works_in_the_event_loop_that_rays_actors_run_on(name: str, tmp_path:
     assert found.verdicts == [(3.0, {"half": 0.5})]
 
 
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_the_event_loop_of_rays_actors_will_do(name: str, tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    labels = {3: "spin", 7: "kill"}
+    asked = [sample(labels.get(n, "good"), n) for n in range(12)]
+    found = outcomes(tmp_path, asked, name, timeout_s=0.5, loop_factory=uvloop.new_event_loop)
+    assert values(found) == [{3: Cause.HUNG, 7: Cause.DIED}.get(n, float(n)) for n in range(12)]
+
+
+def test_a_busy_parent_is_not_taken_for_a_hanging_worker(tmp_path: Path) -> None:
+    async def work(pool: WorkerPool) -> int:
+        answers = asyncio.gather(*(pool.call(Shipment([sample()])) for _ in range(40)))
+        await asyncio.sleep(0)
+        time.sleep(1.2)  # the event loop of this process stands still, past the deadline
+        assert values(await answers) == [1.0] * 40
+        return pool.restarts
+
+    assert with_pool(tmp_path, work, timeout_s=0.5) == 0
+
+
 def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
     async def work(pool: WorkerPool) -> set[float | Cause]:
         while sum(worker.ready for worker in pool._workers.values()) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,6 +21,18 @@ class Outcome:
 
     verdicts: Sequence[Verdict] | Fault
     seconds: float
+
+    def pack(self) -> bytes:
+        """As bytes; `unpack` reverses it."""
+        verdicts = self.verdicts
+        told = (verdicts.cause.value, verdicts.reason) if isinstance(verdicts, Fault) else verdicts
+        return pickle.dumps((self.seconds, told), protocol=5)
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Outcome:
+        """What `pack` made."""
+        seconds, told = pickle.loads(content)
+        return cls(told if isinstance(told, list) else Fault(Cause(told[0]), told[1]), seconds)
 
 
 def verdicts_of(answer: object, count: int) -> list[Verdict]:

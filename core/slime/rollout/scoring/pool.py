@@ -6,7 +6,8 @@ thread of the reward ended the process, say), each call of the worker is made ag
 if that one dies too.
 
 A worker whose call takes unusually long no longer counts: another is started, so that calls which hang until their
-deadline do not hold up the rest.  That ends at `GROWTH` times the configured number of processes.
+deadline do not hold up the rest.  That ends at `GROWTH` times the configured number of processes.  A pool that had to
+replace a worker keeps one more than configured, so that the next replacement is there at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GROWTH = 4
 #: calls that one worker may overlap
 OVERLAP = 256
 #: calls that a worker of a plain function has waiting, where they are short, so that it need not wait for the next
-AHEAD = 4
+AHEAD = 16
 SHORT_S = 0.005
 #: a call is unusually long from this multiple of the typical one on, but not before SLOW_S
 SLOW_FACTOR = 20.0
@@ -62,6 +63,8 @@ class WorkerPool:
         self._queue: deque[Call] = deque()
         #: calls made again, each alone in its worker
         self._suspected: deque[Call] = deque()
+        #: the worker that is kept for them
+        self._reserved: Worker | None = None
         self._workers: dict[int, Worker] = {}
         self._lives: set[asyncio.Task[None]] = set()
         self._monitor: asyncio.Task[None] | None = None
@@ -84,7 +87,8 @@ class WorkerPool:
 
     async def call(self, shipment: Shipment) -> Outcome:
         """The reward's answer, or its fault.  Raises `SlimeError` when no worker can be started any more."""
-        await self.start()
+        if self._monitor is None:
+            await self.start()
         try:
             payload = shipment.payload
         except Exception as error:  # noqa: BLE001 - what a generator or a dataset put on the sample
@@ -120,25 +124,24 @@ class WorkerPool:
     # --- sharing out -----------------------------------------------------------------------------
 
     def _share_out(self) -> None:
-        self._share_out_suspected()
+        if self._suspected or self._reserved:
+            self._share_out_suspected()
         while self._queue and (worker := self._roomiest()) is not None:
             worker.send(self._queue.popleft())
 
     def _share_out_suspected(self) -> None:
-        """Suspected calls go to workers that finish what they have and then get one at a time."""
-        reserved = [w for w in self._workers.values() if w.reserved and not w.ending]
-        if self._suspected and not reserved and (free := self._open_workers()):
-            worker = min(free, key=lambda w: len(w.calls))
-            worker.reserved = True
-            reserved.append(worker)
-        for worker in reserved:
-            if not worker.calls and self._suspected:
-                worker.send(self._suspected.popleft())
-            elif not worker.calls:
-                worker.reserved = False
+        """Suspected calls go to a worker that finishes what it has and then gets one at a time."""
+        worker = self._reserved
+        if worker is not None and (worker.ending or not (worker.calls or self._suspected)):
+            worker = None
+        if worker is None and self._suspected:
+            worker = min(self._open_workers(), key=lambda w: len(w.calls), default=None)
+        self._reserved = worker
+        if worker is not None and not worker.calls and self._suspected:
+            worker.send(self._suspected.popleft())
 
     def _open_workers(self) -> list[Worker]:
-        return [w for w in self._workers.values() if w.ready and not (w.ending or w.reserved or w.slow)]
+        return [w for w in self._workers.values() if w.ready and not (w.ending or w.slow) and w is not self._reserved]
 
     def _roomiest(self) -> Worker | None:
         worker = min(self._open_workers(), key=lambda w: len(w.calls), default=None)
@@ -180,7 +183,7 @@ class WorkerPool:
         """Start workers until enough of them are of use."""
         while not self._closing and self._broken is None and len(self._workers) < GROWTH * self._size:
             of_use = sum(not (w.slow or w.ending) and w.timeouts < WORN_OUT for w in self._workers.values())
-            if of_use >= self._size:
+            if of_use >= self._size + (self.restarts > 0):
                 return
             number = next(n for n in itertools.count() if n not in self._workers)
             name = f"{self._name}-{number}"
@@ -260,6 +263,9 @@ class WorkerPool:
         kills: set[asyncio.Task[None]] = set()
         while True:
             await asyncio.sleep(every_s)
+            # Where this process was held up, answers have come that it has not read: two rounds of the loop read them.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             for worker in list(self._workers.values()):
                 if not worker.ending and (blamed := self._to_end(worker)) is not None:
                     kill = asyncio.create_task(worker.kill(blamed))

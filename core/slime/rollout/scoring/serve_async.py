@@ -33,7 +33,7 @@ def serve_async(reward: RewardModel, who: str, timeout_s: float, connection: soc
         note_turns(loop, turns)
         server = _Server(reward, who, timeout_s, turns)
         connection.setblocking(False)
-        await loop.create_connection(lambda: server, sock=connection)
+        await loop.create_unix_connection(lambda: server, sock=connection)
         await server.closed.wait()
 
     asyncio.run(main())
@@ -50,6 +50,8 @@ class _Server(asyncio.Protocol):
         self._reader = FrameReader()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._beating = False
+        #: answers of one round of the loop, sent together
+        self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The run's process is there."""
@@ -106,7 +108,13 @@ class _Server(asyncio.Protocol):
 
     def _send(self, call: int, outcome: Outcome) -> None:
         if call in self._tasks:
-            self._transport.write(frame(call, pickle.dumps(outcome, protocol=5)))
+            if not self._unsent:
+                self.loop.call_soon(self._flush)
+            self._unsent.append(frame(call, outcome.pack()))
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def abandon(self, call: int) -> None:
         """Answer for a call that does not end although it was cancelled."""

@@ -16,6 +16,8 @@ from slime.rollout.scoring.board import Board
 from slime.rollout.scoring.frames import FrameReader, frame
 
 _READ = 256 * 1024
+#: seconds that answers may wait to be sent together
+TOGETHER_S = 0.001
 
 
 def serve_sync(reward: RewardModel, who: str, connection: socket.socket, board: Board) -> None:
@@ -23,12 +25,16 @@ def serve_sync(reward: RewardModel, who: str, connection: socket.socket, board: 
     reader = FrameReader()
     with asyncio.Runner() as runner:
         while data := connection.recv(_READ):
+            unsent, sent_at = [], time.monotonic()
             for call, content in reader.feed(data):
-                if call:
-                    board.note(call)
-                    outcome = _answer(reward, who, content, runner)
-                    board.note(0)
-                    connection.sendall(frame(call, pickle.dumps(outcome, protocol=5)))
+                if not call:
+                    continue
+                board.note(call)
+                unsent.append(frame(call, _answer(reward, who, content, runner).pack()))
+                if board.note(0) - sent_at > TOGETHER_S:
+                    connection.sendall(b"".join(unsent))
+                    unsent, sent_at = [], time.monotonic()
+            connection.sendall(b"".join(unsent))
 
 
 def _answer(reward: RewardModel, who: str, content: bytes, runner: asyncio.Runner) -> Outcome:

@@ -59,8 +59,6 @@ class Worker(asyncio.Protocol):
     ready: bool = False
     #: whether its calls overlap
     overlaps: bool = False
-    #: kept free for calls that are made again alone
-    reserved: bool = False
     #: its call takes unusually long: no more are sent to it
     slow: bool = False
     #: it was told to end, or has ended
@@ -77,8 +75,9 @@ class Worker(asyncio.Protocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._child: ForkedWorker | None = None
+        self._unsent: list[bytes] = []
         self._gone = asyncio.Event()
-        self._sent = 0.0
+        self._heard = 0.0
         self._board = Board.create()
 
     @property
@@ -94,7 +93,7 @@ class Worker(asyncio.Protocol):
             self._child = self.launcher.launch((theirs.fileno(), self._board.descriptor), self.log_path)
             theirs.close()
             ours.setblocking(False)
-            await loop.create_connection(lambda: self, sock=ours)
+            await loop.create_unix_connection(lambda: self, sock=ours)
             self._write(0, self.launcher.message)
             await self._gone.wait()
         except OSError as error:
@@ -133,8 +132,6 @@ class Worker(asyncio.Protocol):
 
     def send(self, call: Call) -> None:
         """Give it a call."""
-        if not self.calls:
-            self._sent = time.monotonic()
         self.calls[call.number] = call
         self._write(call.number, call.payload)
 
@@ -144,8 +141,16 @@ class Worker(asyncio.Protocol):
             self._write(0, pickle.dumps(Withdrawn(call.number)))
 
     def _write(self, call: int, content: bytes) -> None:
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame(call, content))
+
+    def _flush(self) -> None:
+        """Send what was written in one round of the event loop."""
         assert self._transport is not None
-        self._transport.write(frame(call, content))
+        self._heard = time.monotonic()
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its socket can be written to."""
@@ -154,13 +159,14 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answers, and its first message."""
+        self._heard = time.monotonic()
         for call, content in self._reader.feed(data):
-            message = pickle.loads(content)
-            if isinstance(message, Outcome):
+            if call:
                 self.answers += 1
-                self._sent = time.monotonic()
-                self.on_outcome(self, call, message)
-            elif isinstance(message, Ready):
+                self.on_outcome(self, call, Outcome.unpack(content))
+                continue
+            message = pickle.loads(content)
+            if isinstance(message, Ready):
                 self.ready, self.overlaps = True, message.overlaps
                 self.on_ready(self)
             elif isinstance(message, SlimeError):
@@ -174,11 +180,11 @@ class Worker(asyncio.Protocol):
     # --- watching it -----------------------------------------------------------------------------
 
     def in_call(self) -> tuple[int, float]:
-        """(the call it is in, 0 for none; seconds since anything changed while it had calls)."""
+        """(the call it is in, 0 for none; seconds since it, or anything between it and this process, changed)."""
         since, call = self._board.read()
         if not self.calls:
             return 0, 0.0
-        return call, time.monotonic() - max(since, 0.0 if call else self._sent)
+        return call, time.monotonic() - max(since, 0.0 if call else self._heard)
 
     def culprit(self) -> int:
         """Once it has ended: the call to blame, 0 where that is not known."""
