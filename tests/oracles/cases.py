@@ -163,7 +163,7 @@ def slime_loss(
     micro_batch = RULE.pack(batch, range(len(case.lengths)))
     loss, _ = micro_batch_loss(LossTerms(**chosen), columns, micro_batch, log_probs, flat(case.entropy))
     (gradient,) = torch.autograd.grad(loss, log_probs)
-    return float(loss), case.padded(gradient)
+    return loss.item(), case.padded(gradient)
 
 
 def peer_loss(function: Any, case: Case, *arguments: Any, **options: Any) -> tuple[float, Tensor]:
@@ -171,7 +171,7 @@ def peer_loss(function: Any, case: Case, *arguments: Any, **options: Any) -> tup
     log_probs = case.log_probs.clone().requires_grad_()
     loss = function(*arguments, log_probs, case.old, options.pop("advantages", case.advantages), case.mask, **options)
     (gradient,) = torch.autograd.grad(loss, log_probs)
-    return float(loss), gradient
+    return loss.item(), gradient
 
 
 def context(**algorithm: float) -> Context:

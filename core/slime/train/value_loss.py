@@ -25,7 +25,7 @@ class ValueColumns:
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is greater, [M].
 
-    The clipped value loss of Schulman et al.'s implementation of PPO (see Engstrom et al., 2020, arXiv 2005.12729,
+    The clipped value loss of Schulman et al.'s own implementation (see Engstrom et al., 2020, arXiv 2005.12729,
     section 3): where the value has moved further than `clip` towards the return, the token gives no more gradient.
     """
     plain = (values - returns).square()
