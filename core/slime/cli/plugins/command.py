@@ -1,4 +1,7 @@
-"""The words of `slime plugins`, and which part answers them."""
+"""The words of `slime plugins`, and which part answers them.
+
+Each part is imported when it is asked for: the table must answer at once.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.cli.plugins.arguments import Arguments, known_kind
-from slime.cli.plugins.check import check
-from slime.cli.plugins.compare import compare, freeze
-from slime.cli.plugins.for_run import for_run
-from slime.cli.plugins.listing import listing
-from slime.cli.plugins.new import new
-from slime.cli.plugins.show import show
 from slime.errors import ConfigError, did_you_mean
 
 _HELP = """\
@@ -69,11 +66,15 @@ def _list(words: Sequence[str]) -> int:
     stated = parser.read(own)
     _refuse_combinations(stated, asked_for_run)
     if asked_for_run:
+        from slime.cli.plugins.for_run import for_run
+
         return for_run([word for word in run_words if word not in own], json=stated.json)
-    if stated.freeze:
-        return freeze()
-    if stated.compare is not None:
-        return compare(stated.compare)
+    if stated.freeze or stated.compare is not None:
+        from slime.cli.plugins.compare import compare, freeze
+
+        return freeze() if stated.compare is None else compare(stated.compare)
+    from slime.cli.plugins.listing import listing
+
     with _quiet():
         table = listing(kind=known_kind(stated.kind), load=not stated.no_load)
     print(table.json() if stated.json else table.text(verbose=stated.verbose))
@@ -94,6 +95,8 @@ def _refuse_combinations(stated: argparse.Namespace, asked_for_run: bool) -> Non
 
 
 def _show(words: Sequence[str]) -> int:
+    from slime.cli.plugins.show import show
+
     parser = Arguments("slime plugins show")
     parser.add_argument("id", metavar="ID")
     parser.add_argument("--kind")
@@ -105,6 +108,8 @@ def _show(words: Sequence[str]) -> int:
 
 
 def _check(words: Sequence[str]) -> int:
+    from slime.cli.plugins.check import check
+
     parser = Arguments("slime plugins check")
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--kind")
@@ -113,6 +118,8 @@ def _check(words: Sequence[str]) -> int:
 
 
 def _new(words: Sequence[str]) -> int:
+    from slime.cli.plugins.new import new
+
     parser = Arguments("slime plugins new")
     parser.add_argument("kind", metavar="KIND")
     parser.add_argument("name", metavar="NAME")

@@ -10,7 +10,6 @@ from typing import Any
 
 from slime import __version__
 from slime.cli.plugins.layout import aligned, folded
-from slime.cli.plugins.origin import describe_source
 from slime.cli.plugins.rows import Listing, Provided, Row
 from slime.plugin import API_VERSION
 from slime.plugins import Component, LoadedPlugin, PluginFailure, PluginSet, survey_plugins
@@ -159,6 +158,9 @@ def _count(rows: list[Row]) -> str:
 
 
 def _where(found: FoundPlugin) -> tuple[str, str, str]:
+    # Asks git; only a verbose listing does.
+    from slime.cli.plugins.origin import describe_source
+
     return found.name, found.entry, describe_source(found)
 
 
