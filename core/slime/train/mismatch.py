@@ -21,11 +21,11 @@ def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, weights: Tensor) -> 
     trained = mask > 0
     d = torch.where(trained, trainer - engine, 0.0)
     gap = d.abs()
-    bounded = d.clamp(-BOUND, BOUND)
+    bounded = d.double().clamp(-BOUND, BOUND)  # in float32 nothing is left of the KL of a small d
     used = torch.where(trained, weights, 0.0).double()
     sums = {
         "logprob_gap": gap.sum(),
-        "engine_kl": (bounded.exp() - 1 - bounded).sum(),
+        "engine_kl": (bounded.expm1() - bounded).sum(),
         "log_ppl_difference": -d.sum(),
         "weight_sum": used.sum(),
         "weight_square": used.square().sum(),
