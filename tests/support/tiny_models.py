@@ -6,17 +6,13 @@ wrong place changes the outputs by far more than rounding does.
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 from typing import Any
 
-PAD, END, START, STOP = "<pad>", "<eos>", "<|im_start|>", "<|im_end|>"
+from slime.testing import make_tokenizer
+
 VOCAB_SIZE = 128
 
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 _COMMON = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -75,18 +71,4 @@ def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False,
 
 def write_tiny_tokenizer(folder: Path) -> None:
     """A tokenizer of single printable characters with a chat template; every id is below `VOCAB_SIZE`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    characters = [PAD, END, START, STOP, "<unk>", "\n", *string.printable[:95]]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(characters)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        unk_token="<unk>",
-        additional_special_tokens=[START, STOP],
-        chat_template=_CHAT_TEMPLATE,
-    ).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
