@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import uuid
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,3 @@ def environment(wheels: list[str], tmp_path: Path) -> Iterator[Environment]:
     yield made
     for process in processes_marked(made.mark):
         process.kill()
-
-
-Train = Callable[..., subprocess.CompletedProcess[str]]
