@@ -15,7 +15,7 @@ from tests.support.distributions import Install, install
 from slime.config import RunConfig
 from slime.config.options import RewardOptions
 from slime.engine.children import living_members
-from slime.errors import PluginError
+from slime.errors import PluginError, SlimeError
 from slime.plugins.resolve import Use
 from slime.rollout.failures import Cause, Fault
 from slime.rollout.scoring.answers import Outcome
@@ -301,3 +301,20 @@ def test_a_reward_whose_import_starts_threads_gets_processes_that_start_afresh(
     install("threads", "1.0", {"threads": "threads"}, {"threads": source})
     # the import in the worker itself starts the one thread beside the main one; a fork would have none
     assert values(outcomes(tmp_path, [sample()], "threads/threads")) == [2.0]
+
+
+def test_a_fault_of_the_pool_itself_is_told_and_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_self: WorkerPool, _worker: object) -> int | None:
+        raise RuntimeError("a mistake of ours")
+
+    async def work(pool: WorkerPool) -> str:
+        monkeypatch.setattr(WorkerPool, "_to_end", broken)
+        with pytest.raises(SlimeError) as caught:
+            while True:
+                await pool.call(Shipment([sample()]))
+        return str(caught.value)
+
+    message = with_pool(tmp_path, work)
+    assert "the worker pool of reward r failed: RuntimeError: a mistake of ours" in message

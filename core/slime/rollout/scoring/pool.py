@@ -82,6 +82,7 @@ class WorkerPool:
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buriers = ThreadPoolExecutor(GROWTH * self._size, thread_name_prefix="slime-reward-end")
         self._monitor = asyncio.create_task(self._watch())
+        self._monitor.add_done_callback(self._over)
         self._fill()
         await self._up
 
@@ -194,7 +195,20 @@ class WorkerPool:
             self._workers[number] = worker
             life = asyncio.create_task(self._live(number, worker))
             self._lives.add(life)
-            life.add_done_callback(self._lives.discard)
+            life.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A task of the pool has ended.  One that raised leaves calls nobody would answer: they fail at once."""
+        self._lives.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("the worker pool of %s failed", self._job.title, exc_info=error)
+        if self._broken is None:
+            broken = SlimeError(
+                f"{reason_of(f'the worker pool of {self._job.title} failed', error)}; see logs/rollout.log"
+            )
+            broken.__cause__ = error
+            self._give_up(broken)
 
     async def _live(self, number: int, worker: Worker) -> None:
         """A worker's life, and what becomes of its calls when it ends."""
