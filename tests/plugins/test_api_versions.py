@@ -1,0 +1,40 @@
+"""The plugin API: the current number and the one before are accepted, anything else is refused with both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.plugins import survey_plugins, validate
+
+
+@pytest.fixture
+def speaks_2_and_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a later slime would, after two changes of the API."""
+    monkeypatch.setattr(validate, "API_VERSION", 3)
+    monkeypatch.setattr(validate, "ACCEPTED_APIS", (2, 3))
+
+
+@pytest.mark.usefixtures("speaks_2_and_3")
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_current_and_the_previous_are_accepted(install: Any, number: int) -> None:
+    install("slime-x", "1", {"x": "api_module"}, {"api_module": f"slime_api = {number}\n"})
+    [plugin] = [plugin for plugin in survey_plugins().plugins if plugin.found.name == "x"]
+    assert plugin.api == number
+
+
+@pytest.mark.usefixtures("speaks_2_and_3")
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(1, "pip install -U slime-x"), (4, "pip install -U slime-rl"), (True, "whole number")]
+)
+def test_anything_else_is_refused_with_both_numbers(install: Any, number: int, remedy: str) -> None:
+    install("slime-x", "1", {"x": "api_module"}, {"api_module": f"slime_api = {number}\n"})
+    [failure] = [failure for failure in survey_plugins().failures if failure.found.name == "x"]
+    assert remedy in failure.told
+    if number is not True:
+        assert failure.problem == f"written for plugin API {number}, this slime speaks 2 and 3"
+
+
+def test_the_first_api_has_none_before_it() -> None:
+    assert validate.ACCEPTED_APIS == (1,)
