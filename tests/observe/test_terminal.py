@@ -55,6 +55,15 @@ def test_the_legend_is_said_once_and_the_header_again_after_a_page() -> None:
     assert text.count("lp gap  ") == 2
 
 
+def test_steps_that_know_more_than_the_first_get_a_header_of_their_own() -> None:
+    shown, file = terminal(LOG_WIDTH)
+    critic_only = {name: value for name, value in METRICS.items() if name != "train/loss"}
+    for step, metrics in enumerate([critic_only, critic_only, METRICS, METRICS]):
+        shown.step_finished(step, metrics)
+    headers = [line.split() for line in file.getvalue().splitlines() if line.split()[:2] == ["step", "reward"]]
+    assert ["loss" in header for header in headers] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -121,6 +121,7 @@ class StepLine:
         self._last_step = last_step
         self._columns = columns
         self._shown: list[Column] = list(columns)
+        self._present: list[Column] = list(columns)
         self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
         self._rewards: list[float] = []
 
@@ -129,8 +130,15 @@ class StepLine:
 
     def choose(self, metrics: Mapping[str, float], width: int) -> None:
         """Show the columns that `metrics` has and `width` has room for."""
-        present = [column for column in self._columns if column.metric in metrics]
-        self._shown = fit(present, width - self._step_width)
+        self._present = self._in(metrics)
+        self._shown = fit(self._present, width - self._step_width)
+
+    def outdated(self, metrics: Mapping[str, float]) -> bool:
+        """Whether `metrics` has other columns than those last chosen from."""
+        return self._in(metrics) != self._present
+
+    def _in(self, metrics: Mapping[str, float]) -> list[Column]:
+        return [column for column in self._columns if column.metric in metrics]
 
     def header(self) -> Text:
         """The titles above the numbers."""

@@ -113,7 +113,7 @@ class Terminal:
         """Print the step's line, with a header now and then, explained the first time."""
         self.hide_progress()
         width = self._console.width
-        if self._steps_shown % HEADER_EVERY == 0:
+        if self._steps_shown % HEADER_EVERY == 0 or self._line.outdated(metrics):
             self._line.choose(metrics, width)
             if self._steps_shown == 0:
                 for line in self._line.legend(width):
