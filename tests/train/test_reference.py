@@ -73,6 +73,29 @@ def test_a_continued_run_has_the_reference_it_had(loaded: Any, model_folder: Fol
         assert again["kl"] == pytest.approx(metrics["kl"], rel=1e-3)
 
 
+def start_from_a_checkpoint(place: Place, config: Any, folder: Path, to: Path) -> Any:
+    rank = place.start(config, Centred())
+    rank.load(folder, weights_only=True)
+    rank.train(BATCHES[2])
+    rank.save(to)
+    answer = policy_of(rank), reference_of(rank)
+    rank.close()
+    return answer
+
+
+def test_a_run_that_began_with_a_checkpoints_weights_goes_on_with_them_as_its_reference(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    """Without being told again what it began with."""
+    config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True, kl_loss_coef=0.5)
+    first, second = tmp_path / "first", tmp_path / "second"
+    [(history, _)] = run_ranks(train_save_and_go_on, 1, config, first)
+    [saved] = run_ranks(start_from_a_checkpoint, 1, config, first, second)
+    assert np.array_equal(saved[1], history[3][0])  # the first run's policy when it was saved
+    [(before, _, _)] = run_ranks(load_and_go_on, 1, config, second)
+    assert np.array_equal(before, saved)
+
+
 def save_after_one(place: Place, config: Any, folder: Path) -> bool:
     rank = place.start(config, Centred())
     rank.train(BATCHES[0])

@@ -108,7 +108,10 @@ def _checkpoints(checked: Preflight) -> Iterator[str]:
         yield f"continue from {options.load}"
         frozen = checked.config.algorithm.ref_update_interval is None
         if options.initial_megatron_checkpoint is not None and options.ref_load is None and frozen:
-            yield f"a frozen reference has the weights of {options.initial_megatron_checkpoint}"
+            yield (
+                f"a frozen reference has the weights of {options.initial_megatron_checkpoint},"
+                " unless the checkpoint has a reference of its own"
+            )
     elif options.initial_megatron_checkpoint is not None:
         yield f"start from the weights of {options.initial_megatron_checkpoint}"
     if options.save is not None:

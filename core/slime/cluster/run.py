@@ -127,7 +127,7 @@ class Run:
         self._rollout.setup(router_url, self._watch)
         self._trainer.wait_ready(self._watch)
 
-        # The initial weights come first also on resume: the frozen reference stays what it was.
+        # The initial weights come first also on resume: they are the frozen reference where the checkpoint has none.
         if config.checkpoint.initial_megatron_checkpoint is not None:
             initial = read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
             self._trainer.load(initial.trainer_part, weights_only=True)

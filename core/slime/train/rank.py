@@ -326,7 +326,7 @@ class MegatronRank:
             self._reference.load(path / REFERENCE_PART)
         load_state(path, self._bare, self._optimizer, self._scheduler, weights_only=weights_only)
         if weights_only and self._reference is not None and self._config.checkpoint.ref_load is None:
-            self._reference.refresh()
+            self._reference.renew()
         if self._critic is not None:
             self._critic.load(path, weights_only=weights_only)
 

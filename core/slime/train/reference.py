@@ -1,7 +1,7 @@
 """The reference policy: a second copy of this rank's weights, exchanged with the model's for a forward pass.
 
-It is frozen, or renewed every so many rollouts; only then is it part of the checkpoint, since it cannot be made again
-from what the run started from.
+It is what the run's folders say, or has been renewed since: every so many rollouts, or by a checkpoint's weights that a
+run started from.  Only then is it part of the checkpoint, since a continued run could not make it again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class ReferenceWeights:
         self._renewed = False
 
     def renew(self) -> None:
-        """Take the model's weights in the middle of a run: from now on the reference is part of the run's state."""
-        self.refresh()
+        """Take the model's present weights: from now on the reference is part of the run's state."""
+        for held, live in zip(self._held, self._live(), strict=True):
+            held.copy_(live)
         self._renewed = True
 
     def save(self, folder: Path) -> None:
@@ -44,11 +45,6 @@ class ReferenceWeights:
         if folder.is_dir():
             load_weights(folder, self._chunks)
             self.renew()
-
-    def refresh(self) -> None:
-        """Take the model's present weights as the reference."""
-        for held, live in zip(self._held, self._live(), strict=True):
-            held.copy_(live)
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
