@@ -1,0 +1,45 @@
+"""A run whose groups are filtered is killed and continued: the prompts trained on are those of a run that was not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import SlimeRun
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+Start = Callable[..., SlimeRun]
+
+#: a random model earns no reward by answering; this one is a coin's throw for every response
+REWARD = "def reward_func(args, sample):\n    return float(sum(sample.tokens) % 2)\n"
+
+
+def test_a_killed_run_with_dropped_groups_trains_on_the_prompts_of_an_uninterrupted_one(
+    slime_train: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    flags = ["--sampling-filter", "nonzero_variance", "--custom-rm-path", "reward.py", "--num-rollout", "4"]
+    flags += ["--advantage-estimator", "grpo"]
+    whole = slime_train(*flags, name="whole", reward=False)
+    assert whole.wait() == 0, whole.output
+    first = slime_train(*flags, "--save", "ckpt", "--save-interval", "2", name="first", reward=False)
+    deadline = time.monotonic() + 120
+    while not (first.root / "ckpt" / "latest").exists():
+        assert first.process.poll() is None and time.monotonic() < deadline, first.log.read_text()
+        time.sleep(0.02)
+    first.process.kill()
+    first.process.wait(10)
+    assert first.left_over(within_s=30) == []
+    second = slime_train(*flags, "--load", "ckpt", name="second", reward=False)
+    assert second.wait() == 0, second.output
+
+    assert sum(row.get("rollout/dropped/zero_variance", 0) for row in whole.steps()) > 0
+    assert [row["step"] for row in second.steps()] == [2, 3]
+    assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [
+        whole.prompts(i) for i in range(4)
+    ]
+    for resumed, uninterrupted in zip(second.steps(), whole.steps()[2:], strict=True):
+        for name in ("rollout/groups_generated", "rollout/buffer_size", "rollout/reward_mean", "rollout/age_max"):
+            assert resumed[name] == uninterrupted[name], name
