@@ -28,7 +28,7 @@ def estimate(
 ) -> Advantages:
     """One advantage, and with a critic one return, per response token: N x [T_i] float32 on the CPU.
 
-    kl       N x [T_i] log pi / pi_ref, where there is a reference
+    kl       N x [T_i] KL to the reference by --kl-reward-type, where there is one
     values   N x [T_i] the critic's values, where there is one
     passive  ask a second time with the samples in another order, which must change nothing
 
