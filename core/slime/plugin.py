@@ -236,8 +236,8 @@ class EstimatorBatch:
     #: [N] int64; equal for the samples that came from one rollout of one prompt, which count once in statistics
     rollout_ids: Tensor
     loss_masks: list[Tensor]  #: N x [T_i], 1 where the token is trained on
-    #: N x [T_i] KL of the trainer to the reference, where the run has one; else None.  By --kl-reward-type: log pi / pi_ref
-    #: (k1) unless the run says otherwise
+    #: N x [T_i] KL of the trainer to the reference, where the run has one; else None.  By --kl-reward-type: log pi /
+    #: pi_ref (k1) unless the run says otherwise
     kl: list[Tensor] | None = None
     #: N x [T_i] critic values, where the estimator needs a critic; else None
     values: list[Tensor] | None = None
