@@ -52,8 +52,8 @@ def environment(tmp_path: Path) -> Environment:
 def test_a_new_reward_goes_through_its_whole_life(environment: Environment) -> None:
     package = "slime-reward-my-reward"
     environment.slime("plugins", "new", "reward", "my-reward")
-    # Offline, and without another copy of what is here already.
-    environment.run("pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", package)
+    # Without an index pip can only use what is here: a requirement of slime's that is not would be asked for.
+    environment.run("pip", "install", "-q", "--no-index", "--no-build-isolation", "-e", package)
     assert "passed" in environment.run("pytest", "-q", package)
     assert "my_reward    0.1.0    1    ok      reward my_reward" in environment.slime("plugins", "--check")
     assert "ok      reward my_reward/my_reward" in environment.slime("plugins", "check", "my_reward/my_reward")

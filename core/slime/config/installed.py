@@ -18,8 +18,8 @@ def package_folder(package: str, distribution: str, *parts: str) -> Path:
         if folder.is_dir():
             return folder
     raise ConfigError(
-        f"{'/'.join((package, *parts))} is not installed, so its options are unknown. Install {distribution}"
-        " (`make install` does)."
+        f"{'/'.join((package, *parts))} is not installed, so its options are unknown. Install {distribution}:"
+        ' `make install` does, and on GPUs pip install "slime-rl[gpu]".'
     )
 
 
