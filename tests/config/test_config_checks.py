@@ -167,10 +167,35 @@ def test_an_interval_without_evaluation_sets_is_noted_and_dropped() -> None:
     ]
 
 
-def test_a_reference_that_nothing_asks_for_is_noted() -> None:
-    (note,) = config_notes(read_config([*GOOD, "--ref-update-interval", "5"]))
-    assert "--ref-update-interval has no effect unless the estimator needs a reference" in note
-    assert config_notes(read_config([*GOOD, "--ref-update-interval", "5", "--kl-coef", "0.1"])) == []
+@pytest.mark.parametrize(
+    "stated", ["--eps-clip 0.3", "--eps-clip-high 0.3", "--kl-loss-type k1", "--kl-reward-type k3", "--eps-clip-c 3"]
+)
+def test_supervised_training_refuses_what_only_the_policy_loss_reads(refused: Refused, stated: str) -> None:
+    problem = refused("--loss-type", "sft_loss", *stated.split())
+    assert problem.count("has no effect with --loss-type sft_loss") == 2  # and --advantage-estimator
+    assert stated.split()[0] in problem
+
+
+@pytest.mark.parametrize(
+    "stated", ["--ref-update-interval 5", "--ref-load folder", "--kl-loss-type k1", "--kl-reward-type k3"]
+)
+def test_what_concerns_a_reference_that_nothing_asks_for_is_noted(stated: str) -> None:
+    (note,) = config_notes(read_config([*GOOD, *stated.split()]))
+    assert note.startswith(f"{stated.split()[0]} has no effect unless the estimator needs a reference")
+    assert config_notes(read_config([*GOOD, *stated.split(), "--kl-coef", "0.1"])) == []
+
+
+def test_the_kl_of_the_loss_does_not_use_that_of_the_reward() -> None:
+    asked = [*GOOD, "--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k1", "--ref-load", "folder"]
+    assert config_notes(read_config(asked)) == []
+    (note,) = config_notes(read_config([*asked, "--kl-reward-type", "k3"]))
+    assert "--kl-reward-type has no effect" in note
+
+
+@pytest.mark.parametrize(("steps", "noted"), [("9", 0), ("10", 1), ("11", 1)])
+def test_a_policy_that_is_never_trained_is_noted(steps: str, noted: int) -> None:
+    notes = config_notes(read_config([*GOOD, "--num-critic-only-steps", steps, "--num-rollout", "10"]))
+    assert [note for note in notes if "leaves the policy untrained" in note] == notes and len(notes) == noted
 
 
 def test_a_resolved_configuration_resolves_to_itself(load: Load) -> None:

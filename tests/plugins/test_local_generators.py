@@ -131,7 +131,12 @@ def test_evaluation_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [{"use_rollout_logprobs": True}, {"use_tis": True}, {"true_on_policy_mode": True}],
+    [
+        {"use_rollout_logprobs": True},
+        {"use_tis": True},
+        {"true_on_policy_mode": True},
+        {"off_policy_sequence_delta": 0.1},
+    ],
 )
 def test_texts_are_refused_where_the_run_needs_the_engines_log_probs(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     with pytest.raises(PluginContractError, match=r"text without tokens, and --.* needs the engine's log-probs"):

@@ -131,6 +131,9 @@ def _needs_log_probs(config: Any) -> str:
         "--true-on-policy-mode": algorithm.true_on_policy_mode,
         "--use-tis": algorithm.use_tis,
         "--off-policy-correction": algorithm.off_policy_correction is not None,
-        "--use-rollout-logprobs (the default with --async)": bool(algorithm.use_rollout_logprobs),
+        "--off-policy-sequence-delta": algorithm.off_policy_sequence_delta is not None,
+        "--use-rollout-logprobs (the default with --async, filters and over-sampling)": bool(
+            algorithm.use_rollout_logprobs
+        ),
     }
     return next((flag for flag, stated in flags.items() if stated), "")

@@ -49,6 +49,11 @@ def supervised(config: RunConfig) -> Iterator[str]:
         # --use-tis has filled in the correction: one mistake, one message.
         if getattr(options, name) and not (name == "off_policy_correction" and options.use_tis):
             yield f"{_flag(name)} has no effect with --loss-type {options.loss_type}. Drop it"
+    # --eps-clip has filled in the upper range.
+    upper = () if options.eps_clip_high == options.eps_clip else ("eps_clip_high",)
+    for name in ("eps_clip", *upper, "kl_loss_type", "kl_reward_type"):
+        if _stated(options, name):
+            yield f"{_flag(name)} {getattr(options, name)} has no effect with --loss-type {options.loss_type}. Drop it"
 
 
 def aggregation(config: RunConfig) -> Iterator[str]:
@@ -132,13 +137,23 @@ def micro_batches(config: RunConfig) -> Iterator[str]:
         )
 
 
-def reference_notes(config: RunConfig) -> Iterator[str]:
-    """What only the estimator could give an effect."""
-    options = config.algorithm
-    if options.ref_update_interval is not None and not (options.use_kl_loss or options.kl_coef):
+def algorithm_notes(config: RunConfig) -> Iterator[str]:
+    """What only the estimator could give an effect, and a policy that is never trained."""
+    options, rollouts = config.algorithm, config.rollout.num_rollout
+    policy, in_loss, in_reward = options.loss_type == "policy_loss", options.use_kl_loss, options.kl_coef != 0
+    unused = {
+        "--ref-load": config.checkpoint.ref_load is not None and not (in_loss or in_reward),
+        "--ref-update-interval": options.ref_update_interval is not None and not (in_loss or in_reward),
+        "--kl-loss-type": policy and _stated(options, "kl_loss_type") and not (in_loss or in_reward),
+        "--kl-reward-type": policy and _stated(options, "kl_reward_type") and not in_reward,
+    }
+    for flag in (flag for flag, without in unused.items() if without):
+        asking = "--kl-coef" if flag == "--kl-reward-type" else "--use-kl-loss or --kl-coef"
+        yield f"{flag} has no effect unless the estimator needs a reference: nothing else asks for one ({asking})"
+    if rollouts is not None and 0 < rollouts <= options.num_critic_only_steps:
         yield (
-            "--ref-update-interval has no effect unless the estimator needs a reference: neither --use-kl-loss nor"
-            " --kl-coef asks for one"
+            f"--num-critic-only-steps {options.num_critic_only_steps} leaves the policy untrained: there are"
+            f" --num-rollout {rollouts} rollouts in all"
         )
 
 

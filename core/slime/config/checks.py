@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from slime.config.algorithm_checks import ALGORITHM_CHECKS, reference_notes
+from slime.config.algorithm_checks import ALGORITHM_CHECKS, algorithm_notes
 from slime.config.batch import batch_shape
 from slime.config.local_paths import function_problems
 from slime.config.megatron_checks import MEGATRON_CHECKS
@@ -27,7 +27,7 @@ def config_problems(config: RunConfig) -> list[str]:
 
 def config_notes(config: RunConfig) -> list[str]:
     """What a user should know though it stops nothing."""
-    notes = [*reference_notes(config)]
+    notes = [*algorithm_notes(config)]
     if config.evaluation.eval_interval is not None and not config.evaluation.eval_prompt_data:
         notes.append("--eval-interval has no effect: no --eval-prompt-data names what to evaluate on")
     return notes

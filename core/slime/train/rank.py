@@ -217,7 +217,11 @@ class MegatronRank:
             if algorithm.normalize_advantages:
                 advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])
         if by_engine:
-            old = required(batch, "--use-rollout-logprobs (the default with --async)")
+            old = required(
+                batch,
+                "--use-rollout-logprobs (the default with --async, filters and over-sampling; --no-use-rollout-logprobs"
+                " drops it)",
+            )
         for option, chosen in (
             ("--off-policy-correction (or --use-tis)", self._terms.correction),
             ("--off-policy-sequence-delta", self._terms.sequence_delta),
