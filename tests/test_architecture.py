@@ -81,7 +81,8 @@ LIGHT_FILES = [path for path in CORE_SOURCES if path.relative_to(CORE).parts[0].
 
 #: names of algorithms, rewards and model families, which the kernel must not know
 NAMES = re.compile(
-    r"(?<![a-z])(grpo|gspo|ppo|reinforce|exact_match|qwen|llama|glm|deepseek|kimi|moonlight|mistral|gemma)(?![a-z])",
+    r"(?<![a-z])(grpo|gspo|cispo|dapo|rloo|ppo|reinforce|exact_match"
+    r"|qwen|llama|glm|deepseek|kimi|moonlight|mistral|gemma)(?![a-z])",
     re.IGNORECASE,
 )
 #: where in the kernel such names may stand, with the reason
@@ -187,7 +188,9 @@ def test_the_kernel_names_no_algorithm_reward_or_model_family() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("text", ["--advantage-estimator grpo", "GRPO", "reinforce_plus_plus", "qwen3", "is_llama"])
+@pytest.mark.parametrize(
+    "text", ["--advantage-estimator grpo", "GRPO", "DAPO", "reinforce_plus_plus", "qwen3", "is_llama"]
+)
 def test_the_search_for_names_finds_them(text: str) -> None:
     assert NAMES.search(text)
 

@@ -184,7 +184,7 @@ def test_metrics_of_an_objective_are_means_and_maxima_over_trained_tokens() -> N
     assert metrics["place_max"] == 3.0
 
 
-@pytest.mark.parametrize("name", ["tokens", "ratio", "logprob_gap", "kl"])
+@pytest.mark.parametrize("name", ["tokens", "ratio", "logprob_gap", "kl", "advantage_max", "engine_ess"])
 def test_an_objective_cannot_overwrite_slimes_own_metrics(name: str) -> None:
     with pytest.raises(PluginContractError, match=f"Reports.objective reports a metric '{name}'"):
         loss_of(terms(estimator=Reports(name)), [1.0] * 4)

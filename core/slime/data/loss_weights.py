@@ -19,7 +19,7 @@ def loss_weights(
 
     With the tokens' mask m (0 or 1), per optimizer step:
 
-    - per_token: w = m / (sum of m over the step), every trained token counts the same (DAPO, Yu et al., 2025, arXiv
+    - per_token: w = m / (sum of m over the step), every trained token counts the same (Yu et al., 2025, arXiv
       2503.14476, eq. 12);
     - constant_length L: w = m / L / (number of rollouts in the step), longer rollouts count more, by a
       factor that does not depend on the batch (Liu et al., 2025, arXiv 2503.20783, section 3.1);

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from slime.config.options import AlgorithmOptions
 
 #: metrics of slime's own that stand beside those of the estimator's objective
-_OWN = frozenset({"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr"})
+_OWN = frozenset(
+    {"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr", "skipped_steps", "staleness_max"}
+    | {"logprob_gap_mean", "engine_ppl_ratio", "engine_ess", "log_ppl_difference", "weight_sum", "weight_square"}
+    | {"advantage_mean", "advantage_std", "advantage_min", "advantage_max", "advantage_zero_fraction"}
+    | {"value_loss", "value_clip_fraction", "value_mean", "return_mean", "return_std", "explained_variance"}
+    | {"critic_grad_norm", "critic_lr"}
+)
 
 
 @dataclass(frozen=True)
