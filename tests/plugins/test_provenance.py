@@ -170,3 +170,17 @@ def test_what_changes_the_engines_is_recorded(install: Any, config: Any) -> None
         "distribution": "some-patch",
         "version": "2.0",
     } in survey_plugins().provenance(config)["engine_plugins"]
+
+
+def test_one_changed_distribution_is_told_once_with_all_its_components(
+    config: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins = survey_plugins()
+    saved = plugins.provenance(config)
+    for used in saved["used"].values():
+        used["version"] = "0.0.1"
+    with caplog.at_level(logging.WARNING):
+        plugins.check_resume(saved, config)
+    [record] = caplog.records
+    assert "made with estimator estimators/grpo, reward rewards/exact_match, datasource" in record.getMessage()
+    assert record.getMessage().count("of slime-rl 0.0.1, now it is of slime-rl") == 1

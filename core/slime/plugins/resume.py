@@ -24,6 +24,8 @@ def check_saved(
     """
     if saved.get("format") != FORMAT:
         raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
+    #: how code changed -> the components it changed for, which often come from one distribution
+    changes: dict[str, list[str]] = {}
     for slot, was in saved["used"].items():
         made = f"the checkpoint was made with {was['kind']} {was['id']}"
         try:
@@ -38,12 +40,15 @@ def check_saved(
             yield f"{made}, this run has {'none' if use is None else use['id']} as {slot}"
             continue
         if (changed := _code_changed(was, use)) is not None:
-            if strict:
-                raise PluginLoadError(f"{made} {changed}, and [plugins] strict is on")
-            yield f"{made} {changed}"
+            changes.setdefault(changed, []).append(f"{was['kind']} {was['id']}")
         for name in ("options", "limits", "weight"):
             if use[name] != was[name]:
                 yield f"{made} with {name} {was[name]}, this run has {use[name]}"
+    for changed, components in changes.items():
+        message = f"the checkpoint was made with {', '.join(components)} {changed}"
+        if strict:
+            raise PluginLoadError(f"{message}, and [plugins] strict is on")
+        yield message
 
 
 def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -54,5 +59,6 @@ def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in ("commit", "hash", "dirty"):
         old, new = was["source"].get(name), now["source"].get(name)
         if old is not None and new is not None and old != new:
+            old, new = (value if isinstance(value, bool) else value[:12] for value in (old, new))
             return f"of {was['distribution']} {was['version']} with {name} {old}, now it is {new}"
     return None
