@@ -59,6 +59,5 @@ def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in ("commit", "hash", "dirty"):
         old, new = was["source"].get(name), now["source"].get(name)
         if old is not None and new is not None and old != new:
-            old, new = (value if isinstance(value, bool) else value[:12] for value in (old, new))
-            return f"of {was['distribution']} {was['version']} with {name} {old}, now it is {new}"
+            return f"of {was['distribution']} {was['version']} with {name} {str(old)[:12]}, now it is {str(new)[:12]}"
     return None
