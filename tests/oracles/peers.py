@@ -67,12 +67,13 @@ def verl_policy_loss(
 
 @functools.cache
 def trl_function(file: str, name: str) -> Callable[..., Any]:
-    """A function of trl's source, compiled by itself."""
+    """A function or a class of trl's source, compiled by itself."""
     spec = find_spec("trl")
     assert spec is not None and spec.origin is not None, "trl is not installed: run `make install`"
     path = Path(spec.origin).parent / file
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    (found,) = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
     found.decorator_list = []
     module = ast.fix_missing_locations(ast.Module(body=[found], type_ignores=[]))
     namespace: dict[str, Any] = {"torch": torch, "math": math}

@@ -9,6 +9,7 @@ Differences of definition, kept out of the comparison:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from slime.plugin import NoOptions
 from slime.train.whitening import whiten
+from slime_estimators.dapo import DAPO
 from slime_estimators.dr_grpo import DrGRPO
 from slime_estimators.grpo import GRPO
-from slime_estimators.options import GRPOOptions, PPOOptions, ReinforcePlusPlusOptions
+from slime_estimators.options import DAPOOptions, GRPOOptions, PPOOptions, ReinforcePlusPlusOptions
 from slime_estimators.ppo import PPO
 from slime_estimators.reinforce_plus_plus import ReinforcePlusPlus
 from slime_estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
 from slime_estimators.rloo import RLOO
 from tests.oracles.cases import Case, context, make_case
-from tests.oracles.peers import verl
+from tests.oracles.peers import trl_function, verl
 
 SEEDS = range(5)
 
@@ -75,6 +77,21 @@ def test_dr_grpo(seed: int) -> None:
         outcome_rewards(case), case.mask, case.groups.numpy(), norm_adv_by_std_in_grpo=False
     )
     close(advantages(DrGRPO(NoOptions(), context()), case), theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("longest", "buffer"), [(9, 4), (7, 5), (6, 1)])
+def test_dapo_with_trls_penalty_and_verls_statistics(seed: int, longest: int, buffer: int) -> None:
+    case = make_case(seed, singleton=False)
+    penalties = trl_function("rewards/other_rewards.py", "_SoftOverlongPunishment")(longest, buffer)(
+        completion_ids=[[0] * length for length in case.lengths]
+    )
+    assert -1 in penalties and 0 in penalties
+    shaped = replace(case, rewards=case.rewards + torch.tensor(penalties, dtype=torch.float64))
+    theirs, _ = verl().core.compute_grpo_outcome_advantage(outcome_rewards(shaped), case.mask, case.groups.numpy())
+    run = context()
+    run.config.rollout = SimpleNamespace(rollout_max_response_len=longest)
+    close(advantages(DAPO(DAPOOptions(overlong_buffer=buffer), run), case), theirs)
 
 
 def test_a_group_of_one_has_no_advantage_where_verl_gives_it_the_reward() -> None:
