@@ -82,12 +82,17 @@ def slime(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 @pytest.fixture
-def dry_run(slime: Slime, described_model: Path, prompts: Path) -> Slime:
-    """`slime train --dry-run` of a run that is right, and more words."""
-    words = ["train", "--dry-run", "--hf-checkpoint", str(described_model), "--prompt-data", str(prompts)]
+def base_words(described_model: Path, prompts: Path) -> list[str]:
+    """The words of a run that is right."""
+    words = ["--hf-checkpoint", str(described_model), "--prompt-data", str(prompts)]
     words += split("--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 2 --rollout-max-response-len 8")
-    words += split("--advantage-estimator grpo --reward exact_match --lr 1e-4 --device cpu --run-name run")
-    return lambda *more: slime(*words, *more)
+    return words + split("--advantage-estimator grpo --reward exact_match --lr 1e-4 --device cpu --run-name run")
+
+
+@pytest.fixture
+def dry_run(slime: Slime, base_words: list[str]) -> Slime:
+    """`slime train --dry-run` of that run, and more words."""
+    return lambda *more: slime("train", "--dry-run", *base_words, *more)
 
 
 @pytest.fixture

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Slime, split
+
+from slime.checkpoint.folder import CheckpointWriter
+from slime.config import load_config
+from slime.plugins import load_plugins
 
 
 def test_the_plan_tells_what_would_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:
@@ -69,19 +73,49 @@ def test_what_has_no_effect_is_noted(dry_run: Slime) -> None:
 
 @pytest.mark.parametrize("script", ["warm_start.toml", "grpo.toml"])
 def test_the_quickstart_files_are_understood(script: str) -> None:
-    from slime.config import load_config
-
     path = Path(__file__).parents[2] / "examples" / "quickstart" / script
     assert load_config([str(path), "--device", "cpu"]).num_rollout > 0
 
 
-def test_a_continued_run_says_which_weights_its_reference_has(dry_run: Slime, tmp_path: Path) -> None:
+def saved_run(folder: Path, words: Sequence[str], rollouts_done: int) -> Path:
+    """A checkpoint as a run with these words leaves it, without weights."""
+    config = load_config(words)
+    writer = CheckpointWriter(folder, config, load_plugins(config.plugins).provenance(config))
+    return writer.commit(
+        writer.begin(rollouts_done), rollouts_done=rollouts_done, weight_version=2, trained_at={2: rollouts_done}
+    )
+
+
+def test_a_continued_run_says_which_weights_its_reference_has(
+    dry_run: Slime, base_words: Sequence[str], tmp_path: Path
+) -> None:
     for name in ("saved", "first"):
-        (tmp_path / name).mkdir()
-        state = {"format": 2, "rollouts_done": 1, "weight_version": 2, "trained_at": [], "data_order": {}}
-        (tmp_path / name / "state.json").write_text(json.dumps(state))
-        (tmp_path / name / "plugins.json").write_text("{}")
-    ended = dry_run("--load", "saved", "--initial-megatron-checkpoint", "first")
+        saved_run(tmp_path / name, base_words, 1)
+    ended = dry_run("--load", "saved", "--initial-megatron-checkpoint", "first", "--num-rollout", "5")
     assert ended.code == 0, ended
     assert "continue from saved" in ended.out
     assert "a frozen reference has the weights of first" in ended.out
+
+
+def test_a_continued_run_is_compared_with_its_checkpoint(
+    dry_run: Slime, base_words: Sequence[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_run(tmp_path / "saved", [*base_words, "--reward.ignore-case", "true"], 1)
+    assert dry_run("--load", "saved", "--num-rollout", "5").code == 0
+    assert "the checkpoint was made with reward rewards/exact_match with options" in caplog.text
+    ended = dry_run("--load", "saved", "--num-rollout", "1")
+    assert ended.code == 2
+    assert "1 rollouts done and --num-rollout is 1: nothing is left to do" in ended.err
+    ended = dry_run("--load", "saved", "--num-rollout", "5", "--rollout-seed", "7")
+    assert ended.code == 2
+    assert "another data order" in ended.err
+
+
+def test_weights_and_limits_of_rewards_are_told(slime: Slime, base_words: Sequence[str], tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('[[reward.terms]]\nname = "exact_match"\nweight = 0.25\ntimeout_s = 3\n')
+    without_reward = [word for word in base_words if word not in ("--reward", "exact_match")]
+    ended = slime("train", str(run), "--dry-run", *without_reward)
+    assert ended.code == 0, ended
+    [line] = [line for line in ended.out.splitlines() if "reward[0]" in line]
+    assert "weight=0.25" in line and line.endswith("timeout_s=3.0")

@@ -90,6 +90,7 @@ def test_a_component_option_needs_a_value(refused: Refused) -> None:
         ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
         ("--sglang-mem-fraction-statc", "--sglang-mem-fraction-static"),
         ("--use-tiss", "--use-tis"),
+        ("--rewrad.timeout-s", "--reward.timeout-s"),
     ],
 )
 def test_a_misspelt_flag_is_refused_with_the_nearest(refused: Refused, wrong: str, right: str) -> None:

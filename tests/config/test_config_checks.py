@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.config.conftest import GOOD, Load, Refused
 
-from slime.config import RunConfig, config_notes, read_config, resolve
+from slime.config import RunConfig, config_from_toml, config_notes, config_problems, read_config, resolve
 from slime.config.devices import nvidia_devices
 from slime.config.options import ClusterOptions
 
@@ -232,3 +232,17 @@ def test_the_stated_device_decides() -> None:
     assert RunConfig(cluster=ClusterOptions(device="cuda")).on_gpu is True
     assert RunConfig(cluster=ClusterOptions(device="cpu")).on_gpu is False
     assert RunConfig().on_gpu is (nvidia_devices() > 0)
+
+
+@pytest.mark.parametrize(
+    ("reward", "refused"),
+    [
+        ("", True),
+        ('[reward]\nname = "exact_match"\n', False),
+        ('[[reward.terms]]\nname = "exact_match"\n', False),
+    ],
+)
+def test_evaluating_needs_a_reward_whatever_way_it_is_stated(reward: str, refused: bool) -> None:
+    text = '[algorithm]\nloss_type = "sft_loss"\n[evaluation]\neval_interval = 1\neval_prompt_data = [["a", "f"]]\n'
+    told = [problem for problem in config_problems(config_from_toml(text + reward)) if "needs --reward" in problem]
+    assert bool(told) is refused

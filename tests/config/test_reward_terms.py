@@ -53,8 +53,8 @@ def test_a_command_line_has_no_form_for_them() -> None:
 @pytest.mark.parametrize(
     ("terms", "message"),
     [
-        ("[{weight = 1.0}]", r"\[reward\] terms: .*"),
-        ('[{name = "a", weight = "much"}]', r"\[reward\] terms: got 'much', expected a number"),
+        ("[{weight = 1.0}]", r"\[reward\] terms\[0\]\.name: is missing from .*weight"),
+        ('[{name = "a"}, {name = "a", weight = "much"}]', r"terms\[1\]\.weight: got 'much', expected a number"),
         ('"boxed"', r"\[reward\] terms: got 'boxed', expected a list"),
     ],
 )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError, DataError
+from slime.errors import CheckpointError, ConfigError, DataError
 
 FORMAT = 2
 TRAINER_PART = "megatron"
@@ -67,6 +67,15 @@ class Checkpoint:
     def rollout_part(self) -> Path:
         """What the rollout process wrote."""
         return self.path / ROLLOUT_PART
+
+    def require_continuable(self, config: RunConfig) -> None:
+        """Raise `ConfigError` where nothing is left to do, `CheckpointError` where `config` has other prompts."""
+        self.require_same_data_order(config)
+        if self.rollouts_done >= config.num_rollout:
+            raise ConfigError(
+                f"{self.path} has {self.rollouts_done} rollouts done and --num-rollout is {config.num_rollout}: nothing"
+                " is left to do. Raise --num-rollout, the number of rollouts in all."
+            )
 
     def require_same_data_order(self, config: RunConfig) -> None:
         """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's.

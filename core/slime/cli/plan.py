@@ -97,7 +97,9 @@ def _devices(checked: Preflight) -> str:
 def _plugins(checked: Preflight) -> Iterator[str]:
     for slot, used in checked.used.items():
         component = used.component
-        options = _pairs(used.options.model_dump())
+        weight = {"weight": f"{used.use.weight:g}"} if checked.config.reward.terms and used.use.kind == "reward" else {}
+        limits = used.limits.model_dump(exclude_unset=True)
+        options = _pairs({**weight, **used.options.model_dump(), **limits})
         shown = f"  {options}" if options else ""
         yield f"{slot:<16}{component.id}  ({component.found.package}, {component.origin}){shown}"
 

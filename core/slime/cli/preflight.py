@@ -69,10 +69,16 @@ def preflight(config: RunConfig, run_dir: Path) -> Preflight:
         )
     problems.found += run_folder_problems(config, run_dir)
     problems.found += machine_problems(config, run_dir, with_engines=with_engines)
-    for folder in (config.checkpoint.load, config.checkpoint.initial_megatron_checkpoint):
-        if folder is not None:
-            with problems.collected():
-                read_checkpoint(Path(folder))
+    if config.checkpoint.initial_megatron_checkpoint is not None:
+        with problems.collected():
+            read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
+    # What the checkpoint is compared with must itself be sound.
+    if config.checkpoint.load is not None:
+        with problems.collected():
+            checkpoint = read_checkpoint(Path(config.checkpoint.load))
+            if not problems.found and plugins is not None:
+                checkpoint.require_continuable(config)
+                plugins.check_resume(checkpoint.plugins, config)
     stop_on(problems.found)
     assert plugins is not None and model is not None
     return Preflight(config, run_dir, plugins, used, model, data)
@@ -99,13 +105,25 @@ def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | 
                 used[use.slot] = plugins.look_up(use)
         for slot in config.component_options:
             if slot not in {use.slot for use in uses}:
-                problems.found.append(f"options are stated for a {slot}, and the run uses none")
+                problems.found.append(_unused_options(config, slot))
         if len(problems.found) == before:
             with problems.collected():
                 plugins.resolve(config)
                 plugins.check_config(config)
         return plugins, used
     return None, used
+
+
+def _unused_options(config: RunConfig, slot: str) -> str:
+    """What to do about options of a component that the run does not name."""
+    kind, options = slot.replace("_", " "), ", ".join(config.component_options[slot])
+    if slot == "reward" and config.reward.terms:
+        return (
+            f"options are stated for one reward ({options}), and the run adds up several: state each option in the"
+            " [[reward.terms]] table of its reward"
+        )
+    flag = {"datasource": "data-source", "estimator": "advantage-estimator"}.get(slot, slot.replace("_", "-"))
+    return f"options are stated for a {kind} ({options}), and the run uses none: name it with --{flag}, or drop them"
 
 
 def _check_models(config: RunConfig, problems: _Problems) -> ModelFacts | None:

@@ -22,7 +22,7 @@ from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
 from slime.cluster.session import RaySession
 from slime.cluster.trainer_group import TrainerGroup
 from slime.config import RunConfig
-from slime.errors import ConfigError, EngineError, SlimeError
+from slime.errors import EngineError, SlimeError
 from slime.observe.observer import RunObserver
 from slime.plugins import PluginSet
 
@@ -101,14 +101,6 @@ class Run:
         """Start everything side by side; engines and trainer import their libraries at the same time."""
         config, fingerprint = self.config, self._plugins.fingerprint(self.config)
         checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
-        if checkpoint is not None:
-            checkpoint.require_same_data_order(config)
-            if checkpoint.rollouts_done >= config.num_rollout:
-                raise ConfigError(
-                    f"{checkpoint.path} has {checkpoint.rollouts_done} rollouts done and --num-rollout is "
-                    f"{config.num_rollout}: nothing is left to do. Raise --num-rollout, the number of rollouts in all."
-                )
-            self._plugins.check_resume(checkpoint.plugins, config)
         provenance = self._plugins.provenance(config)
         (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:

@@ -68,10 +68,18 @@ def _section(options: type[BaseModel], items: list[Setting], problems: list[str]
         section = options.model_validate(values)
     except ValidationError as error:
         for details in error.errors():
-            setting = where[str(details["loc"][0])]
-            problems.append(f"{setting.where}: {explain(details, _expected(setting, details))}")
+            first, *inner = details["loc"]
+            setting = where[str(first)]
+            problems.append(f"{setting.where}{_place(inner)}: {explain(details, _expected(setting, details))}")
         return None
     return section if len(problems) == before else None
+
+
+def _place(inner: list[int | str]) -> str:
+    """Where in a list of tables: `[1].weight`.  An item of a plain list is told by its value."""
+    if not any(isinstance(step, str) for step in inner):
+        return ""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inner)
 
 
 def _got_expected(setting: Setting) -> str:

@@ -127,7 +127,9 @@ def evaluation(config: RunConfig) -> Iterator[str]:
         yield f"--eval-prompt-data names two sets {name!r}"
     if names and options.eval_interval is None:
         yield "--eval-prompt-data needs --eval-interval: every how many rollouts to evaluate"
-    if names and config.reward.reward is None and config.algorithm.loss_type != "policy_loss":
+    reward = config.reward
+    unscored = reward.reward is None and not reward.terms and not reward.custom_rm_path
+    if names and unscored and config.algorithm.loss_type != "policy_loss":
         yield "--eval-prompt-data needs --reward, which scores the responses"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slime.config.flags import UNAVAILABLE, Flag, FlagTable, Found
-from slime.config.own_flags import component_option
+from slime.config.own_flags import component_option, nearest_component_option
 from slime.config.settings import COMPONENT, Setting, Settings
 from slime.config.values import Arity
 
@@ -70,7 +70,7 @@ class _Parser:
             return
         found = self._flags.find(name)
         if found is None:
-            self._problem(f"unknown flag --{name}.{self._flags.nearest(name)}")
+            self._problem(f"unknown flag --{name}.{nearest_component_option(name) or self._flags.nearest(name)}")
             # What follows it can only be its value.
             self._take(Arity.ANY)
             return

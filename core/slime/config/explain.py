@@ -34,6 +34,8 @@ def explain(error: Mapping[str, Any], expected: str | None = None) -> str:
     kind, context, got = error["type"], error.get("ctx", {}), error["input"]
     if kind == "value_error":
         return str(context.get("error", error["msg"]))
+    if kind == "missing":
+        return f"is missing from {show(got)}"
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         return f"got {show(got)}, expected one of {choices}.{did_you_mean(str(got), choices.split(', '))}"

@@ -14,6 +14,7 @@ from slime.config.plugin_options import PluginOptions
 from slime.config.sglang_flags import sglang_flags
 from slime.config.unavailable import unavailable_flags
 from slime.config.values import type_of
+from slime.errors import did_you_mean
 
 _SLOT_SPELLINGS = {
     "estimator": "estimator",
@@ -67,3 +68,9 @@ def component_option(name: str) -> tuple[str, str] | None:
     """(slot, option) of a flag like `reward.timeout-s`; None for any other name."""
     match = _COMPONENT_OPTION.fullmatch(name)
     return None if match is None else (_SLOT_SPELLINGS[match[1]], match[2].replace("-", "_"))
+
+
+def nearest_component_option(name: str) -> str:
+    """` Did you mean --reward.X?` for a name like `rewrad.X`; an empty string for one that is nothing of the kind."""
+    component, dot, option = name.partition(".")
+    return did_you_mean(f"--{component}.{option}", [f"--{slot}.{option}" for slot in _SLOT_SPELLINGS]) if dot else ""

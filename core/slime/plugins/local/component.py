@@ -57,7 +57,10 @@ class LocalComponent(Component):
         """
         module, _, name = self.target.shape.adapter.partition(":")
         adapter = getattr(importlib.import_module(module), name)
-        function = load(self.target)
+        try:
+            function = load(self.target)
+        except PluginLoadError as error:
+            raise PluginLoadError(f"{self.title}: {error}") from error
         return lambda options, context: adapter(function, options, context)
 
 
