@@ -303,6 +303,9 @@ class DataSource(Protocol):
 
     slime keeps account of what it took: finished groups wait in its own buffer, and those that a checkpoint had in
     flight it hands out again by itself.  Neither comes back to the source.
+
+    A source may have one method more, `generated(groups)`: it is called once for each batch with copies of what was
+    generated for it, scored, groups included that a filter dropped.  A curriculum learns from it what was hard.
     """
 
     def take(self, n: int) -> list[Group]:

@@ -151,6 +151,21 @@ def test_a_sample_without_any_reward_is_refused(tmp_path: Path) -> None:
     assert done.reward is None
 
 
+@pytest.mark.parametrize("reward", ["float('nan')", "'1'", "{'accuracy': 1.0}", "{'score': float('inf')}"])
+def test_a_reward_of_its_own_that_is_no_finite_number_is_refused(tmp_path: Path, reward: str) -> None:
+    source = f"async def generate(args, sample):\n    sample.response, sample.reward = 'x', {reward}\n    return sample"
+    with pytest.raises(PluginContractError, match=r"returned a sample with reward .*, expected a finite number"):
+        generate(tmp_path, source, pending())
+    [done] = generate(tmp_path, source.replace(reward, "{'score': 2, 'accuracy': 1.0}"), pending())
+    assert done.reward_value == 2.0
+
+
+def test_supervised_samples_need_no_reward(tmp_path: Path) -> None:
+    source = "async def generate(args, sample):\n    sample.response = 'x'\n    return sample"
+    [done] = generate(tmp_path, source, pending(), algorithm={"loss_type": "sft_loss"})
+    assert done.reward is None
+
+
 def test_an_empty_answer_is_refused(tmp_path: Path) -> None:
     source = "async def generate(sample):\n    sample.status = sample.Status.COMPLETED\n    return [sample]"
     with pytest.raises(PluginContractError, match="without a response, neither as tokens nor as text"):

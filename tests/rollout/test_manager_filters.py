@@ -27,6 +27,17 @@ def reward_post_process(args, samples):
     return raw, [10 * value + place for place, value in enumerate(raw)]
 """
 
+CURIOUS = """
+from pathlib import Path
+from slime.data import RolloutDataSource
+
+
+class Mine(RolloutDataSource):
+    def add_samples(self, samples):
+        with (Path(__file__).parent / "seen").open("a") as file:
+            print(*(sample.index for sample in samples if sample.reward is not None), file=file)
+"""
+
 
 @pytest.fixture
 def config(prompt_file: Path) -> RunConfig:
@@ -67,6 +78,22 @@ def test_groups_without_variance_are_dropped_and_replaced(config: RunConfig, tok
     assert dropped > 0
     generated = sum(r.metrics["rollout/groups_generated"] for r in (first, second))
     assert generated == dropped + 6 + second.metrics["rollout/buffer_size"]
+
+
+def test_a_sources_add_samples_sees_every_generated_sample_once(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "curious.py"
+    file.write_text(CURIOUS)
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"data_source": f"local:{file}", "data_source_path": None})}
+    )
+    done = asyncio.run(rollouts(config, tokenizer, tmp_path, range(2)))
+    shown = [[int(word) for word in line.split()] for line in (tmp_path / "seen").read_text().splitlines()]
+    trained = {sample.index for rollout in done for group in rollout.groups for sample in group.samples}
+    assert len(shown) == 2
+    assert sorted(index for batch in shown for index in batch) == list(range(sum(map(len, shown))))
+    assert trained < {index for batch in shown for index in batch}, "groups that were dropped are shown as well"
 
 
 def test_a_run_continued_from_its_files_trains_on_what_it_would_have(

@@ -141,6 +141,12 @@ def test_several_rewards_each_have_workers_limits_and_metrics_of_their_own(token
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"reward0-0.log", "reward1-0.log"}
 
 
+def test_two_uses_of_one_reward_are_told_apart(tokenizer: Any, tmp_path: Path) -> None:
+    terms = [RewardTerm(name="bad/plain", options={"timeout_s": 0.3}), RewardTerm(name="bad/plain")]
+    first, _ = run(configured(tmp_path, {3: "raise"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
+    assert [first.metrics[f"plugin/reward/bad/plain[{place}]/failed"] for place in (0, 1)] == [4, 4]
+
+
 def test_workers_end_when_the_runs_process_is_killed(tmp_path: Path) -> None:
     script = f"""
 import asyncio

@@ -82,3 +82,36 @@ def test_a_state_does_not_change_with_the_living_source() -> None:
 def test_a_state_that_no_checkpoint_can_hold_is_refused_with_the_first_prompts() -> None:
     with pytest.raises(PluginContractError, match=r"^s gave a state_dict that is no JSON"):
         CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
+
+
+class Curious(FaultySource):
+    """Wants to see what was generated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[Any]] = []
+
+    def generated(self, groups: Sequence[Group]) -> None:
+        self.seen.append([sample.reward for group in groups for sample in group.samples])
+        for one in groups:
+            for sample in one.samples:
+                sample.reward = float(len((sample.label or "").upper()))
+
+
+def test_a_source_that_wants_to_see_what_was_generated_does_and_changes_nothing() -> None:
+    source, finished = Curious(), group(7, 14, 15, status=Status.COMPLETED)
+    for place, sample in enumerate(finished.samples):
+        sample.reward = float(place + 1)
+    checked = CheckedSource(source, "data source curious", 2)
+    checked.generated([finished])
+    checked.generated([])
+    CheckedSource(FaultySource(), "data source without the method", 2).generated([finished])
+    assert source.seen == [[1.0, 2.0]]
+    assert [sample.reward for sample in finished.samples] == [1.0, 2.0]
+
+
+def test_a_source_that_fails_on_what_was_generated_is_named() -> None:
+    finished = group(7, 14, status=Status.COMPLETED)
+    finished.samples[0].label = 3  # type: ignore[assignment]  # a label that is none
+    with pytest.raises(PluginError, match="data source curious: AttributeError"):
+        CheckedSource(Curious(), "data source curious", 1).generated([finished])

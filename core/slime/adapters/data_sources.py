@@ -63,8 +63,10 @@ class LocalDataSource:
             self._returned.append(Group(group.index, [_asked_again(sample, sample) for sample in _rollouts(group)]))
 
     def generated(self, groups: Sequence[Group]) -> None:
-        """Show the class what was generated, where it has an `add_samples` of its own: as samples, or as lists of the
-        samples of a prompt where that is how it hands out prompts."""
+        """Show the class what was generated for a batch, where it has an `add_samples` of its own.
+
+        As samples, or as lists of the samples of a prompt where that is how it hands out prompts.
+        """
         own = getattr(type(self._source), "add_samples", None)
         if own in (None, RolloutDataSource.add_samples, RolloutDataSourceWithBuffer.add_samples):
             return

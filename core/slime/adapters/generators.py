@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import asdict
+from numbers import Real
 from typing import Any
 
 from slime.adapters.arguments import args_of
@@ -34,7 +36,8 @@ class _LocalGenerator:
         self._tokenizer = context.tokenizer
         self._logger = context.logger
         self._template: bool = config.data.apply_chat_template
-        self._scored_later = config.reward.reward is not None or bool(config.reward.terms)
+        supervised = config.algorithm.loss_type == "sft_loss"
+        self._own_rewards = not (supervised or config.reward.reward is not None or config.reward.terms)
         self._needs_log_probs = _needs_log_probs(config)
         self._told = False
 
@@ -69,11 +72,8 @@ class _LocalGenerator:
             return
         if sample.response_length == 0:
             self._tokenise(sample, prompt, prompt_tokens)
-        if sample.reward is None and not self._scored_later:
-            raise PluginContractError(
-                "returned a sample without a reward, and the run has no other: set Sample.reward, or state --reward or"
-                " --custom-rm-path"
-            )
+        if self._own_rewards:
+            _check_own_reward(sample.reward)
 
     def _tokenise(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         if not sample.response:
@@ -112,6 +112,23 @@ class SampleGenerator(_LocalGenerator):
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         """What the function returns for `sample`."""
         return await self._call(sample, sampling, policy, {"sample": sample})
+
+
+def _check_own_reward(reward: object) -> None:
+    """What a function may set as `Sample.reward` where nothing else scores its samples.
+
+    Raises `PluginContractError`.
+    """
+    if reward is None:
+        raise PluginContractError(
+            "returned a sample without a reward, and the run has no other: set Sample.reward, or state --reward or"
+            " --custom-rm-path"
+        )
+    value = reward.get("score") if isinstance(reward, dict) else reward
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise PluginContractError(
+            f"returned a sample with reward {reward!r}, expected a finite number, or a dictionary with one as 'score'"
+        )
 
 
 def _by_name(sampling: SamplingParams) -> dict[str, Any]:

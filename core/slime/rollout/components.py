@@ -92,13 +92,13 @@ class _Builder:
         """A filter behind its boundary, where the run has one."""
         return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title)
 
-    def health(self, resolved: Resolved) -> Health:
-        """What counts the component's failures."""
+    def health(self, resolved: Resolved, place: int | None = None) -> Health:
+        """What counts the component's failures; `place` among the rewards where that must tell it from another use."""
         component = resolved.component
         return Health(
             Watched(
                 kind=component.kind,
-                id=component.label,
+                id=component.label if place is None else f"{component.label}[{place}]",
                 title=component.title,
                 error_budget=resolved.limits.error_budget,
                 rollout_samples=self.config.batch.prompts * self.config.rollout.n_samples_per_prompt,
@@ -113,15 +113,16 @@ class _Builder:
             return None
         isolated = sum(one.component.spec.isolation == "process" for one in rewards)
         keys = term_keys(rewards) if self.config.reward.terms else [None]
+        uses = Counter(one.component.id for one in rewards)
         terms = [
             Term(
                 spec=one.component.spec,
                 caller=self._caller(one, isolated),
-                health=self.health(one),
+                health=self.health(one, place if uses[one.component.id] > 1 else None),
                 key=key,
                 weight=one.use.weight,
             )
-            for one, key in zip(rewards, keys, strict=True)
+            for place, (one, key) in enumerate(zip(rewards, keys, strict=True))
         ]
         return Scorer(terms, passive_checks=self.config.rollout.passive_checks)
 

@@ -81,9 +81,8 @@ class RolloutManager:
         """
         self._config = config
         components = Components.build(config, plugins, run_dir, tokenizer)
-        self._ledger = Ledger(
-            CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
-        )
+        self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
+        self._ledger = Ledger(self._source)
         generator = SampleGenerator(
             components.generator,
             components.generator_health,
@@ -140,6 +139,7 @@ class RolloutManager:
         # No await before this: prompts are taken in the order of the calls.
         self._begin(rollout)
         collected = await self._collector.collect(rollout)
+        self._source.generated(collected.generated)
         seconds = time.monotonic() - started
         groups = collected.groups
         metrics = rollout_metrics(groups)

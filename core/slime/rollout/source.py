@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slime.contracts.groups import check_groups, check_state
@@ -43,6 +44,19 @@ class CheckedSource:
             self.state()
             self._state_checked = True
         return groups
+
+    def generated(self, groups: Sequence[Group]) -> None:
+        """Show a source that has the method what was generated for a batch.  Raises `PluginError` when it fails."""
+        show = getattr(self._source, "generated", None)
+        if show is None or not groups:
+            return
+        try:
+            # Copies: what it sets on a sample does not reach the batch.
+            show([Group(group.index, [replace(sample) for sample in group.samples], group.age) for group in groups])
+        except SlimeError:
+            raise
+        except Exception as error:  # the boundary around the data source plugin
+            raise PluginError(reason_of(self.who, error)) from error
 
     def state(self) -> dict[str, Any]:
         """The source's state after what was taken so far, JSON-ready.  Raises `PluginContractError`."""
