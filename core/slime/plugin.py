@@ -128,6 +128,8 @@ class EstimatorSpec(ComponentSpec):
     ratio: Literal["token", "sequence"] = "token"
     #: how far the ratio may go below and above 1 where the run states neither --eps-clip nor --eps-clip-high
     clip_range: tuple[float, float] = (0.2, 0.2)
+    #: whether it takes the KL of --kl-coef off the reward (`EstimatorBatch.kl`); --kl-coef is refused where not
+    takes_kl: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

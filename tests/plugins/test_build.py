@@ -185,3 +185,27 @@ def test_a_factory_that_may_work_is_given_the_benefit_of_the_doubt(
 ) -> None:
     install_reward("math", "boxed", impl=impl)
     assert survey_plugins().resolve(config_with(reward="boxed"))["reward"].component.id == "math/boxed"
+
+
+def test_kl_in_the_reward_is_refused_with_an_estimator_of_anyone_that_does_not_take_it(
+    install: Any, config_with: Any
+) -> None:
+    hook = """
+        import slime.plugin as sp
+
+        slime_api = 1
+
+        @sp.hookimpl
+        def slime_register_estimators():
+            return [
+                sp.EstimatorSpec(name="without", factory="e_impl:Impl"),
+                sp.EstimatorSpec(name="with", factory="e_impl:Impl", takes_kl=True),
+            ]
+    """
+    install("slime-estimator-e", "1.0", {"e": "e"}, {"e": hook, "e_impl": "class Impl: ..."})
+    plugins = survey_plugins()
+    with pytest.raises(
+        ConfigError, match=r"--kl-coef 0\.1 takes KL off the reward, which estimator e/without .*does not"
+    ):
+        plugins.resolve(config_with(estimator="without", kl_coef=0.1))
+    assert plugins.resolve(config_with(estimator="with", kl_coef=0.1))["estimator"].component.id == "e/with"

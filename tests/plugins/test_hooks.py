@@ -106,8 +106,3 @@ def test_a_check_that_fails_by_itself_is_attributed(install: Any, config_with: A
 
 def test_slimes_own_plugins_accept_an_ordinary_configuration(config: Any) -> None:
     survey_plugins().check_config(config)
-
-
-def test_kl_in_the_reward_is_refused_where_the_estimator_would_ignore_it(config_with: Any) -> None:
-    with pytest.raises(ConfigError, match=r"--kl-coef 0.1 takes KL off the reward.*--use-kl-loss"):
-        survey_plugins().check_config(config_with(kl_coef=0.1))

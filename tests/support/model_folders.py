@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.support.tiny_models import make_tiny_model
 
 Folders = Callable[..., Path]

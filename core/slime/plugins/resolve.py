@@ -79,6 +79,12 @@ def check_needs(component: Component, config: RunConfig) -> None:
             f"{component.title} compares the samples of one prompt with each other, but --n-samples-per-prompt is"
             f" {samples}: every advantage would be 0. Use at least 2."
         )
+    coef = config.algorithm.kl_coef
+    if coef != 0 and not spec.takes_kl:
+        raise ConfigError(
+            f"--kl-coef {coef:g} takes KL off the reward, which {component.title} does not do."
+            " Use --use-kl-loss --kl-loss-coef, which adds KL to the loss."
+        )
 
 
 def check_critic_options(components: Iterable[Component], config: RunConfig) -> None:

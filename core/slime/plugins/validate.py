@@ -163,6 +163,8 @@ def _check_fields_of_kind(spec: ComponentSpec, title: str) -> None:
             raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
         if spec.ratio not in ("token", "sequence"):
             raise Defect(f"{title} has ratio {spec.ratio!r}, expected 'token' or 'sequence'")
+        if not isinstance(spec.takes_kl, bool):
+            raise Defect(f"{title} has takes_kl {spec.takes_kl!r}, expected True or False")
         bounds = spec.clip_range
         if not isinstance(bounds, tuple) or len(bounds) != 2 or not all(_is_range(bound) for bound in bounds):
             raise Defect(f"{title} has clip_range {bounds!r}, expected two numbers of at least 0")

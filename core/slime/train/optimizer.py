@@ -25,18 +25,20 @@ def build_optimizer(settings: TrainSettings, chunks: list[Any]) -> Any:
     return get_megatron_optimizer(settings.optimizer, chunks, use_gloo_process_groups=False)
 
 
-def build_scheduler(config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr") -> Any:
+def build_scheduler(
+    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
+) -> Any:
     """Learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
 
     An iteration is one optimizer step.  The default decays over the whole run.  A resumed run keeps its count of steps
     and nothing else: a longer run, or another learning rate, is what it says.  `lr_flag` names the learning rate in
-    messages.  Raises `ConfigError` for combinations that do not fit.
+    messages; in `idle_rollouts` no step is taken.  Raises `ConfigError` for combinations that do not fit.
     """
     stated = config.megatron
     style = stated.get("lr_decay_style", "constant")
     if style not in _STYLES:
         raise ConfigError(f"--lr-decay-style {style!r} is not one of {', '.join(_STYLES)}.")
-    run = (config.rollout.num_rollout or 1) * config.steps_per_rollout
+    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.steps_per_rollout
     decay = stated.get("lr_decay_iters") or max(1, run)
     warmup = stated.get("lr_warmup_iters") or 0
     if stated.get("lr_warmup_fraction") is not None:

@@ -104,7 +104,8 @@ class MegatronRank:
         if reference and self._reference is None:
             self._reference = ReferenceWeights(self._bare)
         self._optimizer = build_optimizer(settings, self._chunks)
-        self._scheduler = build_scheduler(config, settings, self._optimizer)
+        idle = algorithm.num_critic_only_steps if "critic" in needs else 0
+        self._scheduler = build_scheduler(config, settings, self._optimizer, idle_rollouts=idle)
         self._last_lr = 0.0
         self._rollouts_seen = 0
         connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
@@ -147,7 +148,7 @@ class MegatronRank:
         norms = [0.0]
         critic_only = self._critic is not None and batch.rollout < self._config.algorithm.num_critic_only_steps
         if steps:
-            columns, seen = self._columns(batch, seconds, several_steps=len(steps) > 1 and not critic_only)
+            columns, seen = self._columns(batch, seconds, steps=0 if critic_only else len(steps))
             metrics |= seen
             if self._critic is not None and columns.critic is not None:
                 metrics |= self._critic.train(batch, steps, columns.critic, seconds)
@@ -176,9 +177,9 @@ class MegatronRank:
         return [part.numpy() for part in self._score(batch)]
 
     def _columns(
-        self, batch: TrainBatch, seconds: dict[str, float], *, several_steps: bool
+        self, batch: TrainBatch, seconds: dict[str, float], *, steps: int
     ) -> tuple[LossColumns, dict[str, float]]:
-        """Per-token data that must be known before the first step, and metrics of the advantages."""
+        """Per-token data that must be known before the first of the policy's `steps`, and metrics of the advantages."""
         flat = partial(flat_column, device=self._device)
         algorithm = self._config.algorithm
         weights = flat(
@@ -195,12 +196,12 @@ class MegatronRank:
         ref = old = kl = None
         by_engine = bool(algorithm.use_rollout_logprobs)
         # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
-        if (several_steps and not by_engine) or self._estimator_wants_kl or algorithm.true_on_policy_mode:
+        if (steps > 1 and not by_engine) or self._estimator_wants_kl or algorithm.true_on_policy_mode:
             with timed(seconds, "time/old_log_probs"):
                 old = self._score(batch)
         if algorithm.true_on_policy_mode and old is not None:
             check_agreement(batch, old, algorithm.true_on_policy_tolerance)
-        if self._reference is not None:
+        if self._reference is not None and (steps or self._estimator_wants_kl):
             self._settle()  # exchanging weights that are still arriving would leave stale ones behind
             with timed(seconds, "time/ref_log_probs"), self._reference.in_model():
                 ref = self._score(batch)

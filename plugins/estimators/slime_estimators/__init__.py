@@ -65,6 +65,7 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             name="rloo",
             factory="slime_estimators.rloo:RLOO",
             summary="reward less the mean of the prompt's other samples",
+            takes_kl=True,
             needs=_GROUP,
         ),
         EstimatorSpec(
@@ -72,6 +73,7 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             factory="slime_estimators.ppo:PPO",
             options=PPOOptions,
             summary="generalised advantage estimation over a critic's values",
+            takes_kl=True,
             needs=frozenset({"critic"}),
         ),
         EstimatorSpec(
@@ -79,11 +81,13 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             factory="slime_estimators.reinforce_plus_plus:ReinforcePlusPlus",
             options=ReinforcePlusPlusOptions,
             summary="returns of tokens, whitened over the batch",
+            takes_kl=True,
         ),
         EstimatorSpec(
             name="reinforce_plus_plus_baseline",
             factory="slime_estimators.reinforce_plus_plus_baseline:ReinforcePlusPlusBaseline",
             summary="reward relative to the prompt's other samples, whitened over the batch",
+            takes_kl=True,
             needs=_GROUP,
         ),
     ]

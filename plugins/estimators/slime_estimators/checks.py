@@ -11,24 +11,13 @@ from slime_estimators.options import DAPOOptions
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-_WITHOUT_KL = ("grpo", "dr_grpo", "gspo", "cispo", "dapo")
-
 
 def check_config(config: RunConfig) -> None:
     """Raise one `ConfigError` that tells every problem."""
     name = (config.algorithm.advantage_estimator or "").removeprefix("estimators/")
-    problems = [problem for check in (_kl, _aggregation, _dual_clip, _overlong) for problem in check(name, config)]
+    problems = [problem for check in (_aggregation, _dual_clip, _overlong) for problem in check(name, config)]
     if problems:
         raise ConfigError(" ".join(problems))
-
-
-def _kl(name: str, config: RunConfig) -> Iterator[str]:
-    coef = config.algorithm.kl_coef
-    if name in _WITHOUT_KL and coef != 0:
-        yield (
-            f"--kl-coef {coef:g} takes KL off the reward, which --advantage-estimator {name} does not do."
-            " Use --use-kl-loss --kl-loss-coef, which adds KL to the loss."
-        )
 
 
 def _aggregation(name: str, config: RunConfig) -> Iterator[str]:

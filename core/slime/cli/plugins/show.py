@@ -17,7 +17,7 @@ from slime.plugins.requires import unmet_requirements
 #: how the flags of a kind's options begin
 _FLAGS = {"datasource": "--data-source", "buffer_filter": "--buffer-filter"}
 #: fields of specs that are shown with their values, where a spec has them
-_FIELDS = ("ratio", "scope", "deterministic", "isolation", "needs_engine")
+_FIELDS = ("ratio", "takes_kl", "scope", "deterministic", "isolation", "needs_engine")
 
 
 def show(name: str, kind: str | None) -> str:
