@@ -9,7 +9,6 @@ import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, indices
 
 from slime.errors import CheckpointError, PluginContractError, SlimeError
-from slime.rollout.in_flight import as_taken
 from slime.rollout.ledger import Ledger
 from slime.rollout.source import CheckedSource
 from slime.types import Group, Sample, Status
@@ -48,18 +47,39 @@ def test_groups_in_flight_are_handed_out_again_first_as_they_were_taken() -> Non
 
 
 def test_what_is_kept_of_a_group_in_flight_shares_nothing_that_a_generator_may_change() -> None:
-    [group] = ledger().take(1)
-    sample = group.samples[0]
-    sample.prompt, sample.metadata = [{"role": "user", "content": "?"}], {"tools": ["a"]}
-    sample.loss_mask, sample.rollout_log_probs = [1], [-0.5]
-    kept = as_taken(group).samples[0]
-    before = kept.to_dict()
-    sample.prompt[0]["content"] = "!"
-    sample.metadata["tools"].append("b")
-    for values in (sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions):
-        values.append(0)  # type: ignore[arg-type]  # one of them is of texts
-    sample.spec_info.spec_verify_ct += 1
-    assert kept.to_dict() == before
+    class Chats(CountingSource):
+        def take(self, n: int) -> list[Group]:
+            groups = super().take(n)
+            for sample in (sample for group in groups for sample in group.samples):
+                sample.prompt, sample.metadata = [{"role": "user", "content": "?"}], {"tools": ["a"]}
+                sample.loss_mask, sample.rollout_log_probs = [1], [-0.5]
+            return groups
+
+    run = ledger(Chats())
+    [group] = run.take(1)
+    before = [sample.to_dict() for sample in group.samples]
+    for sample in group.samples:
+        assert isinstance(sample.prompt, list)
+        sample.prompt[0]["content"] = "!"
+        sample.metadata["tools"].append("b")
+        for values in (sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions):
+            values.append(0)  # type: ignore[union-attr, arg-type]  # none is None, one is of texts
+        sample.spec_info.spec_verify_ct += 1
+    [again] = through_a_checkpoint(run.state(0)).take(1)
+    assert [sample.to_dict() for sample in again.samples] == before
+
+
+def test_a_source_whose_groups_cannot_be_copied_is_named() -> None:
+    class Odd(CountingSource):
+        def take(self, n: int) -> list[Group]:
+            groups = super().take(n)
+            groups[-1].samples[0].metadata["tool"] = lambda: None
+            return groups
+
+    with pytest.raises(
+        PluginContractError, match=r"^data source counting gave group 1 something that cannot be copied"
+    ):
+        ledger(Odd()).take(2)
 
 
 def test_finished_groups_come_back_with_rewards_and_log_probs_to_the_last_bit() -> None:

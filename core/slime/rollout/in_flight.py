@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections import deque
 from collections.abc import Sequence
 
+from slime.errors import PluginContractError
 from slime.rollout.source import CheckedSource
-from slime.types import Group, Sample, SpecInfo
+from slime.types import Group
 
 
 class InFlight:
@@ -21,7 +22,8 @@ class InFlight:
     def __init__(self, source: CheckedSource) -> None:
         self._source = source
         self._waiting: deque[Group] = deque()
-        self._generating: dict[int, Group] = {}
+        #: group index -> the group, pickled: one object that shares nothing and costs the garbage collector nothing
+        self._generating: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._generating)
@@ -40,7 +42,7 @@ class InFlight:
         """`count` groups to generate: those handed out again, and those new from the source.  Raises as it does."""
         again = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         fresh = self._source.take(count - len(again)) if len(again) < count else []
-        self._generating |= {group.index: as_taken(group) for group in (*again, *fresh)}
+        self._generating |= {group.index: self._as_taken(group) for group in (*again, *fresh)}
         return again, fresh
 
     def finish(self, groups: Sequence[Group]) -> None:
@@ -50,27 +52,18 @@ class InFlight:
 
     def snapshot(self) -> list[Group]:
         """Everything in flight, as it was taken, in the order in which it shall be handed out again."""
-        return [*self._generating.values(), *self._waiting]
+        return [*map(pickle.loads, self._generating.values()), *self._waiting]
 
     def restore(self, groups: Sequence[Group]) -> None:
         """What `snapshot` gave in the run that is continued."""
         self._generating.clear()
         self._waiting = deque(groups)
 
-
-def as_taken(group: Group) -> Group:
-    """A copy that no generator's change reaches."""
-    return Group(group.index, [_copy(sample) for sample in group.samples])
-
-
-def _copy(sample: Sample) -> Sample:
-    kept = vars(sample).copy()
-    for name in ("tokens", "weight_versions", "loss_mask", "rollout_log_probs"):
-        if kept[name] is not None:
-            kept[name] = list(kept[name])
-    kept["spec_info"] = SpecInfo(**vars(sample.spec_info))
-    # Most have neither a chat nor metadata, and nothing else costs as much.
-    if not isinstance(sample.prompt, str):
-        kept["prompt"] = copy.deepcopy(sample.prompt)
-    kept["metadata"] = copy.deepcopy(sample.metadata) if sample.metadata else {}
-    return Sample(**kept)
+    def _as_taken(self, group: Group) -> bytes:
+        try:
+            return pickle.dumps(group, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # what is pickled is the data source's
+            raise PluginContractError(
+                f"{self._source.who} gave group {group.index} something that cannot be copied:"
+                f" {type(error).__name__}: {error}; expected plain data in metadata and inputs"
+            ) from error
