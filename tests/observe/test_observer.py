@@ -140,3 +140,10 @@ def test_observers_that_raised_are_counted_at_the_end(tmp_path: Path) -> None:
     recording.failures["wandb", "slime_step_finished"] = 12
     observer.run_finished("finished")
     assert "warning: slime_step_finished() of plugin wandb raised 12 times" in out.getvalue()
+
+
+def test_what_the_passive_checks_found_is_shown(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    observer.run_started(CONFIG, tmp_path)
+    observer.rollout_finished(2, {}, findings=["reward r gave 1, then 2"])
+    assert "warning: rollout 2: reward r gave 1, then 2" in out.getvalue()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.rollout.collecting import Finisher, Rule, collector, drop_where, indices
@@ -14,6 +14,7 @@ from tests.rollout.collecting import Finisher, Rule, collector, drop_where, indi
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import Selection
 from slime.rollout.filters import GroupFilter
+from slime.rollout.passive import PassiveChecks
 from slime.types import Group
 
 
@@ -189,3 +190,26 @@ def test_a_faulty_filter_is_named() -> None:
             collect, _ = collector(Finisher(), **{slot: select(answer)})  # type: ignore[arg-type]  # one of two slots
             with pytest.raises(kind, match=f"^buffer filter p/faulty:? {words}"):
                 asyncio.run(collect.collect(0))
+
+
+@pytest.mark.parametrize(
+    ("act", "finding"),
+    [
+        (lambda group: setattr(group.samples[1], "reward", 7.0), "p/meddler changed Sample.reward of sample 1"),
+        (lambda group: group.samples.pop(), "p/meddler was shown 2 samples of a group and left 1 of them in it"),
+        (lambda group: group.samples[0].reward, None),
+    ],
+)
+def test_a_filter_that_changes_what_it_is_shown_is_named(act: Callable[[Group], object], finding: str | None) -> None:
+    class Meddler:
+        def select(self, buffer: Sequence[Group], want: int) -> Selection:
+            for group in buffer:
+                act(group)
+            return Selection(list(range(len(buffer)))[:want])
+
+    passive = PassiveChecks(1)
+    collect, _ = collector(Finisher(), buffer=GroupFilter(Meddler(), "buffer filter p/meddler", passive))  # type: ignore[arg-type]  # any filter will do
+    asyncio.run(collect.collect(0))
+    told = passive.rollout_done()
+    assert len(told) == (finding is not None)
+    assert all(str(finding) in text for text in told)

@@ -16,6 +16,7 @@ from slime.errors import EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.rollout.generation import SampleGenerator
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.sampling import Sampling, sampling_seed
 from slime.types import Sample, Status
 
@@ -91,6 +92,38 @@ def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
     [sample] = run(OneTurn())
     assert (sample.status, sample.tokens, sample.failure) == (Status.COMPLETED, [1, 2, 3, 7, 8], None)
     assert sample.rollout_log_probs == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"tokens": [1, 2, 3, 7, 9]}, "token 9 with log-prob -0.25"),
+        ({"rollout_log_probs": [-0.5, -0.75]}, "token 8 with log-prob -0.75"),
+        ({"tokens": [1, 2, 3, 7, 9], "loss_mask": [1, 0]}, None),
+    ],
+)
+def test_training_on_what_the_policy_did_not_answer_is_told_once(change: dict[str, object], wrong: str | None) -> None:
+    async def main() -> list[str]:
+        passive = PassiveChecks(1)
+        boundary = SampleGenerator(
+            OneTurn(**change),
+            health("generator g", "generator"),
+            EchoPolicy(),
+            timeout_s=5,
+            concurrency=4,
+            passive=passive,
+        )
+        for index in range(3):
+            [sample] = await boundary.generate(pending(index), SAMPLING, BusyClock())
+            assert sample.status is Status.COMPLETED
+        return passive.rollout_done()
+
+    told = asyncio.run(main())
+    if wrong is None:
+        assert told == []
+    else:
+        [finding] = told
+        assert finding.startswith(f"generator g trains on response token 1, {wrong}, which the policy did not answer")
 
 
 def test_a_rollout_gets_its_samples_index_as_rollout_id() -> None:

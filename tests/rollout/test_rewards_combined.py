@@ -18,6 +18,7 @@ from slime.plugin import Reward, RewardSpec
 from slime.plugins import load_plugins
 from slime.rollout.components import reward_workers, term_keys
 from slime.rollout.metrics import rollout_metrics
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.rewards import Scorer
 from slime.types import Group, Sample, Status
 
@@ -35,6 +36,7 @@ class Says:
 
 
 SAMPLE = RewardSpec(name="r", factory="nowhere:R")
+SAMPLE_IN_LOOP = RewardSpec(name="r", factory="nowhere:R", isolation="none")
 GROUP = RewardSpec(name="r", factory="nowhere:R", scope="group")
 
 
@@ -119,23 +121,26 @@ def test_names_of_several_rewards_are_qualified_where_they_would_collide(names: 
 def test_a_deterministic_reward_that_answers_differently_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     numbers = count()
     counting = Says(lambda _: Reward(float(next(numbers))))
-    scorer = Scorer([term(counting, SAMPLE, "reward counting")], passive_checks=2)
+    passive = PassiveChecks(2)
+    scorer = Scorer([term(counting, SAMPLE, "reward counting")], passive=passive)
     with caplog.at_level(logging.WARNING):
         for sample in finished(20):
             score(scorer, [sample])
     [message] = [record.getMessage() for record in caplog.records]
     assert message.startswith("reward counting gave sample 0 value = 0.0, then value = 1.0 for the same sample")
+    assert (passive.rollout_done(), passive.rollout_done()) == ([message], [])
 
 
 def test_a_few_samples_of_the_first_rollouts_are_scored_twice() -> None:
     steady = Says(lambda _: Reward(1.0))
-    scorer = Scorer([term(steady, SAMPLE, "reward steady")], passive_checks=2)
+    passive = PassiveChecks(2)
+    scorer = Scorer([term(steady, SAMPLE, "reward steady")], passive=passive)
     calls = []
     for _ in range(3):
         steady.calls.clear()
         for sample in finished(20):
             score(scorer, [sample])
-        scorer.metrics()
+        passive.rollout_done()
         calls.append(len(steady.calls))
     assert calls == [28, 28, 20]
 
@@ -143,8 +148,20 @@ def test_a_few_samples_of_the_first_rollouts_are_scored_twice() -> None:
 def test_a_reward_that_is_left_to_chance_is_not_asked_twice() -> None:
     says = Says(lambda _: Reward(1.0))
     spec = RewardSpec(name="r", factory="nowhere:R", deterministic=False)
-    score(Scorer([term(says, spec, "reward dice")], passive_checks=1), finished())
+    score(Scorer([term(says, spec, "reward dice")], passive=PassiveChecks(1)), finished())
     assert says.calls == [1]
+
+
+def test_a_reward_in_the_rollouts_process_that_writes_to_samples_is_named() -> None:
+    def write(sample: Sample) -> Reward:
+        sample.metadata["seen"] = True
+        return Reward(1.0)
+
+    passive = PassiveChecks(1)
+    score(Scorer([term(Says(write), SAMPLE_IN_LOOP, "reward scribe")], passive=passive), finished())
+    assert passive.rollout_done() == [
+        "reward scribe changed Sample.metadata of sample 0; it must not write to the samples it is shown (copy first)"
+    ]
 
 
 def test_evaluations_have_a_budget_of_their_own() -> None:

@@ -33,6 +33,8 @@ class RolloutSummary:
     examples: list[Excerpt]
     #: why samples were lost, most frequent reason first
     failures: list[str]
+    #: what `--passive-checks` found out about components
+    findings: list[str]
 
 
 class RolloutActor:
@@ -103,7 +105,7 @@ class RolloutActor:
         await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
         metrics = dict(rollout.metrics)
         metrics["time/batch"] = time.monotonic() - started
-        return RolloutSummary(number, metrics, rollout.examples, rollout.failures), batch
+        return RolloutSummary(number, metrics, rollout.examples, rollout.failures, rollout.findings), batch
 
     async def evaluate(self, number: int) -> EvalReport:
         """All evaluation sets under the engines' current weights."""

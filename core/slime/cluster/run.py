@@ -197,7 +197,9 @@ class Run:
             except EngineError as error:
                 self._blame_dead_engine(error)
                 raise
-        self.observer.rollout_finished(summary.number, summary.metrics, summary.examples, summary.failures)
+        self.observer.rollout_finished(
+            summary.number, summary.metrics, summary.examples, summary.failures, summary.findings
+        )
         return TrainableRollout(summary, pending.batch)
 
     def generate(self, number: int) -> TrainableRollout:

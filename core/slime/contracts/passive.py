@@ -54,6 +54,8 @@ def check_samples_untouched(before: Sequence[Sample], after: Sequence[Sample]) -
 
     before   `copy_samples` of them, made before the call
     """
+    if len(before) != len(after):
+        raise PluginContractError(f"was shown {len(before)} samples of a group and left {len(after)} of them in it")
     for place, (old, new) in enumerate(zip(before, after, strict=True)):
         for field in fields(Sample):
             was, now = getattr(old, field.name), getattr(new, field.name)

@@ -14,7 +14,7 @@ from slime.observe.memory import PeakMemory, gibibytes
 from slime.observe.metrics import MetricsWriter
 from slime.observe.report import write_report
 from slime.observe.tensorboard import TensorBoardWriter
-from slime.observe.terminal import Terminal
+from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 
 if TYPE_CHECKING:
@@ -124,12 +124,15 @@ class RunObserver:
         metrics: Mapping[str, float],
         examples: Sequence[Excerpt] = (),
         failures: Sequence[str] = (),
+        findings: Sequence[str] = (),
     ) -> None:
-        """One rollout is ready to be trained on."""
+        """One rollout is ready to be trained on.  `findings`: what `--passive-checks` found out about components."""
         lost = int(metrics.get("rollout/failed", 0) + metrics.get("rollout/aborted", 0))
         every = self._config.run.log_samples_interval
         with self._sink("terminal"):
             self.terminal.samples_lost(f"rollout {number}", lost, int(metrics.get("rollout/samples", lost)), failures)
+            for finding in findings:
+                self.terminal.warn(f"rollout {number}: {printable(finding)}")
             if every and number % every == 0:
                 self.terminal.sample(number, examples)
             self.terminal.progress(f"training on rollout {number}")

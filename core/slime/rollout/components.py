@@ -13,6 +13,7 @@ from slime.plugin import Context, DataSource, Generator
 from slime.rollout.eval_sets import EvalSet, load_eval_sets
 from slime.rollout.filters import GroupFilter
 from slime.rollout.health import Health, Watched
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.rewards import Scorer, Term
 from slime.rollout.scoring.caller import RewardCaller
 from slime.rollout.scoring.in_loop import InLoopReward
@@ -43,6 +44,8 @@ class Components:
     eval_sets: list[EvalSet]
     #: what is called once per sample in the rollout's own event loop, by its title
     in_loop: dict[str, object]
+    #: looks closer at all of them in the first rollouts
+    passive: PassiveChecks
 
     @classmethod
     def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
@@ -51,7 +54,7 @@ class Components:
         Rewards that are scored in worker processes are built there, by `Scorer.start`.
         """
         used = plugins.resolve(config)
-        build = _Builder(config, plugins, run_dir, tokenizer)
+        build = _Builder(config, plugins, run_dir, tokenizer, PassiveChecks(config.rollout.passive_checks))
         generator = used["generator"]
         made = build.in_loop[generator.component.title] = build.make(generator)
         own_timeout_s = generator.component.spec.timeout_s
@@ -66,6 +69,7 @@ class Components:
             buffer_filter=build.filter(used.get("buffer_filter")),
             eval_sets=load_eval_sets(config, tokenizer),
             in_loop=build.in_loop,
+            passive=build.passive,
         )
 
 
@@ -75,6 +79,7 @@ class _Builder:
     plugins: PluginSet
     run_dir: Path
     tokenizer: Any
+    passive: PassiveChecks
     in_loop: dict[str, object] = field(default_factory=dict)
 
     def make(self, resolved: Resolved) -> Any:
@@ -90,7 +95,7 @@ class _Builder:
 
     def filter(self, resolved: Resolved | None) -> GroupFilter | None:
         """A filter behind its boundary, where the run has one."""
-        return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title)
+        return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title, self.passive)
 
     def health(self, resolved: Resolved, place: int | None = None) -> Health:
         """What counts the component's failures; `place` among the rewards where that must tell it from another use."""
@@ -124,7 +129,7 @@ class _Builder:
             )
             for place, (one, key) in enumerate(zip(rewards, keys, strict=True))
         ]
-        return Scorer(terms, passive_checks=self.config.rollout.passive_checks)
+        return Scorer(terms, passive=self.passive)
 
     def _caller(self, resolved: Resolved, isolated: int) -> RewardCaller:
         component = resolved.component

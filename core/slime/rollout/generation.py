@@ -6,11 +6,13 @@ import asyncio
 import copy
 
 from slime.contracts.generated import Asked, check_generated
+from slime.contracts.passive import check_tokens_generated
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
-from slime.plugin import Generator, PolicyClient
+from slime.plugin import Generation, Generator, PolicyClient
 from slime.rollout.failures import Cause, Fault, mark, reason_of, shorten
 from slime.rollout.health import Health
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.policy import NoPolicy, WatchedPolicy
 from slime.rollout.sampling import Sampling
 from slime.types import Sample, Status
@@ -34,19 +36,25 @@ class SampleGenerator:
         *,
         timeout_s: float,
         concurrency: int,
+        passive: PassiveChecks | None = None,
     ) -> None:
-        """`health` names the generator in failures, counts them, and ends the run when they are too many."""
+        """`health` names the generator in failures, counts them, and ends the run when they are too many.
+
+        While `passive` lasts, what is trained on is compared with what the policy answered.
+        """
         self._generator = generator
         self._health = health
         self._who = health.watched.title
         self._policy: PolicyClient = NoPolicy() if policy is None else policy
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
+        self._passive = PassiveChecks() if passive is None else passive
 
     def for_evaluation(self) -> SampleGenerator:
         """The same generator with an error budget of its own: what evaluations fail does not count in training."""
         other = copy.copy(self)
         other._health = self._health.fresh()
+        other._passive = PassiveChecks()
         return other
 
     def metrics(self) -> dict[str, float]:
@@ -63,12 +71,14 @@ class SampleGenerator:
         policy: WatchedPolicy | None = None
         deadline = asyncio.timeout(self._timeout_s)
         fault = None
+        heard: list[Generation] | None = [] if self._passive.due(self._who) else None
         try:
             async with deadline:
-                policy = WatchedPolicy(self._policy, clock, deadline, self._timeout_s)
+                policy = WatchedPolicy(self._policy, clock, deadline, self._timeout_s, heard)
                 produced = await self._generator.generate(sample, sampling.of(sample), policy)
             if policy.engine_error is None:
                 samples = check_generated(produced, asked)
+                self._check_tokens(samples, heard)
                 self._health.record(sample, None)
                 return samples
         except EngineError:
@@ -96,3 +106,12 @@ class SampleGenerator:
             mark([sample], Status.FAILED, fault.reason)
             self._health.record(sample, fault)
         return [sample]
+
+    def _check_tokens(self, samples: list[Sample], heard: list[Generation] | None) -> None:
+        """Tell, once, of training on tokens that the policy did not answer.  `heard`: None where nobody listened."""
+        if not heard:
+            return
+        try:
+            check_tokens_generated(samples, heard)
+        except PluginContractError as error:
+            self._passive.found(self._who, error)

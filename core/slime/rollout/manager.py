@@ -55,6 +55,8 @@ class Rollout:
     examples: list[Excerpt] = field(default_factory=list)
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
+    #: what `--passive-checks` found out about components
+    findings: list[str] = field(default_factory=list)
 
 
 class RolloutManager:
@@ -89,7 +91,9 @@ class RolloutManager:
             policy,
             timeout_s=components.generator_timeout_s,
             concurrency=config.rollout.rollout_concurrency,
+            passive=components.passive,
         )
+        self._passive = components.passive
         self._generator, self._scorer = generator, components.scorer
         self._watchdog = LoopWatchdog(components.in_loop)
         board = ProgressBoard(on_progress)
@@ -161,6 +165,7 @@ class RolloutManager:
             None if rewards is None else rewards.values,
             excerpts_of(groups, rollout),
             self._lost(rollout, collected.generated),
+            self._passive.rollout_done(),
         )
 
     async def evaluate(self, rollout: int) -> EvalReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
@@ -30,9 +31,18 @@ class WatchedPolicy:
     that hangs, say) without bounding the number of turns.
     """
 
-    __slots__ = ("_clock", "_deadline", "_policy", "_time", "_timeout_s", "engine_error", "waiting")
+    __slots__ = ("_clock", "_deadline", "_heard", "_policy", "_time", "_timeout_s", "engine_error", "waiting")
 
-    def __init__(self, policy: PolicyClient, clock: BusyClock, deadline: asyncio.Timeout, timeout_s: float) -> None:
+    def __init__(
+        self,
+        policy: PolicyClient,
+        clock: BusyClock,
+        deadline: asyncio.Timeout,
+        timeout_s: float,
+        heard: list[Generation] | None = None,
+    ) -> None:
+        """`heard`: where copies of all answers go."""
+        self._heard = heard
         self._policy = policy
         self._clock = clock
         self._deadline = deadline
@@ -51,7 +61,10 @@ class WatchedPolicy:
         self._clock.start()
         self.waiting += 1
         try:
-            return await self._policy.generate(tokens, sampling, session=session)
+            answer = await self._policy.generate(tokens, sampling, session=session)
+            if self._heard is not None:
+                self._heard.append(replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs)))
+            return answer
         except EngineError as error:
             self.engine_error = error
             raise

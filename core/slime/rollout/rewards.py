@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,16 +13,12 @@ from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
 from slime.rollout.failures import Cause, Fault, mark, shorten
 from slime.rollout.health import Health
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.scoring.answers import Verdict
 from slime.rollout.scoring.caller import RewardCaller
 from slime.rollout.scoring.shipment import Shipment
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Sample, Status
-
-logger = logging.getLogger(__name__)
-
-#: samples of a rollout that are scored twice while `--passive-checks` lasts
-RECHECKED = 8
 
 
 @dataclass(frozen=True)
@@ -46,16 +41,14 @@ class Scorer:
     any of them does, for the first one's reason.  Calls for different samples, and of different rewards, overlap.
     """
 
-    def __init__(self, terms: Sequence[Term], *, passive_checks: int = 0) -> None:
-        """`passive_checks`: rollouts in which deterministic rewards are asked twice about a few samples."""
+    def __init__(self, terms: Sequence[Term], *, passive: PassiveChecks | None = None) -> None:
+        """While `passive` lasts, deterministic rewards are asked twice about a few samples."""
         #: whether `score` wants the samples of one rollout, or of a whole group
         self.scope: Literal["sample", "group"] = (
             "group" if any(term.spec.scope == "group" for term in terms) else "sample"
         )
         self._terms = list(terms)
-        self._rollouts_checked = passive_checks
-        self._to_check = RECHECKED if passive_checks else 0
-        self._warned: set[int] = set()
+        self._passive = PassiveChecks() if passive is None else passive
         self._restarts = [0] * len(self._terms)
 
     async def start(self) -> None:
@@ -110,8 +103,6 @@ class Scorer:
             if new:
                 metrics[f"plugin/reward/{term.health.watched.id}/restarts"] = float(new)
                 self._restarts[number] += new
-        self._rollouts_checked = max(0, self._rollouts_checked - 1)
-        self._to_check = RECHECKED if self._rollouts_checked else 0
         return metrics
 
     async def _ask(self, number: int, shipment: Shipment) -> list[Reward | Fault]:
@@ -124,20 +115,23 @@ class Scorer:
         return await self._call(number, shipment)
 
     async def _call(self, number: int, shipment: Shipment) -> list[Reward | Fault]:
-        term = self._terms[number]
+        term, passive = self._terms[number], self._passive
+        title = term.health.watched.title
+        in_loop = term.spec.isolation == "none"  # a worker has copies
+        before = passive.copies(title, shipment.samples) if in_loop else None
         outcome = await term.caller.call(shipment)
         term.health.called(outcome.seconds)
+        passive.untouched(title, before, shipment.samples)
         if isinstance(outcome.verdicts, Fault):
             return [outcome.verdicts] * len(shipment.samples)
-        results = [_result(verdict, term.health.watched.title) for verdict in outcome.verdicts]
-        if self._to_check > 0 and term.spec.deterministic and number not in self._warned:
-            self._to_check -= len(shipment.samples)
-            await self._check_again(number, shipment, results)
+        results = [_result(verdict, title) for verdict in outcome.verdicts]
+        looked_at = before is not None or (not in_loop and passive.due(title, len(shipment.samples)))
+        if looked_at and term.spec.deterministic:
+            await self._check_again(term, shipment, results)
         return results
 
-    async def _check_again(self, number: int, shipment: Shipment, results: Sequence[Reward | Fault]) -> None:
-        """Ask once more; a different answer is a warning, once."""
-        term = self._terms[number]
+    async def _check_again(self, term: Term, shipment: Shipment, results: Sequence[Reward | Fault]) -> None:
+        """Ask once more; a different answer is told, once."""
         outcome = await term.caller.call(shipment)
         if isinstance(outcome.verdicts, Fault):
             return
@@ -150,9 +144,7 @@ class Scorer:
         try:
             recheck_rewards([before for before, _ in both], [after for _, after in both])
         except PluginContractError as error:
-            if number not in self._warned:
-                self._warned.add(number)
-                logger.warning("%s %s", title, error)
+            self._passive.found(title, error)
 
     def _assign(self, sample: Sample, results: Sequence[Reward | Fault]) -> None:
         for result in results:
