@@ -177,6 +177,7 @@ def test_a_generators_exception_fails_that_sample_and_names_the_generator() -> N
         ({"tokens": [2, 3, 7, 8]}, "2 prompt tokens that are not the 3"),
         ({"group_index": 9}, "group_index 9, expected 2"),
         ({"status": Status.PENDING}, "status PENDING"),
+        ({"weight_versions": [3]}, "weight_versions [3], expected a list of texts"),
     ],
 )
 def test_a_sample_that_breaks_the_contract_fails_with_the_reason(change: dict[str, object], words: str) -> None:
@@ -211,6 +212,17 @@ def test_several_samples_of_one_rollout_share_its_id() -> None:
             ]
 
     assert [sample.rollout_id for sample in run(Compacting())] == [5, 5, 5]
+
+
+def test_one_sample_in_two_places_is_refused() -> None:
+    class Doubling(OneTurn):
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            return 2 * await super().generate(sample, sampling, policy)
+
+    [sample] = run(Doubling())
+    assert sample.failure == (
+        "generator faulty returned one sample twice, expected a Sample of its own for each place in the list"
+    )
 
 
 def test_different_rollout_ids_for_one_rollout_are_refused() -> None:

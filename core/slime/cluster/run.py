@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from slime.cluster.rollout_process import RolloutProcess, RolloutSummary
 from slime.cluster.session import RaySession
 from slime.cluster.trainer_group import TrainerGroup
 from slime.config import RunConfig
-from slime.errors import EngineError, SlimeError
+from slime.errors import EngineError, PluginContractError, SlimeError
 from slime.observe.observer import RunObserver
 from slime.plugins import PluginSet
 
@@ -216,7 +216,9 @@ class Run:
         with self._timed("time/train"):
             metrics = self._trainer.train(rollout.batch, self._watch)
         if (oldest := rollout.summary.metrics.get("rollout/weight_version_min")) is not None:
-            metrics["staleness_max"] = float(self._rollouts_trained - self._trained_at[int(oldest)])
+            metrics["staleness_max"] = float(
+                self._rollouts_trained - trained_with(int(oldest), self._trained_at, self.config.generator_name)
+            )
         self._rollouts_trained += 1
         return metrics
 
@@ -266,3 +268,17 @@ class Run:
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.summary.number, metrics)
+
+
+def trained_with(version: int, trained_at: Mapping[int, int], generator: str) -> int:
+    """How many rollouts the weights of `version` had been trained on.  `trained_at`: that of every version there was.
+
+    Raises `PluginContractError` for a version that no engine ever had.
+    """
+    if version not in trained_at:
+        known = f"{min(trained_at)} to {max(trained_at)}" if trained_at else "none"
+        raise PluginContractError(
+            f"generator {generator} returned a sample with weight version {version}, and the engines had versions"
+            f" {known}; expected Sample.weight_versions to be those of its Generations"
+        )
+    return trained_at[version]

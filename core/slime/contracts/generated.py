@@ -47,6 +47,8 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
         raise PluginContractError(
             f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
         )
+    if len({id(sample) for sample in produced}) != len(produced):
+        raise PluginContractError("returned one sample twice, expected a Sample of its own for each place in the list")
     for sample in produced:
         sample.rollout_id = asked.index
         if sample.group_index != asked.group_index:
@@ -54,6 +56,8 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
                 f"returned group_index {sample.group_index}, expected {asked.group_index} (siblings share it)"
             )
         _check_status(sample)
+        if not isinstance(sample.weight_versions, list) or not all(isinstance(v, str) for v in sample.weight_versions):
+            raise PluginContractError(f"returned weight_versions {sample.weight_versions!r}, expected a list of texts")
         if sample.trainable:
             _check_tokens(sample)
     if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
