@@ -1,0 +1,60 @@
+"""Every algorithm that slime ships trains on the real engines, with the flags that its example states."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import SlimeRun
+
+from slime.plugins import survey_plugins
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "compare.py"
+#: a random model earns nothing from a checked answer; letters among what it says it does
+REWARD = """
+def letters(samples):
+    return [sum(c.isalpha() for c in sample.response) / 10 for sample in samples]
+"""
+
+
+def example() -> Any:
+    """The example's module."""
+    spec = importlib.util.spec_from_file_location("compare", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ALGORITHMS: dict[str, str] = example().ALGORITHMS
+
+
+def test_the_example_has_every_estimator_that_ships() -> None:
+    own = {component.name for component in survey_plugins().components("estimator") if component.found.own}
+    assert set(ALGORITHMS) == own
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_it_trains_on_the_real_engines(slime_train: Callable[..., SlimeRun], tmp_path: Path, name: str) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    flags = ["--advantage-estimator", name, *shlex.split(ALGORITHMS[name]), "--custom-rm-path", "reward.py:letters"]
+    if name == "ppo":
+        flags += ["--num-critic-only-steps", "0"]
+    run = slime_train("--num-rollout", "2", "--num-steps-per-rollout", "2", *flags, reward=False)
+    assert run.wait() == 0, run.output
+    steps = run.steps()
+    assert len(steps) == 2
+    for step in steps:
+        assert math.isfinite(step["train/loss"])
+        assert step["train/grad_norm"] > 1e-4
+        assert step["train/advantage_std"] > 0
+        assert step["train/logprob_gap_max"] < 1e-4
+    # The policy moved: the second step of a rollout no longer has the ratios of the first.
+    assert abs(steps[0]["train/ratio"] - 1.0) > 1e-6
