@@ -162,3 +162,22 @@ def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stay
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"rollout_000004\.partial could not be written"):
         CheckpointWriter(tmp_path / "file", config(), {"plugins": []}).begin(4)
+
+
+def test_another_model_for_the_reference_is_told_unless_the_checkpoint_holds_the_reference(
+    prompts: Path, tmp_path: Path
+) -> None:
+    flags = "--num-rollout 4 --rollout-batch-size 2 --advantage-estimator e --reward r --lr 1e-4"
+    kl = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--prompt-data", str(prompts)]
+
+    def run(*words: str) -> RunConfig:
+        return load_config([*flags.split(), *kl, *words])
+
+    writer = CheckpointWriter(tmp_path, run("--hf-checkpoint", "m", "--ref-load", "before"), {"plugins": []})
+    checkpoint = read_checkpoint(commit(writer, writer.begin(1), 1))
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--ref-load", "before")) is None
+    told = checkpoint.other_reference(run("--hf-checkpoint", "m"))
+    assert told is not None and "has the weights of before; in this run it has those of m (--ref-load" in told
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--kl-loss-coef", "0", "--no-use-kl-loss")) is None
+    (checkpoint.trainer_part / "reference").mkdir()
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m")) is None

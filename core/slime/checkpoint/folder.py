@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.config import RunConfig
+from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError, DataError
 
 FORMAT = 2
@@ -76,6 +76,23 @@ class Checkpoint:
                 f"{self.path} has {self.rollouts_done} rollouts done and --num-rollout is {config.num_rollout}: nothing"
                 " is left to do. Raise --num-rollout, the number of rollouts in all."
             )
+
+    def other_reference(self, config: RunConfig) -> str | None:
+        """A warning where KL would be taken to another model's weights than in the saved run; else None.
+
+        A reference that the checkpoint itself holds (a renewed one) is the same whatever is stated.
+        """
+        algorithm = config.algorithm
+        if not (algorithm.use_kl_loss or algorithm.kl_coef) or (self.trainer_part / "reference").is_dir():
+            return None
+        saved = config_from_toml((self.path / "config.toml").read_text(encoding="utf-8"))
+        was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (saved, config))
+        if was == now:
+            return None
+        return (
+            f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
+            f" {now} (--ref-load, else --hf-checkpoint)"
+        )
 
     def require_same_data_order(self, config: RunConfig) -> None:
         """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's.

@@ -6,6 +6,7 @@ Reads the configuration, the model folder, the data, the plugins and the machine
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from slime.config.settings import stop_on
 from slime.errors import SlimeError
 from slime.plugins import PluginSet, Resolved, load_plugins
 from slime.plugins.resolve import components_used
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def preflight(config: RunConfig, run_dir: Path) -> Preflight:
             if not problems.found and plugins is not None:
                 checkpoint.require_continuable(config)
                 plugins.check_resume(checkpoint.plugins, config)
+                if (difference := checkpoint.other_reference(config)) is not None:
+                    logger.warning("%s", difference)
     stop_on(problems.found)
     assert plugins is not None and model is not None
     return Preflight(config, run_dir, plugins, used, model, data)
