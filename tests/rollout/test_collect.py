@@ -68,7 +68,8 @@ def test_a_filter_that_drops_everything_ends_the_run_with_its_name_the_reasons_a
     with pytest.raises(
         SlimeError,
         match=r"rollout 0: after 3 rounds of prompts, 12 groups in all, 1 of the 4 groups of a batch were found by"
-        r" buffer filter bad/groups and oldest first\. Dropped: 11x zero_variance\. .* --max-sampling-rounds \(now 3\)",
+        r" buffer filter bad/groups and oldest first\. Dropped: 11x zero_variance; 1 wait in the buffer\. .*"
+        r" --max-sampling-rounds \(now 3\)",
     ):
         asyncio.run(collect.collect(0))
     assert [len(draw) for draw in finish.draws] == [4, 4, 4]

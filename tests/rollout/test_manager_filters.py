@@ -123,6 +123,7 @@ def test_a_runs_own_functions_mark_samples_and_rewrite_rewards_for_the_estimator
     [rollout] = asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))
     samples = [sample for group in rollout.groups for sample in group.samples]
     assert [sample.remove_sample for sample in samples] == [True, False] * 3
+    assert rollout.metrics["rollout/removed"] == 3.0
     assert rollout.rewards == [10 * (sample.reward_value or 0) + place for place, sample in enumerate(samples)]
     assert rollout.metrics["rollout/raw_reward"] == rollout.metrics["rollout/reward_mean"] == 0.5
 

@@ -31,6 +31,16 @@ def test_a_sample_filter_marks_samples_group_by_group_and_can_take_none_out() ->
     assert [[s.remove_sample for s in g.samples] for g in groups] == [[False, False], [True, False]]
 
 
+def test_a_sample_filter_that_removes_everything_is_refused() -> None:
+    def remove_all(groups: list[list[Sample]]) -> None:
+        for samples in groups:
+            for sample in samples:
+                sample.remove_sample = True
+
+    with pytest.raises(PluginError, match=r"^--rollout-sample-filter-path removed all 3 samples of the batch"):
+        PostProcess(remove_all).mark_removed(batch())
+
+
 def test_rewards_are_those_of_the_trainable_samples_in_order_and_samples_keep_their_own() -> None:
     groups = batch()
     answer = PostProcess(

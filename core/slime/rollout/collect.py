@@ -182,7 +182,7 @@ class Collector:
         return (
             f"rollout {rollout}: after {collected.rounds} rounds of prompts, {len(collected.generated)} groups in all,"
             f" {len(collected.groups)} of the {self._want} groups of a batch were found by"
-            f" {' and '.join(filters)}. Dropped: {dropped}."
+            f" {' and '.join(filters)}. Dropped: {dropped}; {len(self._ledger.buffer)} wait in the buffer."
             + (f" Samples lost: {lost}." if lost else "")
             + " Use prompts that the model solves sometimes, a filter that drops less, or a higher"
             f" --max-sampling-rounds (now {self._max_rounds})."

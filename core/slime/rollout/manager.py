@@ -154,6 +154,8 @@ class RolloutManager:
             metrics |= self._scorer.metrics()
         metrics |= _speed(collected, seconds)
         self._post_process.mark_removed(groups)
+        if removed := sum(sample.remove_sample for group in groups for sample in group.samples):
+            metrics["rollout/removed"] = float(removed)
         rewards = self._post_process.rewards(groups)
         if rewards is not None:
             metrics["rollout/raw_reward"] = rewards.raw_mean

@@ -67,7 +67,10 @@ class PostProcess:
         )
 
     def mark_removed(self, groups: Sequence[Group]) -> None:
-        """Let the sample filter set `Sample.remove_sample`.  Raises `PluginError` when it fails."""
+        """Let the sample filter set `Sample.remove_sample`.
+
+        Raises `PluginError` when it fails or removes every sample: the step would train on nothing without a word.
+        """
         if self._sample_filter is None:
             return
         try:
@@ -77,6 +80,12 @@ class PostProcess:
             raise
         except Exception as error:  # the boundary around the user's function
             raise PluginError(reason_of(self._filter_name, error)) from error
+        samples = [sample for group in groups for sample in group.samples if sample.trainable]
+        if samples and all(sample.remove_sample for sample in samples):
+            raise PluginError(
+                f"{self._filter_name} removed all {len(samples)} samples of the batch that can be trained on;"
+                " expected at least one without remove_sample"
+            )
 
     def rewards(self, groups: Sequence[Group]) -> PostProcessed | None:
         """What the trainable samples' rewards are for the estimator; None where they stay as they are.
@@ -118,6 +127,9 @@ def _numbers(what: str, values: Any, count: int) -> list[float]:
         # NumPy's and torch's scalars count as numbers as well.
         number = value.item() if hasattr(value, "item") else value
         if not isinstance(number, Real) or not math.isfinite(number):
-            raise PluginContractError(f"returned {what} with {value!r} for sample {place}, expected a finite number")
+            hint = " (Sample.reward_value is the number of a reward with parts)" if isinstance(value, dict) else ""
+            raise PluginContractError(
+                f"returned {what} with {value!r} for sample {place}, expected a finite number{hint}"
+            )
         numbers.append(float(number))
     return numbers
