@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,31 @@ def test_a_plugin_may_refuse_a_configuration(install: Any, config_with: Any) -> 
         survey_plugins().check_config(config_with(reward="refused"))
 
 
-def test_a_check_that_fails_by_itself_is_attributed(install: Any, config_with: Any) -> None:
-    install("slime-check", "1", {"check": "checker_mod"}, {"checker_mod": CHECKER})
-    message = r"slime_check_config\(\) of plugin check \(slime-check 1\) raised AttributeError"
-    with pytest.raises(PluginError, match=message):
-        survey_plugins().check_config(config_with())
+def test_a_check_that_fails_by_itself_stops_only_a_run_that_uses_its_plugin(
+    install: Any, config_with: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    reward = """
+    @sp.hookimpl
+    def slime_register_rewards():
+        return [sp.RewardSpec(name="mine", factory="checker_mod:Mine")]
+
+    class Mine: pass
+"""
+    install("slime-check", "1", {"check": "checker_mod"}, {"checker_mod": CHECKER + reward})
+    message = "slime_check_config() of plugin check (slime-check 1) raised AttributeError"
+    with pytest.raises(PluginError, match=re.escape(message)):
+        survey_plugins().check_config(config_with(reward="mine"))
+    survey_plugins().check_config(config_with())
+    assert message in caplog.text
+
+
+def test_an_observer_that_would_end_the_process_does_not(install: Any) -> None:
+    install(
+        "slime-leave", "1", {"leave": "leaver_mod"}, {"leaver_mod": RAISER.replace("raise OSError", "raise SystemExit")}
+    )
+    plugins = survey_plugins()
+    plugins.observers.call("slime_step_finished", step=0, metrics={})
+    assert plugins.observers.failures["leave", "slime_step_finished"] == 1
 
 
 def test_slimes_own_plugins_accept_an_ordinary_configuration(config: Any) -> None:

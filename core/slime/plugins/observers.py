@@ -37,10 +37,10 @@ class Observers:
             wanted = (*implementation.argnames, *implementation.kwargnames)
             try:
                 implementation.function(**{key: arguments[key] for key in wanted})
-            except Exception as error:  # noqa: BLE001 - the boundary around an observer
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around an observer
                 self._report(name, hook, error)
 
-    def _report(self, plugin: str, hook: str, error: Exception) -> None:
+    def _report(self, plugin: str, hook: str, error: BaseException) -> None:
         self.failures[plugin, hook] += 1
         if self.failures[plugin, hook] == 1:
             logger.warning(

@@ -113,7 +113,8 @@ class PluginSet:
     def check_config(self, config: RunConfig) -> None:
         """Let every plugin look at the configuration (`slime_check_config`); the first refusal is raised.
 
-        An error of a plugin that is not meant for the user becomes a `PluginError` that names it.
+        An error of a plugin that is not meant for the user becomes a `PluginError` that names it where the run uses the
+        plugin, and else a warning.
         """
         implementations = self._manager.hook.slime_check_config.get_hookimpls()
         for plugin in self.plugins:
@@ -124,11 +125,14 @@ class PluginSet:
                     implementation.function(**({"config": config} if implementation.argnames else {}))
                 except SlimeError:
                     raise
-                except Exception as error:
-                    raise PluginError(
+                except (Exception, SystemExit) as error:
+                    told = (
                         f"slime_check_config() of plugin {plugin.found.name} ({plugin.found.package}) raised"
                         f" {describe(error)}"
-                    ) from error
+                    )
+                    if any(self.find(use.kind, use.name).found == plugin.found for use in components_used(config)):
+                        raise PluginError(told) from error
+                    logger.warning("%s; this run does not use the plugin and goes on", told)
 
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
