@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -71,4 +72,16 @@ def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Star
     assert run.wait(120) == 2, run.output
     assert "engine-0.log" in run.output
     assert "no-such-scheme" in run.output
+    assert run.left_over() == []
+
+
+def test_a_component_that_cannot_be_built_is_told_in_one_line(
+    slime_train: Callable[..., SlimeRun], tmp_path: Path
+) -> None:
+    (tmp_path / "boom.py").write_text("raise RuntimeError('no licence server')\n\ndef reward_func(args, sample): ...\n")
+    flags = ("--num-rollout", "1", "--advantage-estimator", "grpo", "--custom-rm-path", "boom.py")
+    run = slime_train(*flags, reward=False)
+    assert run.wait() != 0
+    assert "boom.py:1 cannot be loaded: RuntimeError: no licence server" in run.output
+    assert "Traceback" not in run.output
     assert run.left_over() == []

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from slime.rollout.manager import EvalReport
 
 
+#: where requests go before `connect`: nowhere
+_NOT_CONNECTED = "http://engines-still-starting.invalid"
+
+
 @dataclass(frozen=True)
 class RolloutSummary:
     """What the driver needs to know of one finished rollout; the batch itself stays in Ray's store."""
@@ -52,8 +56,8 @@ class RolloutActor:
         self._taken: int | None = None
         self._turns = asyncio.Condition()
 
-    async def setup(self, router_url: str | None) -> None:
-        """Load the tokenizer, open the client, build the components."""
+    async def setup(self, with_engines: bool) -> None:
+        """Load the tokenizer and build the components; `connect` tells later where the engines are."""
         from transformers import AutoTokenizer
 
         from slime.engine.client import HttpPolicyClient
@@ -62,9 +66,9 @@ class RolloutActor:
 
         model = Path(str(self._config.checkpoint.hf_checkpoint))
         tokenizer = AutoTokenizer.from_pretrained(model)
-        if router_url is not None:
+        if with_engines:
             self._client = HttpPolicyClient(
-                router_url,
+                _NOT_CONNECTED,
                 timeout_s=self._config.rollout.rollout_timeout_s,
                 concurrency=self._config.rollout.rollout_concurrency,
                 vocab_size=read_hf_config(model)["vocab_size"],
@@ -73,6 +77,10 @@ class RolloutActor:
             self._config, self._plugins, self._client, self._run_dir, tokenizer, on_progress=self._on_progress
         )
         await self._manager.start()
+
+    async def connect(self, router_url: str) -> None:
+        """The engines are up, behind the router at `router_url`."""
+        self._client.connect(router_url)
 
     def _on_progress(self, done: int, total: int) -> None:
         self._done = (done, total)
@@ -136,16 +144,29 @@ class RolloutProcess:
     def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
         self._config = config
         self._begun: int | None = None
+        self._starting: list[Any] = []
         remote = ray.remote(RolloutActor)
         self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(config, run_dir, fingerprint)
 
-    def setup(self, router_url: str | None, watch: Watch | None = None) -> None:
-        """Build the components; returns when they are ready."""
+    def start(self, *, with_engines: bool) -> None:
+        """Begin building the components, which shows what is wrong with them before the engines are up."""
+        self._starting = [self._actor.setup.remote(with_engines)]
+
+    def check_starting(self) -> None:
+        """Raise what building the components has failed of, if it has; never blocks."""
+        if ray.wait(self._starting, timeout=0)[0]:
+            self.wait_ready()
+
+    def wait_ready(self, watch: Watch | None = None) -> None:
+        """Wait until the components are built."""
+        wait_for(self._starting, "starting the rollout process", self._config.cluster.startup_timeout_s, watch)
+
+    def connect(self, router_url: str) -> None:
+        """Tell it where the engines are."""
         wait_for(
-            [self._actor.setup.remote(router_url)],
-            "starting the rollout process",
+            [self._actor.connect.remote(router_url)],
+            "connecting the rollout process to the router",
             self._config.cluster.startup_timeout_s,
-            watch,
         )
 
     def start_generation(self, number: int, trained: int) -> tuple[Any, Any]:

@@ -115,8 +115,11 @@ class Run:
         self._trainer = TrainerGroup(config, self._run_dir, fingerprint, self._placement.trainer)
         self._trainer.start()
         self._rollout = RolloutProcess(config, self._run_dir, fingerprint)
-        router_url = self._engines.wait_ready(self._trainer.check_starting) if self._engines is not None else None
-        self._rollout.setup(router_url, self._watch)
+        self._rollout.start(with_engines=self._with_engines)
+        router_url = self._engines.wait_ready(self._check_starting) if self._engines is not None else None
+        self._rollout.wait_ready(self._watch)
+        if router_url is not None:
+            self._rollout.connect(router_url)
         self._trainer.wait_ready(self._watch)
 
         # The initial weights come first also on resume: they are the frozen reference where the checkpoint has none.
@@ -149,6 +152,12 @@ class Run:
             self._placement = self._trainer = self._engines = self._rollout = None
 
     # --- supervision -----------------------------------------------------------------------------
+
+    def _check_starting(self) -> None:
+        """Raise what the trainer or the rollout process failed of while the engines start."""
+        assert self._trainer is not None and self._rollout is not None
+        self._trainer.check_starting()
+        self._rollout.check_starting()
 
     def _watch(self) -> None:
         if self._engines is not None:

@@ -52,13 +52,17 @@ class HttpPolicyClient:
         connect_backoff_s: float = 0.2,
         vocab_size: int | None = None,
     ) -> None:
-        self._url = URL(base_url.rstrip("/") + "/generate")
+        self.connect(base_url)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
         self._connect_attempts = connect_attempts
         self._connect_backoff_s = connect_backoff_s
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
+
+    def connect(self, base_url: str) -> None:
+        """Send what follows to the router (or engine) at `base_url`."""
+        self._url = URL(base_url.rstrip("/") + "/generate")
 
     async def __aenter__(self) -> Self:
         return self
