@@ -103,7 +103,7 @@ def refused(dry_run: Slime) -> Callable[..., str]:
         ended = dry_run(*more)
         assert ended.code == 2, ended
         assert ended.out == ""
-        assert ended.err.startswith("slime: error: ")
+        assert "\nslime: error: " in f"\n{ended.err}"  # warnings may stand before it
         assert "Traceback" not in ended.err
         return ended.err.removeprefix("slime: error: ").rstrip("\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
@@ -76,3 +77,13 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     _, err = child.communicate(timeout=60)
     assert b"Traceback" not in err
     assert child.returncode == 1
+
+
+def test_what_slime_warns_of_says_that_it_is_a_warning(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_words: list[str]) -> int:
+        logging.getLogger("slime.plugins").warning("the checkpoint was made with %s", "another version")
+        return 0
+
+    monkeypatch.setattr("slime.cli.plugins.run", run)
+    assert slime("plugins").err == "slime: warning: the checkpoint was made with another version\n"
+    assert logging.getLogger("slime").handlers == []

@@ -87,7 +87,7 @@ REFUSED = [
         "",
         "import no_such_package\ndef f(sample): ...",
         PluginLoadError,
-        r"rm.py:2 needs no_such_package, which is not installed. Try: pip install",
+        r"rm.py:2 needs no_such_package, which is not installed. Install the package that provides it",
     ),
     (
         "reward",

@@ -7,9 +7,11 @@ when they are called.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from slime import __version__
 from slime.errors import SlimeError, did_you_mean
@@ -47,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.", 2
         )
     try:
-        code: int = importlib.import_module(COMMANDS[command][0]).run(rest)
+        with _warnings_told():
+            code: int = importlib.import_module(COMMANDS[command][0]).run(rest)
         sys.stdout.flush()
         return code
     except SlimeError as error:
@@ -58,6 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`slime train --help | head`); the interpreter must not try again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _Warning(logging.Formatter):
+    """`slime: warning: ...`, as errors are told."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"slime: {record.levelname.lower()}: {super().format(record)}"
+
+
+@contextmanager
+def _warnings_told() -> Iterator[None]:
+    """What slime logs as a warning is a line on standard error that says so."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Warning())
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("slime")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _say(message: str, code: int) -> int:

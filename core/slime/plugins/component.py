@@ -113,7 +113,10 @@ def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:
     """What a user can do about a plugin that does not work."""
     if isinstance(error, ModuleNotFoundError) and error.name and not found.entry.startswith(error.name.split(".")[0]):
         package = error.name.split(".")[0]
-        return f"Try: pip install {package}  (or reinstall {found.distribution} with what it needs)"
+        # The import's name need not be the package's, and a stranger may own a package of that name.
+        return (
+            f"Install the package that provides {package}, which {found.distribution} should require: tell its authors."
+        )
     if found.own:
         return "slime's own installation is damaged; install it again."
     return f"Try: pip install -U {found.distribution}, or tell its authors."

@@ -20,7 +20,8 @@ def check_imports(source: Source) -> None:
         for top in _tops(statement):
             if not _is_there(top) and not (source.by_path and _beside(source, top)):
                 raise PluginLoadError(
-                    f"{source.path}:{statement.lineno} needs {top}, which is not installed. Try: pip install {top}"
+                    f"{source.path}:{statement.lineno} needs {top}, which is not installed."
+                    " Install the package that provides it"
                 )
     if not source.by_path:
         return
