@@ -18,7 +18,7 @@ from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
 from slime.plugins import Component, PluginSet, load_plugins
 from slime.plugins.registry import Registry
-from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.manager import EvalReport, Rollout, RolloutManager
 from slime.rollout.sampling import sampling_seed
 
 #: a run whose reward may fail every sample
@@ -35,12 +35,26 @@ class FaultyReward:
         raise ValueError(f"no verdict on {len(samples)}")
 
 
+class HalfFaultyReward(FaultyReward):
+    """Raises for every second sample."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        if samples[0].index is None or samples[0].index % 2:
+            raise ValueError("no verdict on odd ones")
+        return [Reward(1.0) for _ in samples]
+
+
 def with_faulty_reward(plugins: PluginSet) -> PluginSet:
-    """`plugins` and a reward `faulty` beside slime's own."""
-    own = plugins.find("reward", "exact_match")
-    spec = RewardSpec(name="faulty", factory=f"{__name__}:FaultyReward", isolation="none")
-    component = Component("reward", spec, own.found, "here")
-    return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, component)))
+    """`plugins` and the rewards `faulty` and `half_faulty` beside slime's own."""
+    found = plugins.find("reward", "exact_match").found
+    classes = {"faulty": FaultyReward, "half_faulty": HalfFaultyReward}
+    components = [
+        Component(
+            "reward", RewardSpec(name=name, factory=f"{__name__}:{made.__name__}", isolation="none"), found, "here"
+        )
+        for name, made in classes.items()
+    ]
+    return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, *components)))
 
 
 @pytest.fixture
@@ -231,6 +245,20 @@ def test_an_evaluation_that_scores_nothing_says_why(config: RunConfig, tokenizer
     faulty = config.model_copy(update=FAULTY)
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 24 samples has a reward: 24x reward"):
         asyncio.run(manager(faulty, tokenizer, tmp_path).evaluate(0))
+
+
+def test_an_evaluation_names_the_component_that_failed_samples_apart_from_training(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    half = config.model_copy(update=FAULTY | {"reward": RewardOptions(reward="half_faulty")})
+
+    async def main() -> tuple[EvalReport, Rollout]:
+        run = manager(half, tokenizer, tmp_path)
+        return await run.evaluate(0), await run.generate(0)
+
+    report, rollout = asyncio.run(main())
+    assert report.metrics["eval/sums/failed"] == report.metrics["eval/plugin/reward/rewards/half_faulty/failed"] == 12
+    assert rollout.metrics["plugin/reward/rewards/half_faulty/failed"] == 6
 
 
 def test_supervised_samples_need_neither_engine_nor_reward(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from slime.plugins import PluginSet
 
 logger = logging.getLogger(__name__)
+
+#: an evaluation set's counts of lost samples; `eval/plugin/...` counts the same samples by component
+_LOST = re.compile(r"eval/(?!plugin/).*/(failed|aborted)")
 
 #: numbers of the run as a whole, which have no prefix
 RUN_METRICS = frozenset(("weight_version",))
@@ -153,7 +157,7 @@ class RunObserver:
         """The held-out sets were scored under the weights after `step` rollouts."""
         with self._sink("terminal"):
             self.terminal.eval_finished(step, report.metrics, report.seconds)
-            lost = int(sum(value for name, value in report.metrics.items() if name.endswith(("/failed", "/aborted"))))
+            lost = int(sum(value for name, value in report.metrics.items() if _LOST.fullmatch(name)))
             total = int(sum(value for name, value in report.metrics.items() if name.endswith("/samples")))
             self.terminal.samples_lost("evaluation", lost, total, report.failures)
         self._write(step, report.metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["EvalReport", "Rollout", "RolloutManager"]
 
 logger = logging.getLogger(__name__)
+
+#: how the counts of samples that a component failed end
+_FAULTS = ("/failed", "/timeouts", "/died")
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,11 @@ class RolloutManager:
             max_rounds=config.rollout.max_sampling_rounds,
         )
         self._post_process = PostProcess.load(config)
+        self._eval_generator = generator.for_evaluation()
+        self._eval_scorer = None if self._scorer is None else self._scorer.for_evaluation()
         self._evaluator = Evaluator(
             components.eval_sets,
-            Pipeline(generator.for_evaluation(), self._scorer and self._scorer.for_evaluation(), board),
+            Pipeline(self._eval_generator, self._eval_scorer, board),
             Sampling.for_evaluation(config),
             config.evaluation.n_samples_per_eval_prompt,
             run_dir,
@@ -171,8 +176,16 @@ class RolloutManager:
         )
 
     async def evaluate(self, rollout: int) -> EvalReport:
-        """All evaluation sets under the engines' weights after `rollout` rollouts."""
-        return await self._evaluator.evaluate(rollout)
+        """All evaluation sets under the engines' weights after `rollout` rollouts.
+
+        Among its metrics `eval/plugin/KIND/PLUGIN/NAME/...`: samples that components failed.
+        """
+        report = await self._evaluator.evaluate(rollout)
+        health = self._eval_generator.metrics()
+        if self._eval_scorer is not None:
+            health |= self._eval_scorer.metrics()
+        faults = {f"eval/{name}": value for name, value in health.items() if name.endswith(_FAULTS)}
+        return replace(report, metrics=report.metrics | faults)
 
     def trained(self, done: int) -> None:
         """Rollouts 0 to `done` - 1 have been trained on; their groups are done with."""
