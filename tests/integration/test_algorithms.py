@@ -55,7 +55,7 @@ def test_it_trains_on_the_real_engines(slime_train: Callable[..., SlimeRun], tmp
         assert math.isfinite(step["train/loss"])
         assert step["train/grad_norm"] > 1e-4
         assert step["train/advantage_std"] > 0
-    # Later, groups that a filter left in the buffer are of older weights than the trainer's.
-    assert steps[0]["train/logprob_gap_max"] < 1e-4
+        if "--sampling-filter" not in flags:  # with one the engines' log-probs are the old ones, and the policy moves
+            assert step["train/logprob_gap_max"] < 1e-4
     # The policy moved: the second step of a rollout no longer has the ratios of the first.
     assert abs(steps[0]["train/ratio"] - 1.0) > 1e-6
