@@ -44,7 +44,7 @@ class Manager:
 
 def actor(tmp_path: Path) -> RolloutActor:
     made = RolloutActor.__new__(RolloutActor)
-    made._config, made._run_dir = SimpleNamespace(steps_per_rollout=1), tmp_path  # type: ignore[assignment]
+    made._config, made._run_dir = SimpleNamespace(steps_per_rollout=1), tmp_path
     made._taken, made._turns, made._manager = None, asyncio.Condition(), Manager()
     return made
 

@@ -27,7 +27,7 @@ class RecordingManager:
 def test_calls_that_begin_out_of_order_wait_for_their_turn() -> None:
     async def begin_backwards() -> list[int]:
         actor = RolloutActor.__new__(RolloutActor)
-        actor._config, actor._taken, actor._turns = SimpleNamespace(), None, asyncio.Condition()  # type: ignore[assignment]
+        actor._config, actor._taken, actor._turns = SimpleNamespace(), None, asyncio.Condition()
         actor._manager = RecordingManager()
         calls = [(7, 6), (6, 5), (5, None)]
         tasks = []

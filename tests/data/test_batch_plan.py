@@ -54,7 +54,7 @@ def test_sizes_are_used_well() -> None:
 def test_limits_below_one_are_refused(name: str) -> None:
     limits = {"num_ranks": 1, "max_tokens": 1, "micro_batch_size": None, name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
-        plan_micro_batches([1], **limits)  # type: ignore[arg-type]
+        plan_micro_batches([1], **limits)
 
 
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 5), max_tokens=st.integers(1, 300))

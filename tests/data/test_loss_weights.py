@@ -84,7 +84,7 @@ def test_weights_of_a_step_sum_to_one_and_are_zero_where_masked(rows: list[Row],
 @settings(max_examples=100, deadline=None)
 def test_order_of_the_samples_changes_nothing(rows: list[Row], per_token: bool, order: object) -> None:
     places = list(range(len(rows)))
-    order.shuffle(places)  # type: ignore[attr-defined]
+    order.shuffle(places)
     weights = loss_weights(batch_of(rows), per_token=per_token)
     shuffled = loss_weights(batch_of([rows[i] for i in places]), per_token=per_token)
     for place, w in zip(places, shuffled, strict=True):

@@ -10,7 +10,7 @@ from slime.data import Group, Sample, Status, TrainBatch
 
 def sample(group: int, index: int, **change: object) -> Sample:
     values = {"tokens": [1, 2, 3, 4], "response_length": 2, "reward": 1.0, "status": Status.COMPLETED}
-    return Sample(group_index=group, index=index, **{**values, **change})  # type: ignore[arg-type]
+    return Sample(group_index=group, index=index, **{**values, **change})
 
 
 def groups_of(*sizes: int) -> list[Group]:

@@ -10,7 +10,7 @@ from slime.engine.arguments import EngineSpec, server_arguments, server_environm
 
 def spec(**changes: object) -> EngineSpec:
     fields = {"model_path": "/model", "log_path": Path("log"), "device": "cpu", **changes}
-    return EngineSpec(**fields)  # type: ignore[arg-type]
+    return EngineSpec(**fields)
 
 
 def value_of(flag: str, arguments: list[str]) -> list[str]:

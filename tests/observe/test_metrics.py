@@ -34,7 +34,7 @@ def test_what_is_not_finite_is_null_with_a_warning(
 
 def test_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as writer, pytest.raises(TypeError, match="metric 'train/loss' is 'high'"):
-        writer.write(0, {"train/loss": "high"})  # type: ignore[dict-item]
+        writer.write(0, {"train/loss": "high"})
 
 
 def test_rows_of_one_step_are_merged_and_a_repeated_step_counts_once(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def per_sequence(case: Case) -> Tensor:
 )
 def test_clipped_surrogate_with_verl(seed: int, aggregation: str, ours: dict[str, int]) -> None:
     case = make_case(seed)
-    agree(slime_loss(case, **ours), peer_loss(verl_policy_loss, case, "vanilla", aggregation=aggregation))  # type: ignore[arg-type]
+    agree(slime_loss(case, **ours), peer_loss(verl_policy_loss, case, "vanilla", aggregation=aggregation))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -63,7 +63,7 @@ def test_clipped_surrogate_with_verl(seed: int, aggregation: str, ours: dict[str
 )
 def test_clipped_surrogate_with_trl(seed: int, loss_type: str, ours: dict[str, int]) -> None:
     case = make_case(seed, masked_rows=False)
-    agree(slime_loss(case, **ours), peer_loss(trl_loss, case, loss_type=loss_type, longest=7))  # type: ignore[arg-type]
+    agree(slime_loss(case, **ours), peer_loss(trl_loss, case, loss_type=loss_type, longest=7))
 
 
 def test_trl_counts_sequences_without_a_trained_token_and_slime_does_not() -> None:

@@ -173,7 +173,7 @@ def test_a_chat_keeps_its_messages_and_gets_the_templates_tokens(tmp_path: Path)
 @pytest.mark.parametrize("limit", [{"max_prompt": 1}, {"max_context": 5}])
 def test_a_prompt_that_is_too_long_is_named(path: Path, limit: dict[str, int]) -> None:
     with pytest.raises(DataError, match=r"p\.jsonl:1: the prompt has 2 tokens, expected at most 1"):
-        source(path, **limit).take(1)  # type: ignore[arg-type]
+        source(path, **limit).take(1)
 
 
 def test_supervised_prompts_keep_no_room_for_sampling(path: Path) -> None:

@@ -51,7 +51,7 @@ def test_rewards_are_assigned_in_order() -> None:
 
 def test_parts_are_kept_beside_the_score() -> None:
     [sample] = samples = [finished()]
-    score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)  # type: ignore[dict-item]
+    score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)
     assert sample.reward == {"format": 1.0, "score": 0.5}
     assert sample.reward_value == 0.5
 

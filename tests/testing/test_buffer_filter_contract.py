@@ -21,7 +21,7 @@ class First:
 
 class Mean(First):
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        means = [sum(sample.reward for sample in group.samples) for group in buffer]  # type: ignore[misc]
+        means = [sum(sample.reward for sample in group.samples) for group in buffer]
         return Selection(sorted(range(len(buffer)), key=means.__getitem__)[:want])
 
 

@@ -24,7 +24,7 @@ class Right:
 
 
 class RightAsync(Right):
-    async def score(self, samples: Sequence[Sample]) -> list[Reward]:  # type: ignore[override]
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         await asyncio.sleep(0)
         return super().score(samples)
 
@@ -80,11 +80,11 @@ class LongInt(Right):
 
 class NoLabelCrash(Right):
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        return [Reward(float(sample.label.strip() == sample.response)) for sample in samples]  # type: ignore[union-attr]
+        return [Reward(float(sample.label.strip() == sample.response)) for sample in samples]
 
 
 class SharedState(Right):
-    async def score(self, samples: Sequence[Sample]) -> list[Reward]:  # type: ignore[override]
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         self.samples = samples
         await asyncio.sleep(0)
         return super().score(self.samples)
@@ -159,7 +159,7 @@ def test_a_bad_sample_that_scores_as_high_as_a_good_one_is_found() -> None:
 @pytest.mark.parametrize("sleeper", ["async", "busy"])
 def test_a_reward_that_hangs_is_left_behind_at_its_deadline(sleeper: str) -> None:
     class Hangs(Right):
-        async def score(self, samples: Sequence[Sample]) -> list[Reward]:  # type: ignore[override]
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
             if sleeper == "async":
                 await asyncio.sleep(60)
             time.sleep(3)

@@ -45,7 +45,7 @@ def test_the_estimator_sees_kl_where_there_is_a_reference() -> None:
     batch = make_batch(samples=4)
     seen: list[EstimatorBatch] = []
     kl = [torch.full((int(n),), 0.5) for n in batch.response_lengths]
-    estimate(Answer(lambda b: seen.append(b) or Advantages(good(b))), batch, kl)  # type: ignore[arg-type, func-returns-value]
+    estimate(Answer(lambda b: seen.append(b) or Advantages(good(b))), batch, kl)
     assert seen[0].kl is not None
     assert all(torch.equal(a, b) for a, b in zip(seen[0].kl, kl, strict=True))
 
@@ -107,5 +107,5 @@ def test_a_contract_violation_names_estimator_place_got_and_expected(
 ) -> None:
     batch = make_batch(samples=4, response=(3, 9))
     with pytest.raises(PluginContractError, match=message) as error:
-        estimate(Answer(make), batch)  # type: ignore[arg-type]
+        estimate(Answer(make), batch)
     assert "Answer.advantages" in str(error.value)

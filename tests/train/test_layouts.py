@@ -111,7 +111,7 @@ def training(place: Place, config: Any, batches: list[TrainBatch]) -> tuple[list
 
 @cache
 def one_rank_gradients(folder: Path) -> dict[str, tuple[dict[str, float], dict[str, torch.Tensor]]]:
-    return whole_gradients(folder, None, *MODES)[0]  # type: ignore[no-any-return]
+    return whole_gradients(folder, None, *MODES)[0]
 
 
 @cache

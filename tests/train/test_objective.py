@@ -138,7 +138,7 @@ class Own:
 
 def test_an_estimators_objective_replaces_the_surrogate() -> None:
     batch = tokens([1.5, 0.5], [1.0, 1.0])
-    loss, metrics = policy_loss(batch, Own(None))  # type: ignore[arg-type]
+    loss, metrics = policy_loss(batch, Own(None))
     assert torch.equal(loss, -batch.log_probs)
     assert torch.equal(metrics["m"], batch.advantages)
 
@@ -154,5 +154,5 @@ def test_an_estimators_objective_replaces_the_surrogate() -> None:
 )
 def test_a_broken_objective_is_named(answer: Tensor | tuple[object, object], message: str) -> None:
     with pytest.raises(PluginContractError, match=message) as error:
-        policy_loss(tokens([1.0, 1.0], [1.0, 1.0]), Own(answer))  # type: ignore[arg-type]
+        policy_loss(tokens([1.0, 1.0], [1.0, 1.0]), Own(answer))
     assert "Own.objective" in str(error.value)

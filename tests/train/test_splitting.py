@@ -68,7 +68,7 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
         rollout_log_probs=flat(case.engine),
     )
     log_probs, entropy = (flat(matrix).requires_grad_() for matrix in (case.log_probs, case.entropy))
-    plan = plan_micro_batches([len(tokens) for tokens in batch.tokens], num_ranks=num_ranks, **limits)  # type: ignore[arg-type]
+    plan = plan_micro_batches([len(tokens) for tokens in batch.tokens], num_ranks=num_ranks, **limits)
     packed = [RULE.pack(batch, samples) for rank in plan for samples in rank if samples]
     losses = []
     for micro_batch in packed:

@@ -160,8 +160,8 @@ def test_requests_in_flight_wait_for_the_new_weights_and_finish(
     transport.send(iter(_weights(folder).items()), version="after")
     thread.join(60)
     transport.close()
-    assert len(answers[0]["output_ids"]) == 300  # type: ignore[arg-type]
-    assert answers[0]["meta_info"]["weight_version"] == "after"  # type: ignore[index]
+    assert len(answers[0]["output_ids"]) == 300
+    assert answers[0]["meta_info"]["weight_version"] == "after"
 
 
 def _one_value_off(tensors: dict[str, Tensor], name: str) -> Iterator[tuple[str, Tensor]]:

@@ -123,12 +123,12 @@ class _Norms(nn.Module):
 def _stage_with_fused_norms(zero_centered: bool = False) -> nn.Module:
     """The second pipeline stage of a model in TransformerEngine's spelling: its only layer is the model's third."""
     model, layer = nn.Module(), nn.Module()
-    layer.layer_number = 3  # type: ignore[assignment]
+    layer.layer_number = 3
     layer.self_attention = _Norms()
     layer.mlp = _Norms()
     model.decoder = nn.Module()
     model.decoder.layers = nn.ModuleList([layer])
-    model.config = type("Config", (), {"layernorm_zero_centered_gamma": zero_centered})()  # type: ignore[assignment]
+    model.config = type("Config", (), {"layernorm_zero_centered_gamma": zero_centered})()
     wrapper = nn.Module()
     wrapper.module = model
     return wrapper
