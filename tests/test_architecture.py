@@ -39,6 +39,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "observe": _CONFIGURED | {"data"},
     "cpu": _BASE,
     "adapters": _CONFIGURED | {"data"},
+    "sandbox": frozenset({"types", "errors"}),
+    "chat": _BASE,
+    "sessions": _BASE | {"chat"},
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
     "train": _ENGINES | {"contracts", "engine", "weights"},
@@ -51,7 +54,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": _ENGINES | {"scaffold", "testing", "engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop"},
 }
 #: what slime's own plugins may use of slime: what a third party may
-PUBLIC = frozenset({"plugin", "types", "errors", "data"})
+PUBLIC = frozenset({"plugin", "types", "errors", "data", "sandbox", "chat", "sessions"})
 
 HEAVY = frozenset({"torch", "ray", "sglang", "sglang_router", "megatron", "transformers"})
 #: rooms that import none of those until they need them
@@ -67,6 +70,9 @@ LIGHT = frozenset(
         "scaffold",
         "plugins",
         "adapters",
+        "sandbox",
+        "chat",
+        "sessions",
         "config",
         "data",
         "cli",

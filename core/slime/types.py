@@ -93,6 +93,9 @@ class Sample:
     finish_reason: str | None = None
     #: why the sample is FAILED or ABORTED, in one line
     failure: str | None = None
+    #: numbers that the generator reports of this sample, such as {"tools/search/calls": 2}; slime logs the mean of each
+    #: over the samples that have it, as `rollout/NAME` and `eval/SET/NAME`
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def prompt_length(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.rollout.failures import common_reasons
-from slime.rollout.metrics import oldest_weights, rollout_metrics
+from slime.rollout.metrics import oldest_weights, reported_metrics, rollout_metrics
 from slime.types import Group, Sample, Status
 
 
@@ -71,3 +71,12 @@ def test_common_reasons_are_counted_most_frequent_first() -> None:
         *[sample(None, status=Status.ABORTED, failure="b")] * 2,
     ]
     assert common_reasons(samples) == ["2x b", "1x a"]
+
+
+def test_what_generators_report_is_the_mean_over_the_samples_that_report_it() -> None:
+    samples = [
+        Sample(metrics={"tools/search/calls": 2.0}, status=Status.FAILED),
+        Sample(metrics={"tools/search/calls": 1.0, "turns": 3}),
+        Sample(),
+    ]
+    assert reported_metrics("eval/a", samples) == {"eval/a/tools/search/calls": 1.5, "eval/a/turns": 3.0}

@@ -58,6 +58,7 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
         _check_status(sample)
         if not isinstance(sample.weight_versions, list) or not all(isinstance(v, str) for v in sample.weight_versions):
             raise PluginContractError(f"returned weight_versions {sample.weight_versions!r}, expected a list of texts")
+        _check_metrics(sample)
         if sample.trainable:
             _check_tokens(sample)
     if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
@@ -70,6 +71,15 @@ def _check_status(sample: Sample) -> None:
         raise PluginContractError("returned a sample with status PENDING, expected a final status")
     if not sample.trainable and sample.failure is None:
         sample.failure = f"{sample.status.value} (finish reason {sample.finish_reason or 'unknown'})"
+
+
+def _check_metrics(sample: Sample) -> None:
+    metrics = sample.metrics
+    if not isinstance(metrics, dict) or not all(
+        isinstance(name, str) and isinstance(value, (int, float)) and math.isfinite(value)
+        for name, value in metrics.items()
+    ):
+        raise PluginContractError(f"returned metrics {metrics!r}, expected names with finite numbers")
 
 
 def _check_tokens(sample: Sample) -> None:

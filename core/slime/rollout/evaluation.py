@@ -14,7 +14,7 @@ from slime.errors import SlimeError
 from slime.observe.rollout_files import write_eval
 from slime.rollout.eval_sets import EvalSet
 from slime.rollout.failures import common_reasons, count_status
-from slime.rollout.metrics import response_metrics
+from slime.rollout.metrics import reported_metrics, response_metrics
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.sampling import Sampling
 from slime.types import Sample, Status
@@ -85,5 +85,6 @@ def set_metrics(name: str, samples: Sequence[Sample]) -> dict[str, float]:
         f"{tag}/samples": float(len(samples)),
         f"{tag}/failed": float(count_status(samples, Status.FAILED)),
         f"{tag}/aborted": float(count_status(samples, Status.ABORTED)),
+        **reported_metrics(tag, samples),
         **response_metrics(tag, finished),
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/failed": float(count_status(samples, Status.FAILED)),
         "rollout/aborted": float(count_status(samples, Status.ABORTED)),
     }
+    metrics |= reported_metrics("rollout", samples)
     if finished:
         metrics |= response_metrics("rollout", finished)
     rewards = [value for sample in finished if (value := sample.reward_value) is not None]
@@ -33,6 +35,11 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics |= _reward_parts(finished)
         metrics["rollout/zero_std_ratio"] = _zero_std_ratio(groups)
     return metrics
+
+
+def reported_metrics(prefix: str, samples: Iterable[Sample]) -> dict[str, float]:
+    """What generators report in `Sample.metrics`: the mean of each over the samples that have it, lost ones too."""
+    return _means(prefix, (sample.metrics for sample in samples if sample.metrics))
 
 
 def response_metrics(prefix: str, finished: Sequence[Sample]) -> dict[str, float]:
@@ -65,13 +72,23 @@ def _as_number(version: str) -> int | None:
 
 def _reward_parts(samples: Sequence[Sample]) -> dict[str, float]:
     """The mean of every named part, over the samples that have it."""
-    parts: dict[str, list[float]] = {}
-    for sample in samples:
-        if isinstance(sample.reward, dict):
-            for name, value in sample.reward.items():
-                if name != "score" and isinstance(value, Real):
-                    parts.setdefault(name, []).append(float(value))
-    return {f"rollout/reward/{name}": float(np.mean(values)) for name, values in parts.items()}
+    return _means(
+        "rollout/reward",
+        (
+            {name: value for name, value in sample.reward.items() if name != "score" and isinstance(value, Real)}
+            for sample in samples
+            if isinstance(sample.reward, dict)
+        ),
+    )
+
+
+def _means(prefix: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every name, over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(float(value))
+    return {f"{prefix}/{name}": float(np.mean(seen)) for name, seen in values.items()}
 
 
 def _zero_std_ratio(groups: Sequence[Group]) -> float:
