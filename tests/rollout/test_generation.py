@@ -165,7 +165,7 @@ def test_a_generators_exception_fails_that_sample_and_names_the_generator() -> N
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"metrics": {"turns": float("nan")}}, "returned metrics .*expected names with finite numbers"),
+        ({"metrics": {"turns": float("nan")}}, "expected names with finite numbers"),
         ({"loss_mask": [1]}, "loss_mask of 1 entries, expected response_length = 2"),
         ({"loss_mask": [1, 2]}, "values other than 0 and 1"),
         ({"rollout_log_probs": [-0.5]}, "1 rollout_log_probs, expected response_length = 2"),
