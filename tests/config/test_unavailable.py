@@ -14,8 +14,6 @@ from slime.config.own_flags import flag_table
     [
         "--colocate",
         "--use-fault-tolerance",
-        "--streaming-data",
-        "--num-data-workers 4",
         "--spec module function",
     ],
 )

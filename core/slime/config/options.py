@@ -73,7 +73,28 @@ class DataOptions(Section):
     metadata_key: str = Field(
         default="metadata", description="key of a free dictionary handed to rewards and generators"
     )
+    tool_key: str | None = Field(
+        default=None, description="key of a row's tools (a list of schemas, or that as JSON text), for the chat template"
+    )
     apply_chat_template: bool = Field(default=False, description="format prompts with the tokenizer's chat template")
+    apply_chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="JSON object of further variables for the chat template"
+    )
+    overlong_prompts: Literal["error", "drop"] = Field(
+        default="error", description="prompts over the limit: stop the run, or leave them out and count them"
+    )
+    bad_rows: Literal["stop", "skip"] = Field(
+        default="stop", description="rows that cannot be used: stop the run, or leave them out and count them"
+    )
+    max_bad_rows: int = Field(
+        default=100, ge=0, description="rows that --bad-rows skip may leave out in one pass over the data"
+    )
+    streaming_data: bool = Field(
+        default=False, description="read prompts in blocks, in constant memory: for data larger than memory"
+    )
+    num_data_workers: int = Field(
+        default=0, ge=0, le=256, description="processes that read and tokenise prompts ahead; 0: the rollout process"
+    )
     rollout_shuffle: bool = Field(default=False, description="shuffle prompts anew each epoch, by --rollout-seed")
     rollout_seed: int = Field(default=42, description="seed of the data order and of sampling")
 

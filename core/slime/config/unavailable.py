@@ -5,14 +5,12 @@ from __future__ import annotations
 from slime.config.flags import UNAVAILABLE, Flag
 from slime.config.values import Arity, ValueType
 
-_SWITCH, _ONE, _SOME = ValueType(bool, Arity.SWITCH), ValueType(str, Arity.ONE), ValueType(list[str], Arity.SOME)
+_SWITCH, _SOME = ValueType(bool, Arity.SWITCH), ValueType(list[str], Arity.SOME)
 
 #: name -> (what follows it, what it would do)
 _OPTIONS: dict[str, tuple[ValueType, str]] = {
     "colocate": (_SWITCH, "training and inference share the devices"),
     "use-fault-tolerance": (_SWITCH, "restart dead engines and redo their work"),
-    "streaming-data": (_SWITCH, "read prompts as a stream"),
-    "num-data-workers": (_ONE, "parallel readers of prompts"),
     "spec": (_SOME, "model built by a function of the user's"),
     "post-self-attn-layernorm": (_SWITCH, "models with a norm after attention"),
     "post-mlp-layernorm": (_SWITCH, "models with a norm after the MLP"),
