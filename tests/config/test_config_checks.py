@@ -78,7 +78,7 @@ from slime.config.options import ClusterOptions
         ("--save-hf out/{step}", "--save-hf 'out/{step}': only {rollout} is filled in"),
         # evaluation
         ("--eval-prompt-data a f", "--eval-prompt-data needs --eval-interval"),
-        ("--eval-interval 1 --eval-prompt-data a f a g", "--eval-prompt-data names two sets 'a'"),
+        ("--eval-interval 1 --eval-prompt-data a f a g", "2 evaluation sets are called 'a'"),
         ("--eval-interval 1 --eval-prompt-data a/b f", "'a/b' cannot name an evaluation set"),
         # lengths
         ("--rollout-max-context-len 1024", "--rollout-max-response-len 1024 leaves no room for a prompt in"),

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.config.conftest import GOOD
 
 from slime.config import PluginOptions, RunConfig, config_from_toml, load_config, resolve
+from slime.config.eval_options import ComponentChoice, EvalOptions, EvalSetOptions
 from slime.config.options import (
     AlgorithmOptions,
     CheckpointOptions,
     DataOptions,
-    EvalOptions,
     RewardOptions,
     RolloutOptions,
     RunOptions,
@@ -37,6 +37,16 @@ options = st.dictionaries(
     keys.filter(lambda key: key not in ("name", "reward", "advantage_estimator")), values, max_size=3
 )
 
+eval_sets = st.builds(
+    EvalSetOptions,
+    name=texts,
+    path=texts,
+    temperature=st.none() | st.floats(0, 2),
+    stop=st.none() | st.lists(texts, max_size=2),
+    label_key=st.none() | texts,
+    reward=st.none() | st.builds(ComponentChoice, name=texts, options=options),
+)
+
 configs = st.builds(
     RunConfig,
     run=st.builds(RunOptions, output_dir=texts, run_name=st.none() | texts, seed=st.integers(0, 2**31)),
@@ -54,7 +64,11 @@ configs = st.builds(
     ),
     algorithm=st.builds(AlgorithmOptions, advantage_estimator=st.none() | texts, kl_coef=st.floats(0, 1)),
     reward=st.builds(RewardOptions, reward=st.none() | texts),
-    evaluation=st.builds(EvalOptions, eval_prompt_data=st.lists(st.tuples(texts, texts), max_size=3)),
+    evaluation=st.builds(
+        EvalOptions,
+        eval_prompt_data=st.lists(st.tuples(texts, texts), max_size=3),
+        sets=st.lists(eval_sets, max_size=2),
+    ),
     checkpoint=st.builds(CheckpointOptions, save=st.none() | texts, save_interval=st.none() | positive),
     plugins=st.builds(PluginOptions, allow=st.none() | st.lists(texts, max_size=2), strict=st.booleans()),
     megatron=st.fixed_dictionaries(

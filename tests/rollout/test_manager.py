@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.rollout.conftest import ScriptedPolicy
 
-from slime.config.options import DataOptions, EvalOptions, RewardOptions, RolloutOptions
+from slime.config.eval_options import EvalOptions
+from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams

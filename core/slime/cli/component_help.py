@@ -40,7 +40,9 @@ def component_help(argv: Sequence[str]) -> Iterator[str]:
 
 def _of(use: Use, component: Component) -> str:
     """The options of one component, under the names that set them."""
-    if "[" in use.slot:
+    if use.eval_set is not None:
+        title, before = f"[[evaluation.sets]] {use.eval_set}  Keys of {use.kind} = {{...}}: {component.title}.", ""
+    elif "[" in use.slot:
         title, before = f"[[reward.terms]]  Keys of the table of {component.title}.", ""
     else:
         title, before = f"[{use.slot}]  Options of {component.title}.", f"--{_FLAGS.get(use.slot, use.slot)}."

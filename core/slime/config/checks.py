@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from slime.config.algorithm_checks import ALGORITHM_CHECKS, algorithm_notes
 from slime.config.batch import batch_shape
+from slime.config.eval_checks import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.local_paths import function_problems
 from slime.config.megatron_checks import MEGATRON_CHECKS
 from slime.config.options import RolloutOptions
@@ -27,10 +28,7 @@ def config_problems(config: RunConfig) -> list[str]:
 
 def config_notes(config: RunConfig) -> list[str]:
     """What a user should know though it stops nothing."""
-    notes = [*algorithm_notes(config)]
-    if config.evaluation.eval_interval is not None and not config.evaluation.eval_prompt_data:
-        notes.append("--eval-interval has no effect: no --eval-prompt-data names what to evaluate on")
-    return notes
+    return [*algorithm_notes(config), *evaluation_notes(config)]
 
 
 def required_options(config: RunConfig) -> Iterator[str]:
@@ -116,21 +114,10 @@ def asynchrony(config: RunConfig) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} {value} has no effect without --async (or train_async.py)"
 
 
-def evaluation(config: RunConfig) -> Iterator[str]:
-    """Evaluation sets with distinct names that can name files, an interval and a reward."""
-    options = config.evaluation
-    names = [name for name, _ in options.eval_prompt_data]
-    for name in names:
-        if not name or "/" in name or name.startswith("."):
-            yield f"--eval-prompt-data: {name!r} cannot name an evaluation set (files and metrics are called after it)"
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"--eval-prompt-data names two sets {name!r}"
-    if names and options.eval_interval is None:
-        yield "--eval-prompt-data needs --eval-interval: every how many rollouts to evaluate"
-    reward = config.reward
-    unscored = reward.reward is None and not reward.terms and not reward.custom_rm_path
-    if names and unscored and config.algorithm.loss_type != "policy_loss":
-        yield "--eval-prompt-data needs --reward, which scores the responses"
+def evaluation_rewards(config: RunConfig) -> Iterator[str]:
+    """A reward for every set, where not even the run's is missing."""
+    told = any("--reward is missing" in problem for problem in required_options(config))
+    return iter(()) if told else rewards_of_sets(config)
 
 
 def lengths(config: RunConfig) -> Iterator[str]:
@@ -167,6 +154,8 @@ CHECKS: tuple[Check, ...] = (
     ports,
     asynchrony,
     evaluation,
+    evaluation_interval,
+    evaluation_rewards,
     lengths,
     checkpoints,
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slime.config.eval_options import EvalSetOptions
 from slime.config.run_config import COMPONENTS, KIND_OF_SLOT, RunConfig
 from slime.config.settings import Settings
 from slime.errors import SlimeError
@@ -87,7 +88,10 @@ def place_functions(config: RunConfig) -> RunConfig:
         if name is not None and (placed := _absolute(config, slot, name)) != name:
             config = _with_component(config, slot, placed)
     terms = [term.model_copy(update={"name": _absolute(config, "reward[]", term.name)}) for term in config.reward.terms]
-    return _with(config, "reward", {"terms": terms}) if terms != config.reward.terms else config
+    if terms != config.reward.terms:
+        config = _with(config, "reward", {"terms": terms})
+    sets = [_placed_set(config, one) for one in config.evaluation.sets]
+    return _with(config, "evaluation", {"sets": sets}) if sets != config.evaluation.sets else config
 
 
 def function_problems(config: RunConfig) -> Iterator[str]:
@@ -148,6 +152,16 @@ def _absolute(config: RunConfig, slot: str, name: str) -> str:
         return str(find_target(role, Reference.parse(name)).reference)
     except SlimeError:
         return name
+
+
+def _placed_set(config: RunConfig, one: EvalSetOptions) -> EvalSetOptions:
+    """An evaluation set with the functions it names in their places."""
+    placed = {
+        kind: choice.model_copy(update={"name": _absolute(config, f"{kind}[]", choice.name)})
+        for kind, choice in (("reward", one.reward), ("generator", one.generator))
+        if choice is not None
+    }
+    return one.model_copy(update=placed)
 
 
 def _with(config: RunConfig, section: str, values: dict[str, Any]) -> RunConfig:

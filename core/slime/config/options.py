@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from slime.config.eval_options import EvalOptions
+from slime.config.section import Section
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
-
-
-class Section(BaseModel):
-    """Base of the sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RunOptions(Section):
@@ -74,7 +71,8 @@ class DataOptions(Section):
         default="metadata", description="key of a free dictionary handed to rewards and generators"
     )
     tool_key: str | None = Field(
-        default=None, description="key of a row's tools (a list of schemas, or that as JSON text), for the chat template"
+        default=None,
+        description="key of a row's tools (a list of schemas, or that as JSON text), for the chat template",
     )
     apply_chat_template: bool = Field(default=False, description="format prompts with the tokenizer's chat template")
     apply_chat_template_kwargs: dict[str, Any] = Field(
@@ -269,7 +267,7 @@ class RewardTerm(Section):
 
     name: str
     weight: float = Field(default=1.0, allow_inf_nan=False)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -301,21 +299,6 @@ class RewardOptions(Section):
     reward_workers: int | None = Field(
         default=None, ge=1, description="processes that score samples; default: half the cores, 2 to 8"
     )
-
-
-class EvalOptions(Section):
-    """Held-out evaluation."""
-
-    eval_prompt_data: list[tuple[str, str]] = Field(
-        default=[], description="name and file of an evaluation set; may repeat"
-    )
-    eval_interval: int | None = Field(
-        default=None, ge=1, description="evaluate every N rollouts, before the first and after the last"
-    )
-    n_samples_per_eval_prompt: int = Field(default=1, ge=1, description="responses per evaluation prompt")
-    eval_temperature: float = Field(default=0.0, ge=0, description="0: greedy")
-    eval_max_response_len: int | None = Field(default=None, ge=1, description="default: --rollout-max-response-len")
-    skip_eval_before_train: bool = Field(default=False, description="do not evaluate before the first rollout")
 
 
 class CheckpointOptions(Section):
@@ -354,7 +337,7 @@ class SyncOptions(Section):
 
 
 #: keys of the run file that are no flags: a command line has no form for them
-FILE_ONLY = frozenset({("reward", "terms")})
+FILE_ONLY = frozenset({("reward", "terms"), ("evaluation", "sets")})
 
 #: attribute of `RunConfig` -> section
 SECTIONS: dict[str, type[Section]] = {

@@ -72,6 +72,6 @@ def _evaluation(config: RunConfig) -> dict[str, object]:
     options = config.evaluation
     return {
         # Without sets there is nothing to evaluate on, however often (`config_notes` says so).
-        "eval_interval": options.eval_interval if options.eval_prompt_data else None,
+        "eval_interval": options.eval_interval if options.eval_prompt_data or options.sets else None,
         "eval_max_response_len": options.eval_max_response_len or config.rollout.rollout_max_response_len,
     }

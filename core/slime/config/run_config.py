@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict
 
 from slime.config.batch import BatchShape, batch_shape
 from slime.config.devices import nvidia_devices
+from slime.config.eval_options import EvalOptions
 from slime.config.options import (
     SECTIONS,
     AlgorithmOptions,
     CheckpointOptions,
     ClusterOptions,
     DataOptions,
-    EvalOptions,
     RewardOptions,
     RolloutOptions,
     RunOptions,
@@ -145,8 +145,7 @@ class RunConfig(BaseModel):
         """A run file that gives this configuration again."""
         tables: dict[str, dict[str, Any]] = {}
         for name in SECTIONS:
-            values = getattr(self, name).model_dump(by_alias=True, mode="json")
-            tables[name] = {key: value for key, value in values.items() if value is not None}
+            tables[name] = getattr(self, name).model_dump(by_alias=True, mode="json", exclude_none=True)
         if self.data.label_key is None:
             tables["data"]["label_key"] = "none"
         for slot, (section, key) in COMPONENTS.items():

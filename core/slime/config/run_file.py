@@ -78,7 +78,9 @@ class _Reader:
     def _table(self, target: str, written: str, table: Mapping[str, Any]) -> None:
         for key, value in table.items():
             where = f"{self._name}: [{written}] {key}"
-            if self._flags.find_key(target, key) is not None:
+            if (target, key.replace("-", "_")) in FILE_ONLY:
+                self._file_only(target, key, value, where)
+            elif self._flags.find_key(target, key) is not None:
                 self._store(target, key, value, where)
             else:
                 self._problem(f"{where}: unknown key.{self._elsewhere(target, key)}")
@@ -97,14 +99,21 @@ class _Reader:
             section, field = COMPONENTS[slot]
             if key == "name" or key == field:
                 self._store(section, field, value, where)
+            elif (slot, key.replace("-", "_")) in FILE_ONLY:
+                self._file_only(slot, key, value, where)
             elif problem := _not_json(value):
                 self._problem(f"{where}: {problem}")
-            elif (slot, key.replace("-", "_")) in FILE_ONLY:
-                self._settings.items.append(Setting(slot, key.replace("-", "_"), value, where))
             elif slot in SECTIONS and self._flags.find_key(slot, key) is not None:
                 self._store(slot, key, value, where)
             else:
                 self._settings.items.append(Setting(COMPONENT + slot, key.replace("-", "_"), value, where))
+
+    def _file_only(self, target: str, key: str, value: Any, where: str) -> None:
+        """A key that is no flag."""
+        if problem := _not_json(value):
+            self._problem(f"{where}: {problem}")
+        else:
+            self._settings.items.append(Setting(target, key.replace("-", "_"), value, where))
 
     def _store(self, target: str, key: str, value: Any, where: str, *, negated: bool = False) -> None:
         found = self._flags.find_key(target, key) or self._flags.find(key.replace("_", "-"))

@@ -31,6 +31,8 @@ class Use:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: of a reward: its factor in the sum
     weight: float = 1.0
+    #: the evaluation set whose own component it is; None: the run's
+    eval_set: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ def components_used(config: RunConfig) -> list[Use]:
     terms = config.reward.terms
     uses += [
         Use(f"reward[{number}]", "reward", term.name, term.options, term.weight) for number, term in enumerate(terms)
+    ]
+    uses += [
+        Use(f"{kind}[eval.{one.name}]", kind, choice.name, choice.options, eval_set=one.name)
+        for one in config.evaluation.sets
+        for kind, choice in (("reward", one.reward), ("generator", one.generator))
+        if choice is not None
     ]
     functions = {
         "rollout_sample_filter": config.rollout.rollout_sample_filter_path,

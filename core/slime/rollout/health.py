@@ -44,6 +44,8 @@ class Watched:
         """How the user states one of its limits."""
         if self.slot == self.kind:
             return f"--{self.kind}.{name.replace('_', '-')}"
+        if "[eval." in self.slot:
+            return f"{name} in the {self.kind} of its [[evaluation.sets]] table"
         return f"{name} in its [[reward.terms]] table"
 
 
