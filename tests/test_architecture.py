@@ -40,7 +40,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cpu": _BASE,
     "adapters": _CONFIGURED | {"data"},
     "sandbox": frozenset({"types", "errors"}),
-    "chat": _BASE,
+    "chat": _BASE | {"cpu"},
     "sessions": _BASE | {"chat"},
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},

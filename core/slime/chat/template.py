@@ -1,0 +1,217 @@
+"""A tokenizer's chat template, asked only for what is new in a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+#: stands for an answer in renderings of which only the part behind it is used; private-use characters, so that no
+#: template and no tokenizer knows it
+_ANSWER = "\ue000answer\ue001"
+
+
+class ChatTemplate:
+    """Messages to token ids with the tokenizer's own template.
+
+    `variables` are given to the template (`enable_thinking=False`, say).  Stateless but for caches: one serves a run.
+
+    Message contents that are not trusted, such as what a tool printed, are encoded as plain text: the text of a special
+    token in them gives the tokens of its characters, never the control token.
+    """
+
+    def __init__(self, tokenizer: Any, **variables: Any) -> None:
+        """Raises `ValueError` for a tokenizer without chat template."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "conversations need a chat template, and the tokenizer of --hf-checkpoint has none; set chat_template"
+                " in its tokenizer_config.json"
+            )
+        self._tokenizer = tokenizer
+        self._variables = variables
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        trusted: bool = True,
+    ) -> list[int]:
+        """Token ids [P] of a conversation's beginning, up to where the answer begins.
+
+        tools     JSON schemas of the tools that the template tells the model of
+        trusted   whether special tokens in the messages are control tokens, as in prompts of the data
+
+        Raises `ValueError` where the template refuses the messages.
+        """
+        if trusted:
+            return self._encode(self._render(messages, tools=tools))
+        return self._encode_guarded(messages, lambda guarded: self._render(guarded, tools=tools))
+
+    def continuation(self, messages: Sequence[Mapping[str, Any]], after: Sequence[int]) -> list[int]:
+        """Token ids between an answer and the next one: the answer's end, the messages, the generation prompt.
+
+        messages   what follows the answer; their contents are plain text
+        after      the answer's tokens.  What they have of the end already (the end-of-turn token, most often) is not
+                   repeated
+
+        Earlier turns are not rendered again, so a template that would trim them or drop their reasoning cannot change
+        them.  Raises `ValueError` where the template refuses the messages.
+        """
+        ids = self._encode_guarded(messages, self._render_after)
+        end = self._end_tokens
+        for length in range(min(len(end), len(after)), 0, -1):
+            if list(after[-length:]) == end[:length] and ids[:length] == end[:length]:
+                return ids[length:]
+        return ids
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as text for parsers: special tokens are kept, but for the one that ends the answer."""
+        stops = self._stops
+        end = len(tokens)
+        while end > 0 and tokens[end - 1] in stops:
+            end -= 1
+        return str(self._tokenizer.decode(tokens[:end], skip_special_tokens=False))
+
+    def plain_text(self, tokens: Sequence[int]) -> str:
+        """An answer as text for people and rewards: without special tokens."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    # --- rendering -----------------------------------------------------------------------------------
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else list(tools),
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._variables,
+            )
+        except Exception as error:  # the boundary around the model's own template
+            raise ValueError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
+        return str(text)
+
+    def _render_after(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text from an answer's last character to where the next answer begins."""
+        before: list[dict[str, Any]] = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            return self._behind_answer(self._render([*before, *messages]))
+        except ValueError as error:
+            # Some templates want the tool calls that the tool messages answer.
+            calls = _calls_answered(messages)
+            if not calls:
+                raise
+            before[1]["tool_calls"] = calls
+            try:
+                whole, part = self._render([*before, *messages]), self._render(before, generation_prompt=False)
+            except ValueError:
+                raise error from None
+            return self._end + whole[len(_common(whole, part)) :]
+
+    def _behind_answer(self, text: str) -> str:
+        _, found, behind = text.partition(_ANSWER)
+        if not found:
+            raise ValueError("the chat template does not print what an assistant's message says")
+        return behind
+
+    @cached_property
+    def _end(self) -> str:
+        """The text that closes an answer."""
+        before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _ANSWER}]
+        end = self._behind_answer(self._render(before, generation_prompt=False))
+        # Where the answer is the last message some templates close it otherwise: what both have in common counts.
+        try:
+            user = [*before, {"role": "user", "content": "-"}]
+            return _common(end, self._behind_answer(self._render(user)))
+        except ValueError:
+            return end
+
+    @cached_property
+    def _end_tokens(self) -> list[int]:
+        return self._encode(self._end)
+
+    @cached_property
+    def _stops(self) -> frozenset[int]:
+        """Tokens that end an answer and are no part of what it says."""
+        special = set(self._tokenizer.all_special_ids)
+        return frozenset(self._end_tokens[:1]) & special | {self._tokenizer.eos_token_id} - {None}
+
+    # --- encoding ------------------------------------------------------------------------------------
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _encode_guarded(self, messages: Sequence[Mapping[str, Any]], render: Any) -> list[int]:
+        """Encode what `render` makes of the messages, with special tokens inside them as plain text.
+
+        Such a token's text is cut behind its first character, and the pieces are encoded one by one: none of them
+        gives the control token.  The cuts are marked before the template is applied, so that it still trims and
+        quotes as it likes.
+        """
+        special = self._special
+        if special is None or not any(special.search(text) for message in messages for text in _texts(message)):
+            return self._encode(render(messages))
+        everything = "".join(text for message in messages for text in _texts(message))
+        mark = next(mark for n in count() if (mark := f"\ue000{n}\ue001") not in everything)
+
+        def cut(text: str) -> str:
+            while special.search(text):
+                text = special.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+            return text
+
+        pieces = render([_mapped(message, cut) for message in messages]).split(mark)
+        return [token for piece in pieces if piece for token in self._encode(piece)]
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        """Finds texts of two characters or more that the tokenizer has a token of their own for."""
+        added = {str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values()}
+        names = sorted((name for name in {*added, *self._tokenizer.all_special_tokens} if len(name) > 1), key=len)
+        return re.compile("|".join(re.escape(name) for name in reversed(names))) if names else None
+
+
+def _common(one: str, other: str) -> str:
+    """What both texts begin with."""
+    length = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]
+
+
+def _calls_answered(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tool calls that the tool messages among `messages` answer, as an assistant's message has them."""
+    return [
+        {
+            "id": message.get("tool_call_id", f"call{number:05d}"),
+            "type": "function",
+            "function": {"name": message.get("name", "tool"), "arguments": {}},
+        }
+        for number, message in enumerate(messages)
+        if message.get("role") == "tool"
+    ]
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in a message, but its role."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for key, part in value.items() if key != "role" for text in _texts(part)]
+    return [text for part in value for text in _texts(part)] if isinstance(value, list | tuple) else []
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """A copy of a message with every text changed, but its role."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: part if key == "role" else _mapped(part, change) for key, part in value.items()}
+    return [_mapped(part, change) for part in value] if isinstance(value, list | tuple) else value
