@@ -170,6 +170,10 @@ class GeneratorSpec(ComponentSpec):
     needs_engine: bool = True
     #: seconds a sample may go without progress; default: --rollout-timeout-s.  --generator.timeout-s overrides it
     timeout_s: float | None = None
+    #: whether `generate` continues a sample that has response tokens already: it asks the policy to go on after
+    #: `Sample.tokens`, for at most max_new_tokens - response_length more, and keeps tokens, mask, log-probs and weight
+    #: versions that are there (--partial-rollout needs it)
+    resumes: bool = False
 
 
 # --- what components exchange with the kernel -----------------------------------------------------
@@ -303,25 +307,22 @@ class RewardModel(Protocol):
 class DataSource(Protocol):
     """Contract of kind `datasource`.
 
-    slime keeps account of what it took: finished groups wait in its own buffer, and those that a checkpoint had in
-    flight it hands out again by itself.  Neither comes back to the source.
+    slime keeps account of what it took: finished groups wait in its own buffer, and those whose generation was cut
+    short, or that a checkpoint had in flight, it hands out again by itself.  Nothing comes back to the source.
 
-    A source may have one method more, `generated(groups)`: it is called once for each batch with copies of what was
-    generated for it, scored, groups included that a filter dropped.  A curriculum learns from it what was hard.
+    A source may have two methods more:
+
+    generated(groups)   called once for each batch with copies of what was generated for it, scored, groups included
+                        that a filter dropped.  A curriculum learns from it what was hard.
+    put(groups)         takes groups back that shall be generated another time; they come first in later `take`s, as
+                        pending samples with the indices they had.  slime itself never calls it: it is for sources
+                        around another source.
     """
 
     def take(self, n: int) -> list[Group]:
         """The next `n` prompts as groups of `n_samples_per_prompt` pending samples.
 
         No `Group.index` and no `Sample.index` is used twice in a run.
-        """
-        ...
-
-    def put(self, groups: Sequence[Group]) -> None:
-        """Take groups back that shall be generated another time; they come first in later `take`s, as pending samples.
-
-        For whoever stops generating in the middle of it, and for sources around another source.  What a sample has of
-        a response may be used or dropped; its indices stay.
         """
         ...
 
@@ -335,10 +336,15 @@ class DataSource(Protocol):
 
 
 class BufferFilter(Protocol):
-    """Contract of kind `buffer_filter`."""
+    """Contract of kind `buffer_filter`.
+
+    A filter that remembers something between calls may have two methods more, as data sources have them:
+    `state_dict()`, JSON-ready, and `load_state_dict(state)`.  A checkpoint holds the state; a filter that loads it
+    chooses as the one that gave it would have.
+    """
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep at most `want` groups; indices valid and disjoint."""
+        """Keep at most `want` groups; indices valid and disjoint.  `Group.age` and `Group.uses` say what was before."""
         ...
 
 

@@ -137,3 +137,5 @@ class Group:
     samples: list[Sample]
     #: rollouts since the one it was generated for; set by slime before a buffer filter sees the group
     age: int = 0
+    #: times it was trained on (--max-reuse keeps groups for another time)
+    uses: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -59,9 +59,43 @@ class Chance(First):
         return Selection(random.sample(range(len(buffer)), min(want, len(buffer))))
 
 
+class Rotates(First):
+    """Starts one group later each time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def select(self, buffer: Sequence[Group], want: int) -> Selection:
+        self.calls += 1
+        places = [(self.calls + place) % len(buffer) for place in range(len(buffer))]
+        return Selection(places[:want])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class Forgets(Rotates):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"] + 1
+
+
+class NoJson(Rotates):
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": object()}
+
+
+class SavesOnly(First):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 def test_a_filter_that_keeps_the_contract_passes() -> None:
     assert_buffer_filter_contract(First(), deterministic=True)
     assert_buffer_filter_contract(Chance())
+    assert_buffer_filter_contract(Rotates())
 
 
 @pytest.mark.parametrize(
@@ -73,6 +107,9 @@ def test_a_filter_that_keeps_the_contract_passes() -> None:
         (Mean(), "gives valid and disjoint indices", "raised TypeError"),  # a failed sample has no reward
         (Sorts(), "leaves the buffer as it is", "moved, added or took away"),
         (Marks(), "leaves the buffer as it is", "changed Sample.metadata"),
+        (Forgets(), "goes on from", "expected the same (all that it remembers belongs in state_dict)"),
+        (NoJson(), "has a state that is JSON", "gave a state_dict that is no JSON"),
+        (SavesOnly(), "goes on from", "expected both (it remembers something) or neither"),
         (Chance(), "chooses alike for the same buffer", "expected the same"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, First) else "",

@@ -172,3 +172,24 @@ def test_a_breach_is_named(source: type[Counting], rule: str, detail: str) -> No
 def test_a_pending_sample_has_the_tokens_of_its_prompt_only() -> None:
     sample: Sample = make_sample("1+1=", None)
     assert (sample.status, sample.response_length, len(sample.tokens)) == (Status.PENDING, 0, 4)
+
+
+class NoPut:
+    """A source with what the contract requires and no more."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self, n: int) -> list[Group]:
+        first, self.next = self.next, self.next + n
+        return [Counting().group(number) for number in range(first, self.next)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.next = state["next"]
+
+
+def test_a_source_need_not_take_groups_back() -> None:
+    assert_datasource_contract(NoPut, samples_per_prompt=2)

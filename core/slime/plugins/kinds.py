@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
             "data source",
             DataSourceSpec,
             "slime_register_datasources",
-            ("take", "put", "state_dict", "load_state_dict"),
+            ("take", "state_dict", "load_state_dict"),
         ),
         Kind("buffer_filter", "buffer filter", BufferFilterSpec, "slime_register_buffer_filters", ("select",)),
         Kind("generator", "generator", GeneratorSpec, "slime_register_generators", ("generate",)),

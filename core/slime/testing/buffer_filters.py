@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from copy import deepcopy
 
+from slime.contracts.groups import check_state
 from slime.contracts.passive import check_samples_untouched, copy_samples
 from slime.contracts.selection import check_selection
 from slime.plugin import BufferFilter, Selection
@@ -35,6 +36,7 @@ def buffer_filter_rules(
         Rule("keeps nothing from an empty buffer", tried.empty),
         Rule("gives valid and disjoint indices, and a reason for each that it drops", tried.selections),
         Rule("leaves the buffer as it is", tried.untouched),
+        Rule("has a state that is JSON and that it goes on from, where it has state_dict", tried.state),
     ]
     if deterministic:
         rules.append(Rule("chooses alike for the same buffer", tried.repeatable))
@@ -95,6 +97,30 @@ class _Tried:
             for old, group in zip(before, buffer, strict=True):
                 with attributed(self._call, f"group {group.index}"):
                     check_samples_untouched(old, group.samples)
+
+    def state(self) -> None:
+        """What it chooses after a state was loaded is what it chose after that state was saved."""
+        who, chosen = type(self._filter).__name__, self._filter
+        save, load = getattr(chosen, "state_dict", None), getattr(chosen, "load_state_dict", None)
+        check(
+            (save is None) == (load is None),
+            f"{who} has one of state_dict and load_state_dict; expected both (it remembers something) or neither",
+        )
+        if save is None or load is None:
+            return
+        with attributed(f"{who}.state_dict", "nothing"):
+            saved = check_state(save())
+        buffers = [buffer for buffer in self._buffers if buffer]
+        first = [self._select(buffer, max(1, len(buffer) // 2)) for buffer in buffers]
+        with attributed(f"{who}.load_state_dict", "its own state"):
+            load(saved)
+        again = [self._select(buffer, max(1, len(buffer) // 2)) for buffer in buffers]
+        for number, (one, two) in enumerate(zip(first, again, strict=True)):
+            check(
+                (one.keep, one.drop) == (two.keep, two.drop),
+                f"{who} kept {one.keep} of buffer {number} and, loaded from the state it had before, {two.keep};"
+                " expected the same (all that it remembers belongs in state_dict)",
+            )
 
     def repeatable(self) -> None:
         for number, buffer in enumerate(self._buffers):
