@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.cli.preflight import Preflight
+from slime.config.eval_sets import eval_sets
 
 _LABEL = 13
 
@@ -26,7 +27,7 @@ def _sections(checked: Preflight) -> Iterator[tuple[str, list[str]]]:
     yield "batch", list(_batch(checked))
     yield "data", [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"]
     if config.evaluation.eval_interval is not None:
-        yield "evaluation", [_evaluation(checked)]
+        yield "evaluation", list(_evaluation(checked))
     yield "processes", list(_processes(checked))
     yield "devices", [_devices(checked)]
     yield "plugins", list(_plugins(checked))
@@ -47,15 +48,17 @@ def _batch(checked: Preflight) -> Iterator[str]:
     yield f"{rollouts} rollouts = {rollouts * batch.steps} optimizer steps ({config.algorithm.loss_type}, {loop})"
 
 
-def _evaluation(checked: Preflight) -> str:
+def _evaluation(checked: Preflight) -> Iterator[str]:
     options = checked.config.evaluation
-    names = ", ".join(name for name, _ in options.eval_prompt_data)
+    by_sampling: dict[tuple[int, float], list[str]] = {}
+    for one in eval_sets(checked.config):
+        by_sampling.setdefault((one.n_samples, one.temperature), []).append(one.name)
     before = "" if options.skip_eval_before_train else " before the first,"
-    return (
-        f"{names}:{before} every {options.eval_interval} and after the last rollout,"
-        f" {options.n_samples_per_eval_prompt} response{_s(options.n_samples_per_eval_prompt)} a prompt"
-        f" at temperature {options.eval_temperature:g}"
-    )
+    when = f"{before} every {options.eval_interval} and after the last rollout"
+    for (responses, temperature), names in by_sampling.items():
+        yield (
+            f"{', '.join(names)}:{when}, {responses} response{_s(responses)} a prompt at temperature {temperature:g}"
+        )
 
 
 def _processes(checked: Preflight) -> Iterator[str]:
@@ -97,7 +100,8 @@ def _devices(checked: Preflight) -> str:
 def _plugins(checked: Preflight) -> Iterator[str]:
     for slot, used in checked.used.items():
         component = used.component
-        weight = {"weight": f"{used.use.weight:g}"} if checked.config.reward.terms and used.use.kind == "reward" else {}
+        summed = bool(checked.config.reward.terms) and used.use.kind == "reward" and used.use.eval_set is None
+        weight = {"weight": f"{used.use.weight:g}"} if summed else {}
         limits = used.limits.model_dump(exclude_unset=True)
         options = _pairs({**weight, **used.options.model_dump(), **limits})
         shown = f"  {options}" if options else ""

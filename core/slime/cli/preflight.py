@@ -18,6 +18,7 @@ from slime.cli.preflight_machine import machine_problems
 from slime.cli.preflight_model import ModelFacts, model_problems, read_model
 from slime.cli.preflight_tokenizer import load_tokenizer
 from slime.config import RunConfig, config_problems
+from slime.config.eval_sets import eval_sets
 from slime.config.settings import stop_on
 from slime.errors import SlimeError
 from slime.plugins import PluginSet, Resolved, load_plugins
@@ -65,7 +66,7 @@ def preflight(config: RunConfig, run_dir: Path) -> Preflight:
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
     model = _check_models(config, problems)
     data = _check_data(config, model, problems, with_engines=with_engines)
-    if not with_engines and config.evaluation.eval_prompt_data:
+    if not with_engines and eval_sets(config):
         problems.found.append(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
@@ -152,7 +153,8 @@ def _check_data(
     sets = list(prompt_sets(config, with_engines=with_engines))
     if sets and model is not None:
         with problems.collected():
-            tokenizer = load_tokenizer(model.folder, with_template=config.data.apply_chat_template)
+            templated = any(one.apply_chat_template for one in sets)
+            tokenizer = load_tokenizer(model.folder, with_template=templated)
     facts = []
     for prompts in sets:
         with problems.collected():

@@ -9,6 +9,7 @@ from typing import Any
 
 from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
+from slime.config.eval_sets import eval_sets
 from slime.data import PromptFile, check_prompt_lengths
 from slime.errors import ConfigError
 
@@ -34,16 +35,40 @@ class PromptSet:
     name: str
     path: Path
     response: int
+    input_key: str
+    label_key: str | None
+    metadata_key: str
+    apply_chat_template: bool
+    #: the option that limits its prompts, where one does
+    max_prompt: int | None
 
 
 def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]:
     """The files the configuration names.  Without engines responses come from the data, and leave what they leave."""
     response = config.rollout.rollout_max_response_len if with_engines else 1
-    if config.data.prompt_data is not None:
-        yield PromptSet("training", Path(config.data.prompt_data), response)
-    evaluated = (config.evaluation.eval_max_response_len or response) if with_engines else 1
-    for name, path in config.evaluation.eval_prompt_data:
-        yield PromptSet(name, Path(path), evaluated)
+    data = config.data
+    if data.prompt_data is not None:
+        yield PromptSet(
+            "training",
+            Path(data.prompt_data),
+            response,
+            data.input_key,
+            data.label_key,
+            data.metadata_key,
+            data.apply_chat_template,
+            config.rollout.rollout_max_prompt_len,
+        )
+    for one in eval_sets(config):
+        yield PromptSet(
+            one.name,
+            Path(one.path),
+            one.max_response_len if with_engines else 1,
+            one.input_key,
+            one.label_key,
+            one.metadata_key,
+            one.apply_chat_template,
+            one.max_prompt_len,
+        )
 
 
 def check_data(config: RunConfig, prompts: PromptSet, model: ModelFacts | None, tokenizer: Any | None) -> DataFacts:
@@ -52,22 +77,23 @@ def check_data(config: RunConfig, prompts: PromptSet, model: ModelFacts | None, 
     Without a tokenizer, prompts are not counted.  Raises `DataError` for the first bad row, `ConfigError` when
     no prompt would have room.
     """
-    data = config.data
-    file = PromptFile(prompts.path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
+    file = PromptFile(
+        prompts.path, input_key=prompts.input_key, label_key=prompts.label_key, metadata_key=prompts.metadata_key
+    )
     try:
         limit = longest = 0
         if tokenizer is not None and model is not None:
-            limit = prompt_room(config, model, prompts.response)
+            limit = prompt_room(config, model, prompts.response, prompts.max_prompt)
             longest = check_prompt_lengths(
-                file, tokenizer, apply_chat_template=data.apply_chat_template, max_tokens=limit
+                file, tokenizer, apply_chat_template=prompts.apply_chat_template, max_tokens=limit
             )
         return DataFacts(prompts.name, prompts.path, len(file), longest, limit)
     finally:
         file.close()
 
 
-def prompt_room(config: RunConfig, model: ModelFacts, response: int) -> int:
-    """Tokens a prompt may have beside a response of `response` tokens.
+def prompt_room(config: RunConfig, model: ModelFacts, response: int, max_prompt: int | None) -> int:
+    """Tokens a prompt may have beside a response of `response` tokens, at most `max_prompt`.
 
     Raises `ConfigError` when that is none, and for a context the engines would not accept.
     """
@@ -83,4 +109,4 @@ def prompt_room(config: RunConfig, model: ModelFacts, response: int) -> int:
             f"a response of {response} tokens (--rollout-max-response-len, --eval-max-response-len) leaves no room for"
             f" a prompt in the context of {context} tokens. Shorten responses"
         )
-    return min(config.rollout.rollout_max_prompt_len or context, context - response)
+    return min(max_prompt or context, context - response)
