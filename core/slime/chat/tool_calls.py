@@ -26,6 +26,10 @@ class ToolCallParser(Protocol):
         """The calls in order; broken ones too, with their `problem`.  Never raises for what a model wrote."""
         ...
 
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """What the answer says besides its calls, and the calls."""
+        ...
+
 
 class TagParser:
     r"""Calls as `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`.
@@ -43,6 +47,11 @@ class TagParser:
         if "<tool_call>" not in text:
             return []
         return [_call(found[1].strip()) for found in self._CALL.finditer(text)]
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """See `ToolCallParser`."""
+        calls = self.parse(text)
+        return (self._CALL.sub("", text).strip() if calls else text), calls
 
 
 def _call(text: str) -> ToolCall:
