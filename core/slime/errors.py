@@ -85,6 +85,10 @@ class CheckpointError(SlimeError, RuntimeError):
     """A checkpoint is missing, incomplete or belongs to another run."""
 
 
+class SandboxError(SlimeError, RuntimeError):
+    """An untrusted program could not be run as it must be: the machine's fault or the caller's, not the program's."""
+
+
 class DeadlineError(SlimeError, TimeoutError):
     """A wait ran past its deadline; the message names what was waited for."""
 

@@ -1,0 +1,1 @@
+"""What runs between slime and an untrusted program: standard library only, started afresh for each program."""

@@ -1,0 +1,163 @@
+"""The process between slime and a program: confines, watches, answers.
+
+Standard input brings the request and then stays open: when it closes, nobody waits for an answer any more.  Standard
+output takes the answer.  Both are `marshal`'s, the request behind its length in 8 bytes.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import sys
+from typing import Any
+
+from slime.sandbox.inside import kernel
+from slime.sandbox.inside.confine import become_program, first_to_go, tasks_of_user
+from slime.sandbox.inside.tree import BOX, enter_tree
+from slime.sandbox.inside.watch import Watch
+
+_LIFELINE = 0
+#: below the users of other programs that start here, above those of people and services
+_FIRST_USER = 0x4000_0000
+_NOBODY = 65534
+_OUTSIDE = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+
+
+def main() -> None:
+    """Serve the one request."""
+    size = int.from_bytes(_read(8), "little")
+    request: dict[str, Any] = marshal.loads(_read(size))
+    first_to_go()
+    run = _in_namespaces if request["level"] == "namespaces" else _beside_others
+    try:
+        answer = run(request)
+    except OSError as error:
+        answer = {"refused": str(error)}
+    if answer is not None:
+        _tell(answer)
+
+
+def _in_namespaces(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Become the parent of process 1 of new namespaces, and in that process run the program."""
+    user, mapped = _user_of_program(), os.geteuid() != 0
+    if mapped:
+        kernel.unshare(_OUTSIDE | kernel.CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{user} {user} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+    else:
+        kernel.unshare(_OUTSIDE)
+    first = os.fork()
+    if first:
+        os.close(_LIFELINE)
+        _, status = os.waitpid(first, 0)
+        return {"lost": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else None
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    enter_tree(request["place"], request["readable"], request["limits"]["file_mb"] << 20, user)
+    # Of a mapped user the processes of this room count too: this one, its parent.
+    processes = request["limits"]["processes"] + 2 * mapped
+    return _run(request, BOX, None if mapped else user, processes, alone=True)
+
+
+def _beside_others(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Without namespaces: the program sees the machine's files and processes."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    processes = request["limits"]["processes"]
+    if os.geteuid() == 0:
+        user = _user_of_program()
+        os.chown(request["place"], user, user)
+        return _run(request, request["place"], user, processes, alone=False)
+    return _run(request, request["place"], None, processes + tasks_of_user(), alone=False)
+
+
+def _run(
+    request: dict[str, Any], folder: str, user: int | None, processes: int, *, alone: bool
+) -> dict[str, Any] | None:
+    """Start the program in `folder`, which gets its files, and watch it to its end."""
+    _write_files(folder, request["files"], user)
+    out, err, started = os.pipe(), os.pipe(), os.pipe()
+    program = os.fork()
+    if program == 0:
+        _start(request, folder, user, processes, out[1], err[1], started[1])
+    for descriptor in (out[1], err[1], started[1]):
+        os.close(descriptor)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    if failure := os.read(started[0], 4096):
+        os.waitpid(program, 0)
+        return {"refused": failure.decode(errors="replace")}
+    return Watch(program, out[0], err[0], request["limits"], alone).run(_LIFELINE)
+
+
+def _start(
+    request: dict[str, Any], folder: str, user: int | None, processes: int, out: int, err: int, started: int
+) -> None:
+    """In the new process.  `started` closes when the program has taken over, else it is told why not."""
+    try:
+        os.setsid()
+        given = os.memfd_create("stdin")
+        os.write(given, request["stdin"]) if request["stdin"] else None
+        os.lseek(given, 0, os.SEEK_SET)
+        for number, descriptor in enumerate((given, out, err)):
+            os.dup2(descriptor, number)
+        os.dup2(started, 3, inheritable=False)
+        os.closerange(4, 65536)
+        become_program({**request, "env": _environment(folder)}, folder=folder, user=user, processes=processes)
+    except BaseException as error:  # noqa: BLE001 - the top of a process: report and leave
+        os.write(3, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(127)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """All that a program learns from its environment."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _write_files(folder: str, files: dict[str, bytes], user: int | None) -> None:
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)
+    if user is not None:
+        for place, folders, names in os.walk(folder):
+            for name in [*folders, *names]:
+                os.chown(os.path.join(place, name), user, user)
+
+
+def _user_of_program() -> int:
+    """This user; for root a user without rights, of its own where there are enough to choose from."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
+        spans = [int(line.split()[2]) for line in file]
+    return _FIRST_USER + os.getpid() if spans == [0xFFFF_FFFF] else _NOBODY
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = os.read(_LIFELINE, count - len(data))
+        if not more:
+            sys.exit(0)  # whoever asked has gone
+        data += more
+    return data
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    with open(1, "wb", closefd=False) as stream:
+        stream.write(b"\n" + ANSWER + marshal.dumps(answer))
+
+
+#: what comes before the answer
+ANSWER = b"slime-sandbox-answer:"

@@ -1,0 +1,118 @@
+"""What is left where the machine permits less: each weaker isolation, asked for by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from slime.errors import SandboxError
+from slime.sandbox import Isolation, Limits, Outcome, machine_isolation, run_program_sync
+from slime.sandbox.inside.filter import filter_program
+
+CORE = Path(__file__).parents[2] / "core"
+#: a Python that every user may run: the one of the tests may lie in somebody's home folder
+PYTHON = Path("/usr/bin/python3")
+needs_python = pytest.mark.skipif(not PYTHON.exists(), reason="there is no /usr/bin/python3")
+LIMITS = Limits(wall_s=20.0, processes=8)
+
+
+def python(code: str, isolation: Isolation, limits: Limits = LIMITS) -> Outcome:
+    return run_program_sync(
+        [str(PYTHON), "-I", "m.py"], files={"m.py": code.encode()}, limits=limits, isolation=isolation
+    )
+
+
+@needs_python
+@pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
+def test_limits_hold_without_namespaces(isolation: Isolation) -> None:
+    assert python("print(open('m.py').read()[:5])", isolation).stdout == b"print\n"
+    assert python("while True: pass", isolation, Limits(wall_s=1.0)).kind == "timeout"
+    assert b"MemoryError" in python("bytearray(10**10)", isolation).stderr
+    assert python("print('x' * 10**7)", isolation).kind == "output"
+    bomb = "import os, time\nwhile True:\n  if os.fork() == 0: time.sleep(60)"
+    assert b"BlockingIOError" in python(bomb, isolation).stderr
+
+
+@needs_python
+@pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
+def test_a_daemon_is_ended_without_namespaces(isolation: Isolation) -> None:
+    mark = f"{os.getpid()}-{isolation.value}"
+    code = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv({str(PYTHON)!r}, ['{mark}', '-c', 'import time; time.sleep(60)'])
+    os._exit(0)
+os.wait()
+time.sleep(0.3)
+"""
+    assert python(code, isolation).kind == "ok"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if mark.encode() in command.split(b"\0")[0]]
+
+
+@needs_python
+def test_the_filter_keeps_signals_from_others() -> None:
+    assert b"not permitted" in python(f"import os; os.kill({os.getpid()}, 0)", Isolation.FILTER).stderr
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
+def test_what_root_starts_has_no_rights() -> None:
+    code = "import os; print(os.getuid() > 60000, os.getgroups(), os.access('/etc/shadow', os.R_OK))"
+    for isolation in Isolation:
+        assert python(code, isolation).stdout == b"True [] False\n"
+
+
+def test_less_isolation_than_required_is_refused() -> None:
+    with pytest.raises(SandboxError, match=r"isolation 'namespaces', and here only 'filter' is to be had"):
+        run_program_sync(["/bin/true"], isolation=Isolation.FILTER, require=Isolation.NAMESPACES)
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
+def test_an_ordinary_user_gets_namespaces_where_the_machine_permits_them() -> None:
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(CORE)!r})
+        from slime.sandbox import machine_isolation, run_program_sync
+        print(machine_isolation().isolation.value)
+        code = b"import os; print(os.getuid(), os.path.exists('/home'), sorted(os.listdir('.')))"
+        print(run_program_sync([sys.executable, "m.py"], files={{"m.py": code}}).stdout.decode())
+    """
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", textwrap.dedent(program)],
+        user=65534, group=65534, extra_groups=[], env={}, cwd="/", capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    if b"Permission" in made.stderr or b"ModuleNotFound" in made.stderr:
+        pytest.skip("the sources are not readable for everybody")
+    isolation, _, rest = made.stdout.decode().partition("\n")
+    if isolation == "namespaces":
+        assert rest.strip() == "65534 False ['m.py']"
+    else:
+        assert isolation == "filter"
+
+
+def test_the_machine_says_what_it_permits_and_why_not_more() -> None:
+    machine = machine_isolation()
+    assert (machine.reason == "") == (machine.isolation is Isolation.NAMESPACES)
+
+
+def test_there_is_a_filter_for_both_architectures_and_for_no_other() -> None:
+    assert len(filter_program("x86_64", signals=True)) % 8 == 0
+    assert len(filter_program("aarch64", signals=False)) % 8 == 0
+    assert filter_program("x86_64", signals=True) != filter_program("aarch64", signals=True)
+    with pytest.raises(OSError, match="riscv64"):
+        filter_program("riscv64", signals=True)
+
+
+def test_the_room_loads_nothing_but_the_standard_library() -> None:
+    code = f"import sys; sys.path.insert(0, {str(CORE)!r}); import slime.sandbox; print('pydantic' in sys.modules)"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    assert made.stdout == b"False\n"
