@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime.plugin import GeneratorSpec, hookimpl
-from slime_generators.options import SupervisedOptions
+from slime_generators.options import SupervisedOptions, ToolLoopOptions
 
 slime_api = 1
 
@@ -23,5 +23,11 @@ def slime_register_generators() -> list[GeneratorSpec]:
             options=SupervisedOptions,
             summary="the label as the response, for supervised fine-tuning",
             needs_engine=False,
+        ),
+        GeneratorSpec(
+            name="tool_loop",
+            factory="slime_generators.tool_loop:ToolLoop",
+            options=ToolLoopOptions,
+            summary="a conversation in which the model calls tools, until it answers without a call",
         ),
     ]

@@ -1,0 +1,125 @@
+"""Several turns: the model calls tools and reads what they say, until it answers without a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from slime.chat import (
+    ChatTemplate,
+    Conversation,
+    SGLangParser,
+    TagParser,
+    Toolbox,
+    ToolCall,
+    ToolCallParser,
+    ToolResult,
+)
+from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
+from slime_generators.options import ToolLoopOptions
+from slime_generators.tool_metrics import ToolMetrics
+from slime_generators.tools import load
+
+#: answers of one conversation where --max-turns says nothing
+DEFAULT_TURNS = 16
+
+
+class ToolLoop:
+    """Asks the policy, runs the tools that its answer calls, appends their results, and asks again.
+
+    What is trained on is token for token what the engine was sent and gave; see `slime.chat.Conversation`.  The whole
+    conversation after the prompt is the response: `--rollout-max-response-len` limits it, tools' results included.
+
+    A conversation ends with an answer that calls no tool (COMPLETED), or TRUNCATED: an answer that was cut, no room for
+    a tool's result and one more token, or the last of `--max-turns` answers calling a tool.
+
+    A call that goes wrong, in whatever way, is answered with a text that begins with `error:`; the model may try again.
+    """
+
+    def __init__(self, options: ToolLoopOptions, context: Context) -> None:
+        """Raises `ValueError` for tools that cannot be loaded and a tokenizer without chat template."""
+        config = context.config
+        tools = load(options)
+        self._template = ChatTemplate(context.tokenizer, **config.data.apply_chat_template_kwargs)
+        self._toolbox = Toolbox(tools, timeout_s=options.tool_timeout_s, max_chars=options.tool_max_chars)
+        self._parser: ToolCallParser = (
+            TagParser() if options.parser == "tags" else SGLangParser(options.parser, tools, context.tokenizer)
+        )
+        shown = options.show_tools and config.data.apply_chat_template and config.data.tool_key is None
+        self._schemas = self._toolbox.schemas if shown and tools else None
+        self._max_turns: int = config.rollout.max_turns or DEFAULT_TURNS
+        self._max_context: int | None = config.rollout.rollout_max_context_len
+        self._turn_max_tokens = options.turn_max_tokens
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        """The sample with its conversation.
+
+        Raises `ValueError` for one without prompt tokens, and where prompt and tools leave no room for an answer.
+        """
+        talk = self._begin(sample)
+        metrics = ToolMetrics(self._toolbox.tools)
+        session = None if sample.index is None else str(sample.index)
+        cut: str | None = None
+        while True:
+            room = self._room(talk, sampling)
+            if room < 1:
+                raise ValueError(
+                    f"sample {sample.index}: a prompt of {talk.prompt_length} tokens leaves no room to answer"
+                )
+            limit = room if self._turn_max_tokens is None else min(room, self._turn_max_tokens)
+            answer = await policy.generate(talk.tokens, replace(sampling, max_new_tokens=limit), session=session)
+            text = talk.generated(answer)
+            metrics.turns += 1
+            calls = self._parser.parse(text) if answer.finish_reason == "stop" else []
+            if not calls:
+                break
+            if metrics.turns == self._max_turns:
+                cut = "max_turns"
+                break
+            messages = await self._run(calls, metrics)
+            new = talk.continuation(messages)
+            if len(new) >= self._room(talk, sampling):
+                cut = "length"
+                break
+            talk.add(messages, new)
+        finished = talk.to_sample(sample)
+        if cut is not None:
+            finished.status, finished.finish_reason = Status.TRUNCATED, cut
+        finished.non_generation_time += metrics.seconds
+        finished.metrics |= metrics.of_sample()
+        return [finished]
+
+    def _begin(self, sample: Sample) -> Conversation:
+        """A conversation with the sample's prompt, told of the tools where the template tells of them."""
+        if not sample.tokens:
+            raise ValueError(f"sample {sample.index} has no prompt tokens")
+        if self._schemas is None:
+            return Conversation(self._template, sample.tokens)
+        asked = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
+        tokens = self._template.prompt(asked, tools=self._schemas)
+        if tokens == sample.tokens:  # the template tells nobody of tools
+            return Conversation(self._template, tokens)
+        first: dict[str, Any] = {**asked[0], "tools": list(self._toolbox.tools)}
+        return Conversation(self._template, tokens, prompt=[first, *asked[1:]])
+
+    def _room(self, talk: Conversation, sampling: SamplingParams) -> int:
+        """Tokens that the response may still grow by."""
+        room = sampling.max_new_tokens - talk.response_length
+        return room if self._max_context is None else min(room, self._max_context - len(talk.tokens))
+
+    async def _run(self, calls: list[ToolCall], metrics: ToolMetrics) -> list[dict[str, Any]]:
+        """The messages with the results of one turn's calls."""
+        with metrics.timed():
+            results = await self._toolbox.run_all(calls)
+        metrics.count(results)
+        return [_message(number, result) for number, result in enumerate(results)]
+
+
+def _message(number: int, result: ToolResult) -> dict[str, Any]:
+    # Nine letters and digits, which is what the strictest of templates wants of an id.
+    return {
+        "role": "tool",
+        "content": result.text,
+        "name": result.tool or "unknown",
+        "tool_call_id": f"call{number % 100000:05d}",
+    }

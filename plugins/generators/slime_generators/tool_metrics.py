@@ -1,0 +1,63 @@
+"""What a conversation's tools did, in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from slime.chat import ToolResult
+
+
+class ToolMetrics:
+    """Counts one conversation's calls.
+
+    Every tool of the run has its numbers in every sample, so that the logged means are per conversation.
+    """
+
+    def __init__(self, tools: Iterable[str]) -> None:
+        self.turns = 0
+        #: seconds in which the conversation waited for tools
+        self.seconds = 0.0
+        self._unknown = self._malformed = 0
+        self._tools = {name: _Counts() for name in tools}
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds to `seconds`, whatever happens inside."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def count(self, results: Sequence[ToolResult]) -> None:
+        """The results of one turn."""
+        for result in results:
+            if not result.tool:
+                self._unknown += result.kind == "unknown"
+                self._malformed += result.kind == "malformed"
+                continue
+            counts = self._tools[result.tool]
+            counts.calls += 1
+            counts.errors += result.kind in ("error", "invalid", "malformed")
+            counts.timeouts += result.kind == "timeout"
+            counts.cut += result.cut
+            counts.seconds += result.seconds
+
+    def of_sample(self) -> dict[str, float]:
+        """`Sample.metrics`: turns, calls that reach no tool, and each tool's calls, errors, timeouts and seconds."""
+        numbers = {
+            "turns": float(self.turns),
+            "tools/unknown_calls": float(self._unknown),
+            "tools/malformed_calls": float(self._malformed),
+        }
+        for name, counts in self._tools.items():
+            numbers |= {f"tools/{name}/{what}": float(value) for what, value in vars(counts).items()}
+        return numbers
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.calls = self.errors = self.timeouts = self.cut = 0
+        self.seconds = 0.0

@@ -1,0 +1,36 @@
+"""Programs that a model writes, run in a locked-down child process."""
+
+from __future__ import annotations
+
+from slime.sandbox import Limits, Outcome, python_argv, run_program
+
+LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512, file_mb=16, processes=16, output_kb=64)
+_ENDINGS = {
+    "timeout": f"error: the program did not end within {LIMITS.wall_s:g} s",
+    "cpu": f"error: the program took more than {LIMITS.cpu_s:g} s of processor time",
+    "memory": f"error: the program took more than {LIMITS.memory_mb} MiB of memory",
+    "output": f"error: the program wrote more than {LIMITS.output_kb} KiB",
+}
+
+
+async def python(code: str) -> str:
+    """Run a Python program and get what it prints.
+
+    Args:
+        code: the whole program; each call starts a new one
+    """
+    outcome = await run_program(
+        python_argv("program.py"), files={"program.py": code.encode("utf-8", "replace")}, limits=LIMITS
+    )
+    return said(outcome)
+
+
+def said(outcome: Outcome) -> str:
+    """What the model is told: what was printed, then the error where there is one."""
+    printed = outcome.stdout.decode("utf-8", "replace")
+    if outcome.kind == "ok":
+        return printed or "(the program printed nothing)"
+    # The last lines of a traceback name the error; the first ones are the way to it.
+    trace = "\n".join(outcome.stderr.decode("utf-8", "replace").strip().splitlines()[-6:])
+    ending = _ENDINGS.get(outcome.kind) or trace or f"error: the program ended with status {outcome.returncode}"
+    return f"{printed.rstrip()}\n{ending}".lstrip()
