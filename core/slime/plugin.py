@@ -95,6 +95,9 @@ class Context:
     config: Any = None
     #: the tokenizer of `--hf-checkpoint`, where the component lives in the rollout process
     tokenizer: Any = None
+    #: address of the run's own engines, OpenAI-compatible below `/v1`, for components of the rollout; None where the
+    #: run starts none.  They answer from the first rollout on, not yet while components are built
+    engine_url: str | None = None
 
 
 # --- specs: what a plugin returns from its hooks --------------------------------------------------

@@ -14,7 +14,7 @@ from slime.config import RunConfig
 from slime.config.sglang_flags import sglang_argv
 from slime.engine.arguments import server_environment
 from slime.engine.fork_server import ForkServer
-from slime.engine.ports import LOOPBACK
+from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError, EngineStartError
@@ -50,6 +50,11 @@ class EngineGroup:
         self._config = config
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
+        # Chosen before anything listens there, so that components can be told while the engines start.
+        host = node_address() if self._reachable else LOOPBACK
+        self._router_at = host, config.cluster.router_port or free_port(host)
+        #: where the engines answer, behind the router, once they are ready
+        self.url = f"http://{host}:{self._router_at[1]}"
         self._log_dir = run_dir / "logs"
         self._router: RouterServer | None = None
         self._fork_server: ForkServer | None = None
@@ -91,8 +96,7 @@ class EngineGroup:
             self.urls = wait_for(self._starting, "starting the engines", timeout + 5, watch)
         except EngineError as error:
             raise EngineStartError(str(error)) from error
-        host = node_address() if self._reachable else LOOPBACK
-        port = self._config.cluster.router_port or 0
+        host, port = self._router_at
         self._router = RouterServer(self.urls, port=port, host=host, log_path=self._log_dir / "router.log")
         self._router.start()
         self._router.wait_ready(timeout)

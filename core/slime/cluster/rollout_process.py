@@ -56,8 +56,11 @@ class RolloutActor:
         self._taken: int | None = None
         self._turns = asyncio.Condition()
 
-    async def setup(self, with_engines: bool) -> None:
-        """Load the tokenizer and build the components; `connect` tells later where the engines are."""
+    async def setup(self, engine_url: str | None) -> None:
+        """Load the tokenizer and build the components.
+
+        `engine_url` is where the engines are going to answer, once `connect` has been called; None: there are none.
+        """
         from transformers import AutoTokenizer
 
         from slime.engine.client import HttpPolicyClient
@@ -66,7 +69,7 @@ class RolloutActor:
 
         model = Path(str(self._config.checkpoint.hf_checkpoint))
         tokenizer = AutoTokenizer.from_pretrained(model)
-        if with_engines:
+        if engine_url is not None:
             self._client = HttpPolicyClient(
                 _NOT_CONNECTED,
                 timeout_s=self._config.rollout.rollout_timeout_s,
@@ -74,7 +77,13 @@ class RolloutActor:
                 vocab_size=read_hf_config(model)["vocab_size"],
             )
         self._manager = RolloutManager(
-            self._config, self._plugins, self._client, self._run_dir, tokenizer, on_progress=self._on_progress
+            self._config,
+            self._plugins,
+            self._client,
+            self._run_dir,
+            tokenizer,
+            on_progress=self._on_progress,
+            engine_url=engine_url,
         )
         await self._manager.start()
 
@@ -148,9 +157,12 @@ class RolloutProcess:
         remote = ray.remote(RolloutActor)
         self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(config, run_dir, fingerprint)
 
-    def start(self, *, with_engines: bool) -> None:
-        """Begin building the components, which shows what is wrong with them before the engines are up."""
-        self._starting = [self._actor.setup.remote(with_engines)]
+    def start(self, engine_url: str | None) -> None:
+        """Begin building the components, which shows what is wrong with them before the engines are up.
+
+        `engine_url` is where they are going to answer; None: there will be none.
+        """
+        self._starting = [self._actor.setup.remote(engine_url)]
 
     def check_starting(self) -> None:
         """Raise what building the components has failed of, if it has; never blocks."""

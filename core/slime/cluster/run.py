@@ -115,7 +115,7 @@ class Run:
         self._trainer = TrainerGroup(config, self._run_dir, fingerprint, self._placement.trainer)
         self._trainer.start()
         self._rollout = RolloutProcess(config, self._run_dir, fingerprint)
-        self._rollout.start(with_engines=self._with_engines)
+        self._rollout.start(None if self._engines is None else self._engines.url)
         router_url = self._engines.wait_ready(self._check_starting) if self._engines is not None else None
         self._rollout.wait_ready(self._watch)
         if router_url is not None:

@@ -48,13 +48,15 @@ class Components:
     passive: PassiveChecks
 
     @classmethod
-    def build(cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any) -> Components:
+    def build(
+        cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any, engine_url: str | None = None
+    ) -> Components:
         """Build what `config` names.  Raises `PluginError` and `DataError`.
 
         Rewards that are scored in worker processes are built there, by `Scorer.start`.
         """
         used = plugins.resolve(config)
-        build = _Builder(config, plugins, run_dir, tokenizer, PassiveChecks(config.rollout.passive_checks))
+        build = Builder(config, plugins, run_dir, tokenizer, PassiveChecks(config.rollout.passive_checks), engine_url)
         generator = used["generator"]
         made = build.in_loop[generator.component.title] = build.make(generator)
         own_timeout_s = generator.component.spec.timeout_s
@@ -74,12 +76,13 @@ class Components:
 
 
 @dataclass(frozen=True)
-class _Builder:
+class Builder:
     config: RunConfig
     plugins: PluginSet
     run_dir: Path
     tokenizer: Any
     passive: PassiveChecks
+    engine_url: str | None
     in_loop: dict[str, object] = field(default_factory=dict)
 
     def make(self, resolved: Resolved) -> Any:
@@ -90,6 +93,7 @@ class _Builder:
             logger=logging.getLogger(f"slime.plugins.{resolved.component.label}"),
             config=self.config,
             tokenizer=self.tokenizer,
+            engine_url=self.engine_url,
         )
         return self.plugins.build_used(resolved, context)
 
@@ -137,7 +141,7 @@ class _Builder:
         if component.spec.isolation == "none":
             reward = self.in_loop[component.title] = self.make(resolved)
             return InLoopReward(reward, component.title, timeout_s)
-        job = Job(self.config, resolved.use, self.run_dir, component.title, timeout_s)
+        job = Job(self.config, resolved.use, self.run_dir, component.title, timeout_s, self.engine_url)
         return WorkerPool(
             job,
             size=max(1, reward_workers(self.config) // isolated),

@@ -78,14 +78,16 @@ class RolloutManager:
         tokenizer: Any,
         *,
         on_progress: ProgressCallback | None = None,
+        engine_url: str | None = None,
     ) -> None:
         """Build the components and read the evaluation sets.
 
         `policy` is None where the generator needs no engine.  `on_progress(done, total)` counts samples.
+        `engine_url` is where the run's engines answer, for components that ask them by themselves.
         Raises `PluginError` or `DataError` when a component or its data is not usable.
         """
         self._config = config
-        components = Components.build(config, plugins, run_dir, tokenizer)
+        components = Components.build(config, plugins, run_dir, tokenizer, engine_url)
         self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
         self._ledger = Ledger(self._source)
         generator = SampleGenerator(

@@ -22,6 +22,8 @@ class Job:
     #: names the reward in faults
     title: str
     timeout_s: float
+    #: where the run's engines are going to answer
+    engine_url: str | None = None
 
     def build(self, plugins: PluginSet | None = None) -> RewardModel:
         """The reward, from this process's own plugins, which are loaded where they are not given.
@@ -36,6 +38,7 @@ class Job:
             run_dir=self.run_dir,
             logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
             config=self.config,
+            engine_url=self.engine_url,
         )
         reward: RewardModel = plugins.build_used(resolved, context)
         return reward
