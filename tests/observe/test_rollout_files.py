@@ -54,8 +54,8 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
 
 def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
     sample = Sample(prompt=[{"role": "user", "content": "hi"}], response="broken \ud83d end", reward=0.5)
-    path = write_eval(tmp_path, 3, "held", [sample])
+    path = write_eval(tmp_path, 3, "held", [(sample, {"passed": True})])
     assert path.name == "eval_held_000003.jsonl"
     row = json.loads(path.read_text())
-    assert (row["response"], row["reward"]) == ("broken ? end", 0.5)
+    assert (row["response"], row["reward"], row["passed"]) == ("broken ? end", 0.5, True)
     assert "hi" in str(row["prompt"])

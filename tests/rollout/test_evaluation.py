@@ -4,28 +4,94 @@ from __future__ import annotations
 
 import pytest
 
+from slime.config import RunConfig
+from slime.config.eval_options import EvalOptions
+from slime.config.eval_sets import EvalSetSettings, eval_sets
 from slime.errors import SlimeError
-from slime.rollout.evaluation import set_metrics
+from slime.rollout.evaluation import attempts_of, set_metrics
 from slime.types import Sample, Status
 
 
-def sample(status: Status, reward: float | None = None) -> Sample:
-    return Sample(tokens=[1, 2], response_length=1, status=status, reward=reward)
+def settings(n_samples: int = 1, threshold: float = 1.0) -> EvalSetSettings:
+    options = EvalOptions(
+        eval_prompt_data=[("sums", "f")], n_samples_per_eval_prompt=n_samples, eval_pass_threshold=threshold
+    )
+    return eval_sets(RunConfig(evaluation=options))[0]
 
 
-def test_lost_samples_count_as_reward_0_and_are_counted_apart() -> None:
+def sample(status: Status, reward: float | None = None, rollout: int | None = None, **more: object) -> Sample:
+    made = Sample(tokens=[1, 2], response_length=1, status=status, reward=reward, rollout_id=rollout)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def metrics_of(prompts: list[list[Sample]], one: EvalSetSettings) -> dict[str, float]:
+    attempts = [list(attempts_of(samples, one.pass_threshold).values()) for samples in prompts]
+    return set_metrics(one, attempts, [sample for samples in prompts for sample in samples], seed=1)
+
+
+def test_lost_and_unscored_samples_count_as_reward_0_and_are_counted_apart() -> None:
     samples = [
-        sample(Status.COMPLETED, 1.0),
-        sample(Status.TRUNCATED, 0.5),
-        sample(Status.FAILED),
-        sample(Status.ABORTED),
-        sample(Status.FAILED, 1.0),  # scored, and lost afterwards
+        [sample(Status.COMPLETED, 1.0)],
+        [sample(Status.TRUNCATED, 0.5)],
+        [sample(Status.FAILED)],
+        [sample(Status.ABORTED)],
+        [sample(Status.FAILED, 1.0)],  # scored, and lost afterwards
+        [sample(Status.COMPLETED)],
     ]
-    metrics = set_metrics("sums", samples)
-    assert metrics["eval/sums"] == pytest.approx(1.5 / 5)
-    assert (metrics["eval/sums/samples"], metrics["eval/sums/failed"], metrics["eval/sums/aborted"]) == (5, 2, 1)
+    metrics = metrics_of(samples, settings())
+    assert metrics["eval/sums"] == pytest.approx(1.5 / 6)
+    assert (metrics["eval/sums/samples"], metrics["eval/sums/failed"], metrics["eval/sums/aborted"]) == (6, 2, 1)
+    assert metrics["eval/sums/unscored"] == 1
+    assert metrics["eval/sums/pass@1"] == pytest.approx(1 / 6)
+    assert metrics["eval/sums/truncated_ratio"] == pytest.approx(1 / 3)
 
 
 def test_a_set_of_lost_samples_is_an_error_and_no_score_of_0() -> None:
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 2 samples has a reward: 2x failed"):
-        set_metrics("sums", [sample(Status.FAILED), sample(Status.FAILED)])
+        metrics_of([[sample(Status.FAILED)], [sample(Status.FAILED)]], settings())
+
+
+def test_a_set_that_nothing_scored_is_an_error_too() -> None:
+    with pytest.raises(SlimeError, match="none of its 1 samples has a reward: no reward scored them"):
+        metrics_of([[sample(Status.COMPLETED)]], settings())
+
+
+def test_several_samples_of_one_rollout_are_one_attempt() -> None:
+    together = [sample(Status.COMPLETED, 1.0, rollout=7), sample(Status.COMPLETED, 0.0, rollout=7)]
+    apart = [sample(Status.COMPLETED, 1.0, rollout=8)]
+    attempts = attempts_of([*together, *apart], threshold=0.6)
+    assert {key: (one.reward, one.passed) for key, one in attempts.items()} == {7: (0.5, False), 8: (1.0, True)}
+
+
+def test_an_attempt_with_a_lost_sample_does_not_pass_whatever_the_threshold() -> None:
+    samples = [sample(Status.COMPLETED, 1.0, rollout=7), sample(Status.FAILED, rollout=7)]
+    assert attempts_of(samples, threshold=-1.0)[7].passed is False
+    assert attempts_of([sample(Status.FAILED, rollout=1)], threshold=-1.0)[1].passed is False
+
+
+def test_the_threshold_decides_what_passes() -> None:
+    prompts = [[sample(Status.COMPLETED, value, rollout=n) for n, value in enumerate((0.4, 0.6))] for _ in range(2)]
+    assert metrics_of(prompts, settings(2, threshold=0.5))["eval/sums/pass@1"] == 0.5
+    assert metrics_of(prompts, settings(2, threshold=0.5))["eval/sums/pass@2"] == 1.0
+    assert metrics_of(prompts, settings(2))["eval/sums/pass@2"] == 0.0
+
+
+def test_a_sum_of_weighted_rewards_that_misses_the_threshold_by_rounding_passes() -> None:
+    assert 0.7 + 0.2 + 0.1 < 1.0
+    assert attempts_of([sample(Status.COMPLETED, 0.7 + 0.2 + 0.1, rollout=0)], threshold=1.0)[0].passed
+
+
+def test_the_weights_of_an_evaluation_are_one_version_or_their_number_is_told() -> None:
+    one = [[sample(Status.COMPLETED, 1.0, weight_versions=["3"])], [sample(Status.COMPLETED, 0.0)]]
+    assert metrics_of(one, settings())["eval/sums/weight_version"] == 3
+    two = [*one, [sample(Status.COMPLETED, 1.0, weight_versions=["3", "4"])]]
+    assert metrics_of(two, settings())["eval/sums/weight_versions"] == 2
+    assert "eval/sums/weight_version" not in metrics_of(two, settings())
+
+
+def test_parts_of_rewards_are_told_apart() -> None:
+    made = sample(Status.COMPLETED)
+    made.reward = {"score": 1.0, "format": 0.25}
+    assert metrics_of([[made]], settings())["eval/sums/reward/format"] == 0.25

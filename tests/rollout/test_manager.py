@@ -215,6 +215,12 @@ def test_evaluation_asks_every_prompt_greedily_and_writes_every_sample(
     assert report.rollout == 7
     assert report.metrics == {
         "eval/sums": 1.0,
+        "eval/sums/low": 1.0,
+        "eval/sums/high": 1.0,
+        **{f"eval/sums/pass@{k}{end}": 1.0 for k in (1, 2) for end in ("", "/low", "/high")},
+        "eval/sums/prompts": 12,
+        "eval/sums/attempts": 2,
+        "eval/sums/weight_version": 3,
         "eval/sums/samples": 24,
         "eval/sums/failed": 0,
         "eval/sums/aborted": 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,13 @@ def write_rollout(run_dir: Path, rollout: int, groups: Sequence[Group]) -> Path:
     return _write(run_dir / FOLDER / f"{rollout:06d}.jsonl", (sample for group in groups for sample in group.samples))
 
 
-def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[Sample]) -> Path:
-    """Write `RUN_DIR/rollouts/eval_NAME_000012.jsonl` and return its path.  Raises `OSError`."""
-    return _write(run_dir / FOLDER / f"eval_{name}_{rollout:06d}.jsonl", samples)
+def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
+    """Write `RUN_DIR/rollouts/eval_NAME_000012.jsonl` and return its path.  Raises `OSError`.
+
+    Each sample comes with what more there is to say of it.
+    """
+    rows = ({**sample_row(sample), **more} for sample, more in samples)
+    return _write_rows(run_dir / FOLDER / f"eval_{name}_{rollout:06d}.jsonl", rows)
 
 
 def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
@@ -48,7 +52,11 @@ def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
 
 
 def _write(path: Path, samples: Iterable[Sample]) -> Path:
-    lines = [_dump(sample_row(sample)) for sample in samples]
+    return _write_rows(path, map(sample_row, samples))
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    lines = [_dump(row) for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_bytes(b"".join(lines))

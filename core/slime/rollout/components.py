@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.plugin import Context, DataSource, Generator
-from slime.rollout.eval_sets import EvalSet, load_eval_sets
+from slime.engine.fair_slots import FairSlots
+from slime.plugin import Context, DataSource, PolicyClient
+from slime.rollout.budget import JUDGED_FROM
 from slime.rollout.filters import GroupFilter
+from slime.rollout.generation import SampleGenerator
 from slime.rollout.health import Health, Watched
 from slime.rollout.passive import PassiveChecks
 from slime.rollout.rewards import Scorer, Term
@@ -31,17 +34,13 @@ class Components:
 
     source: DataSource
     source_name: str
-    generator: Generator
-    generator_health: Health
-    #: seconds a sample may go without progress
-    generator_timeout_s: float
+    generator: SampleGenerator
     #: None where the loss needs no reward
     scorer: Scorer | None
     #: drops finished groups, which are then replaced
     sampling_filter: GroupFilter | None
     #: chooses a batch from the replay buffer
     buffer_filter: GroupFilter | None
-    eval_sets: list[EvalSet]
     #: what is called once per sample in the rollout's own event loop, by its title
     in_loop: dict[str, object]
     #: looks closer at all of them in the first rollouts
@@ -49,34 +48,33 @@ class Components:
 
     @classmethod
     def build(
-        cls, config: RunConfig, plugins: PluginSet, run_dir: Path, tokenizer: Any, engine_url: str | None = None
+        cls, build: Builder, used: Mapping[str, Resolved], policy: PolicyClient | None, slots: FairSlots
     ) -> Components:
-        """Build what `config` names.  Raises `PluginError` and `DataError`.
+        """Build what the run's configuration names.  Raises `PluginError` and `DataError`.
 
         Rewards that are scored in worker processes are built there, by `Scorer.start`.
         """
-        used = plugins.resolve(config)
-        build = Builder(config, plugins, run_dir, tokenizer, PassiveChecks(config.rollout.passive_checks), engine_url)
-        generator = used["generator"]
-        made = build.in_loop[generator.component.title] = build.make(generator)
-        own_timeout_s = generator.component.spec.timeout_s
         return cls(
             source=build.make(used["datasource"]),
             source_name=used["datasource"].component.title,
-            generator=made,
-            generator_health=build.health(generator),
-            generator_timeout_s=generator.limits.timeout_s or own_timeout_s or config.rollout.rollout_timeout_s,
-            scorer=build.scorer([one for one in used.values() if one.use.kind == "reward"]),
+            generator=build.generator(used["generator"], policy, slots),
+            scorer=build.scorer(rewards_of_run(used)),
             sampling_filter=build.filter(used.get("sampling_filter")),
             buffer_filter=build.filter(used.get("buffer_filter")),
-            eval_sets=load_eval_sets(config, tokenizer),
             in_loop=build.in_loop,
             passive=build.passive,
         )
 
 
+def rewards_of_run(used: Mapping[str, Resolved]) -> list[Resolved]:
+    """The rewards that training adds up, in their order."""
+    return [one for one in used.values() if one.use.kind == "reward" and one.use.eval_set is None]
+
+
 @dataclass(frozen=True)
 class Builder:
+    """Makes components for the rollout process and puts them behind their boundaries."""
+
     config: RunConfig
     plugins: PluginSet
     run_dir: Path
@@ -97,6 +95,20 @@ class Builder:
         )
         return self.plugins.build_used(resolved, context)
 
+    def generator(self, resolved: Resolved, policy: PolicyClient | None, slots: FairSlots) -> SampleGenerator:
+        """A generator behind its boundary; `policy` is None where there are no engines."""
+        title = resolved.component.title
+        made = self.in_loop[title] = self.make(resolved)
+        timeout_s = resolved.limits.timeout_s or resolved.component.spec.timeout_s
+        return SampleGenerator(
+            made,
+            self.health(resolved),
+            policy,
+            timeout_s=timeout_s or self.config.rollout.rollout_timeout_s,
+            concurrency=slots,
+            passive=self.passive if resolved.use.eval_set is None else None,
+        )
+
     def filter(self, resolved: Resolved | None) -> GroupFilter | None:
         """A filter behind its boundary, where the run has one."""
         return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title, self.passive)
@@ -110,11 +122,22 @@ class Builder:
                 id=component.label if place is None else f"{component.label}[{place}]",
                 title=component.title,
                 error_budget=resolved.limits.error_budget,
-                rollout_samples=self.config.batch.prompts * self.config.rollout.n_samples_per_prompt,
+                rollout_samples=self._judged_from(),
                 slot=resolved.use.slot,
                 run_dir=self.run_dir,
             )
         )
+
+    def _judged_from(self) -> int:
+        """Samples of a rollout; a run that trains nothing has none, and its verdicts wait for the usual number."""
+        if self.config.rollout.rollout_batch_size is None:
+            return JUDGED_FROM
+        return self.config.batch.prompts * self.config.rollout.n_samples_per_prompt
+
+    def single_scorer(self, resolved: Resolved) -> Scorer:
+        """One reward alone: an evaluation set's own."""
+        term = Term(resolved.component.spec, self._caller(resolved, 1), self.health(resolved))
+        return Scorer([term])
 
     def scorer(self, rewards: list[Resolved]) -> Scorer | None:
         """All rewards of the run; None where it has none."""

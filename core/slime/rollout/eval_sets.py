@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slime.config.eval_sets import EvalSetSettings, eval_sets
 from slime.data.dataset import PromptFile
-from slime.data.tokenize import longest_prompt, prompt_ids
+from slime.data.tokenize import prompt_ids
 from slime.types import Group, Sample
 
 if TYPE_CHECKING:
@@ -17,25 +18,26 @@ if TYPE_CHECKING:
 class EvalSet:
     """The prompts of one held-out set, tokenised."""
 
-    name: str
+    settings: EvalSetSettings
     #: one pending sample per prompt, never touched
     prompts: list[Sample]
 
-    def groups(self, samples_per_prompt: int) -> list[Group]:
+    def groups(self) -> list[Group]:
         """Fresh pending samples; their indices, and so their seeds, are the same every time."""
+        copies = self.settings.n_samples
         return [
             Group(
                 number,
                 [
                     Sample(
                         group_index=number,
-                        index=number * samples_per_prompt + copy,
+                        index=number * copies + copy,
                         prompt=prompt.prompt,
                         tokens=list(prompt.tokens),
                         label=prompt.label,
                         metadata=dict(prompt.metadata),
                     )
-                    for copy in range(samples_per_prompt)
+                    for copy in range(copies)
                 ],
             )
             for number, prompt in enumerate(self.prompts)
@@ -43,25 +45,25 @@ class EvalSet:
 
 
 def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:
-    """The sets of `--eval-prompt-data`, in its order.  Raises `DataError` with file and line."""
-    return [_load(name, path, config, tokenizer) for name, path in config.evaluation.eval_prompt_data]
+    """All sets of the configuration, in its order.  Raises `DataError` with file and line."""
+    return [_load(one, config, tokenizer) for one in eval_sets(config)]
 
 
-def _load(name: str, path: str, config: RunConfig, tokenizer: Any) -> EvalSet:
-    data = config.data
-    file = PromptFile(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
-    response = config.evaluation.eval_max_response_len or config.rollout.rollout_max_response_len
-    limit = longest_prompt(config.rollout, response)
+def _load(one: EvalSetSettings, config: RunConfig, tokenizer: Any) -> EvalSet:
+    context = config.rollout.rollout_max_context_len
+    limits = [one.max_prompt_len, None if context is None else context - one.max_response_len]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    file = PromptFile(one.path, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
     try:
         rows = list(file)
     finally:
         file.close()
     return EvalSet(
-        name,
+        one,
         [
             Sample(
                 prompt=row.prompt,
-                tokens=prompt_ids(row, tokenizer, apply_chat_template=data.apply_chat_template, max_tokens=limit),
+                tokens=prompt_ids(row, tokenizer, apply_chat_template=one.apply_chat_template, max_tokens=limit),
                 label=row.label,
                 metadata=row.metadata,
             )

@@ -7,6 +7,7 @@ import copy
 
 from slime.contracts.generated import Asked, check_generated
 from slime.contracts.passive import check_tokens_generated
+from slime.engine.fair_slots import FairSlots
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, Generator, PolicyClient
@@ -35,11 +36,12 @@ class SampleGenerator:
         policy: PolicyClient | None,
         *,
         timeout_s: float,
-        concurrency: int,
+        concurrency: int | FairSlots,
         passive: PassiveChecks | None = None,
     ) -> None:
         """`health` names the generator in failures, counts them, and ends the run when they are too many.
 
+        `concurrency`: samples in flight at once, or the slots for them that it shares with other generators.
         While `passive` lasts, what is trained on is compared with what the policy answered.
         """
         self._generator = generator
@@ -47,7 +49,7 @@ class SampleGenerator:
         self._who = health.watched.title
         self._policy: PolicyClient = NoPolicy() if policy is None else policy
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = FairSlots(concurrency) if isinstance(concurrency, int) else concurrency
         self._passive = PassiveChecks() if passive is None else passive
 
     def for_evaluation(self) -> SampleGenerator:
@@ -63,7 +65,7 @@ class SampleGenerator:
 
     async def generate(self, sample: Sample, sampling: Sampling, clock: BusyClock) -> list[Sample]:
         """Finished samples for one pending sample; never empty.  `clock` runs while engines work on it."""
-        async with self._slots:
+        async with self._slots.of(evaluation=sampling.evaluation):
             return await self._generate(sample, sampling, clock)
 
     async def _generate(self, sample: Sample, sampling: Sampling, clock: BusyClock) -> list[Sample]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.engine.fair_slots import FairSlots
 from slime.errors import SlimeError
 from slime.observe.excerpt import Excerpt, excerpts_of
 from slime.plugin import PolicyClient
 from slime.rollout.collect import Collected, Collector
-from slime.rollout.components import Components
-from slime.rollout.evaluation import EvalReport, Evaluator
+from slime.rollout.components import Builder, Components
+from slime.rollout.eval_components import EvaluationBuilder, RunsOwn
+from slime.rollout.eval_sets import load_eval_sets
+from slime.rollout.evaluation import EvalReport
 from slime.rollout.failures import common_reasons
 from slime.rollout.filters import OldestFirst
-from slime.rollout.generation import SampleGenerator
 from slime.rollout.ledger import Ledger
 from slime.rollout.metrics import oldest_weights, rollout_metrics
+from slime.rollout.passive import PassiveChecks
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["EvalReport", "Rollout", "RolloutManager"]
 
 logger = logging.getLogger(__name__)
-
-#: how the counts of samples that a component failed end
-_FAULTS = ("/failed", "/timeouts", "/died")
 
 
 @dataclass(frozen=True)
@@ -87,22 +87,17 @@ class RolloutManager:
         Raises `PluginError` or `DataError` when a component or its data is not usable.
         """
         self._config = config
-        components = Components.build(config, plugins, run_dir, tokenizer, engine_url)
+        passive = PassiveChecks(config.rollout.passive_checks)
+        build = Builder(config, plugins, run_dir, tokenizer, passive, engine_url)
+        used = plugins.resolve(config)
+        slots = FairSlots(config.rollout.rollout_concurrency)
+        components = Components.build(build, used, policy, slots)
         self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
         self._ledger = Ledger(self._source)
-        generator = SampleGenerator(
-            components.generator,
-            components.generator_health,
-            policy,
-            timeout_s=components.generator_timeout_s,
-            concurrency=config.rollout.rollout_concurrency,
-            passive=components.passive,
-        )
         self._passive = components.passive
-        self._generator, self._scorer = generator, components.scorer
-        self._watchdog = LoopWatchdog(components.in_loop)
+        self._generator, self._scorer = components.generator, components.scorer
         board = ProgressBoard(on_progress)
-        self._pipeline = Pipeline(generator, self._scorer, board)
+        self._pipeline = Pipeline(self._generator, self._scorer, board)
         sampling = Sampling.for_training(config)
         self._collector = Collector(
             self._ledger,
@@ -114,15 +109,10 @@ class RolloutManager:
             max_rounds=config.rollout.max_sampling_rounds,
         )
         self._post_process = PostProcess.load(config)
-        self._eval_generator = generator.for_evaluation()
-        self._eval_scorer = None if self._scorer is None else self._scorer.for_evaluation()
-        self._evaluator = Evaluator(
-            components.eval_sets,
-            Pipeline(self._eval_generator, self._eval_scorer, board),
-            Sampling.for_evaluation(config),
-            config.evaluation.n_samples_per_eval_prompt,
-            run_dir,
-        )
+        self._evaluation = EvaluationBuilder(
+            config, build, used, RunsOwn(self._generator, self._scorer), policy, slots
+        ).evaluation(load_eval_sets(config, tokenizer), run_dir, board)
+        self._watchdog = LoopWatchdog(build.in_loop)
         self._last: int | None = None
 
     async def start(self) -> None:
@@ -133,10 +123,12 @@ class RolloutManager:
         self._watchdog.start()
         if self._scorer is not None:
             await self._scorer.start()
+        await self._evaluation.start()
 
     async def close(self) -> None:
         """End what `start` started."""
         self._watchdog.close()
+        await self._evaluation.close()
         if self._scorer is not None:
             await self._scorer.close()
 
@@ -178,16 +170,8 @@ class RolloutManager:
         )
 
     async def evaluate(self, rollout: int) -> EvalReport:
-        """All evaluation sets under the engines' weights after `rollout` rollouts.
-
-        Among its metrics `eval/plugin/KIND/PLUGIN/NAME/...`: samples that components failed.
-        """
-        report = await self._evaluator.evaluate(rollout)
-        health = self._eval_generator.metrics()
-        if self._eval_scorer is not None:
-            health |= self._eval_scorer.metrics()
-        faults = {f"eval/{name}": value for name, value in health.items() if name.endswith(_FAULTS)}
-        return replace(report, metrics=report.metrics | faults)
+        """All evaluation sets under the engines' weights after `rollout` rollouts: see `Evaluation.evaluate`."""
+        return await self._evaluation.evaluate(rollout)
 
     def trained(self, done: int) -> None:
         """Rollouts 0 to `done` - 1 have been trained on; their groups are done with."""

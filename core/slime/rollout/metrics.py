@@ -32,7 +32,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if rewards:
         metrics["rollout/reward_mean"] = float(np.mean(rewards))
         metrics["rollout/reward_std"] = float(np.std(rewards))
-        metrics |= _reward_parts(finished)
+        metrics |= reward_parts("rollout/reward", finished)
         metrics["rollout/zero_std_ratio"] = _zero_std_ratio(groups)
     return metrics
 
@@ -70,10 +70,10 @@ def _as_number(version: str) -> int | None:
     return int(version) if version.isdecimal() else None
 
 
-def _reward_parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """The mean of every named part, over the samples that have it."""
+def reward_parts(prefix: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean of every named part of the rewards, over the samples that have it."""
     return _means(
-        "rollout/reward",
+        prefix,
         (
             {name: value for name, value in sample.reward.items() if name != "score" and isinstance(value, Real)}
             for sample in samples

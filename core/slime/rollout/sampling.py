@@ -10,6 +10,7 @@ from slime.types import Sample
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+    from slime.config.eval_sets import EvalSetSettings
 
 _MASK = 2**64 - 1
 
@@ -54,18 +55,16 @@ class Sampling:
         )
 
     @classmethod
-    def for_evaluation(cls, config: RunConfig) -> Sampling:
-        """What the `--eval-...` options say; the rest as in training.  Temperature 0 is greedy."""
-        rollout, evaluation = config.rollout, config.evaluation
-        greedy = evaluation.eval_temperature == 0
+    def for_evaluation(cls, settings: EvalSetSettings, seed: int) -> Sampling:
+        """What an evaluation set says.  Temperature 0 is greedy."""
         return cls(
-            max_new_tokens=evaluation.eval_max_response_len or rollout.rollout_max_response_len,
-            temperature=evaluation.eval_temperature,
-            top_p=1.0 if greedy else rollout.rollout_top_p,
-            top_k=-1 if greedy else rollout.rollout_top_k,
-            stop=tuple(rollout.rollout_stop),
-            stop_token_ids=tuple(rollout.rollout_stop_token_ids),
-            seed=config.data.rollout_seed,
+            max_new_tokens=settings.max_response_len,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            stop=settings.stop,
+            stop_token_ids=settings.stop_token_ids,
+            seed=seed,
             evaluation=True,
         )
 
