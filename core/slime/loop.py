@@ -20,24 +20,29 @@ from slime.plugins import PluginSet
 def train_synchronously(run: Run) -> None:
     """generate -> train -> sync weights -> evaluate and save where due, one rollout after the other."""
     run.sync_weights()
-    evaluate_before_training(run)
+    if evaluates_before_training(run):
+        run.evaluate(run.first_rollout)
     for number in range(run.first_rollout, run.config.num_rollout):
         run.start_step()
         rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
         run.sync_weights()  # trainer -> engines, version + 1
         run.finish_step(rollout, metrics)
-        evaluate_and_save_where_due(run, done=number + 1)
+        if evaluation_due(run, number + 1):
+            run.evaluate(number + 1)
+        save_where_due(run, done=number + 1)
 
 
 def train_asynchronously(run: Run) -> None:
     """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
 
     The engines keep their running requests over a weight sync, so a response may span several weight
-    versions; every sample records which.
+    versions; every sample records which.  Evaluations go on beside generation and training, up to the next
+    sync, which waits for them: their responses are of one version.
     """
     run.sync_weights()
-    evaluate_before_training(run)
+    if evaluates_before_training(run):
+        run.start_evaluation(run.first_rollout)
     buffer: deque[PendingRollout] = deque()
     ahead = run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
@@ -50,7 +55,11 @@ def train_asynchronously(run: Run) -> None:
         if done % run.config.rollout.update_weights_interval == 0 or evaluation_due(run, done):
             run.sync_weights()
         run.finish_step(rollout, metrics)
-        evaluate_and_save_where_due(run, done=done)
+        run.finish_evaluation(wait=False)
+        if evaluation_due(run, done):
+            run.start_evaluation(done)
+        save_where_due(run, done=done)
+    run.finish_evaluation()
 
 
 def evaluation_due(run: Run, done: int) -> bool:
@@ -59,17 +68,14 @@ def evaluation_due(run: Run, done: int) -> bool:
     return every is not None and (done == run.config.num_rollout or done % every == 0)
 
 
-def evaluate_before_training(run: Run) -> None:
-    """Where the run starts from, on the held-out sets."""
-    if run.config.evaluation.eval_interval and not run.config.evaluation.skip_eval_before_train:
-        run.evaluate(run.first_rollout)
+def evaluates_before_training(run: Run) -> bool:
+    """Whether the held-out sets are scored where the run starts from."""
+    return run.config.evaluation.eval_interval is not None and not run.config.evaluation.skip_eval_before_train
 
 
-def evaluate_and_save_where_due(run: Run, *, done: int) -> None:
-    """Evaluate and checkpoint every so many rollouts, and after the last."""
+def save_where_due(run: Run, *, done: int) -> None:
+    """Checkpoint every so many rollouts, and after the last."""
     last = done == run.config.num_rollout
-    if evaluation_due(run, done):
-        run.evaluate(done)
     if last or ((every := run.config.checkpoint.save_interval) and done % every == 0):
         run.save(done)
     if last:

@@ -194,9 +194,19 @@ class RolloutProcess:
         summary: RolloutSummary = self._wait(ref, f"generating rollout {number}", watch, on_progress)
         return summary
 
-    def evaluate(self, number: int, watch: Watch | None, on_progress: Callable[[int, int], None]) -> EvalReport:
-        """Evaluate and wait for the report."""
-        report: EvalReport = self._wait(self._actor.evaluate.remote(number), "evaluating", watch, on_progress)
+    def start_evaluation(self, number: int) -> Any:
+        """Begin evaluating the weights after `number` rollouts; a reference to the report."""
+        return self._actor.evaluate.remote(number)
+
+    def evaluated(self, ref: Any) -> bool:
+        """Whether an evaluation is over, well or not; never blocks."""
+        return bool(ray.wait([ref], timeout=0)[0])
+
+    def wait_evaluation(
+        self, ref: Any, number: int, watch: Watch | None, on_progress: Callable[[int, int], None]
+    ) -> EvalReport:
+        """Wait for an evaluation begun by `start_evaluation`."""
+        report: EvalReport = self._wait(ref, f"evaluating after {number} rollouts", watch, on_progress)
         return report
 
     def _wait(self, ref: Any, what: str, watch: Watch | None, on_progress: Callable[[int, int], None]) -> Any:

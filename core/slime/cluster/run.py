@@ -77,6 +77,8 @@ class Run:
         self._seconds: dict[str, float] = {}
         self._step_started = time.monotonic()
         self._writer: CheckpointWriter | None = None
+        #: rollouts trained on before the evaluation that is going on, and a reference to its report
+        self._evaluating: tuple[int, Any] | None = None
 
     # --- start and end ---------------------------------------------------------------------------
 
@@ -232,9 +234,13 @@ class Run:
         return metrics
 
     def sync_weights(self) -> None:
-        """Bring every engine to the trainer's weights, one version up."""
+        """Bring every engine to the trainer's weights, one version up.
+
+        An evaluation that is going on is waited for first, so that its results are of one version.
+        """
         if self._engines is None:
             return
+        self.finish_evaluation()
         assert self._trainer is not None
         self._weight_version += 1
         self._trained_at[self._weight_version] = self._rollouts_trained
@@ -243,11 +249,31 @@ class Run:
                 self._engines.urls, self._engines.tp_size, str(self._weight_version), self._watch
             )
 
+    def start_evaluation(self, number: int) -> None:
+        """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
+        assert self._rollout is not None
+        self.finish_evaluation()
+        self._evaluating = (number, self._rollout.start_evaluation(number))
+
+    def finish_evaluation(self, *, wait: bool = True) -> None:
+        """Report the evaluation that is going on, if there is one; without `wait` only where it is over."""
+        assert self._rollout is not None
+        if self._evaluating is None or not (wait or self._rollout.evaluated(self._evaluating[1])):
+            return
+        number, ref = self._evaluating
+        self._evaluating = None
+        with self._timed("time/wait_evaluation"):
+            try:
+                report = self._rollout.wait_evaluation(ref, number, self._watch, self.observer.progress)
+            except EngineError as error:
+                self._blame_dead_engine(error)
+                raise
+        self.observer.eval_finished(number, report)
+
     def evaluate(self, number: int) -> None:
         """Score the held-out sets under the engines' current weights."""
-        assert self._rollout is not None
-        report = self._rollout.evaluate(number, self._watch, self.observer.progress)
-        self.observer.eval_finished(number, report)
+        self.start_evaluation(number)
+        self.finish_evaluation()
 
     def save(self, rollouts_done: int) -> None:
         """Write a checkpoint that continues after `rollouts_done` rollouts."""

@@ -1,0 +1,123 @@
+"""Slots in flight, shared out between training and evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slime.engine.fair_slots import FairSlots
+
+
+class Crowd:
+    """Holders that stay until they are told to leave."""
+
+    def __init__(self, slots: FairSlots) -> None:
+        self.slots = slots
+        self.entered: list[str] = []
+        self._leave: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def add(self, kind: str, count: int) -> None:
+        for _ in range(count):
+            name = f"{kind}{sum(other.startswith(kind) for other in self._tasks)}"
+            self._leave[name] = asyncio.Event()
+            self._tasks[name] = asyncio.create_task(self._hold(name, evaluation=kind == "e"))
+        await self.settle()
+
+    async def _hold(self, name: str, *, evaluation: bool) -> None:
+        async with self.slots.of(evaluation=evaluation):
+            self.entered.append(name)
+            await self._leave[name].wait()
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self._leave[name].set()
+            await self.settle()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        for event in self._leave.values():
+            event.set()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def test_an_evaluation_gets_every_slot_that_becomes_free_until_it_has_half() -> None:
+    async def main() -> None:
+        crowd = Crowd(FairSlots(4))
+        await crowd.add("t", 100)  # a whole rollout waits already
+        await crowd.add("e", 100)
+        assert crowd.entered == ["t0", "t1", "t2", "t3"]
+        await crowd.leave("t0", "t1")
+        assert crowd.entered[4:] == ["e0", "e1"]
+        await crowd.leave("t2")  # one against two
+        assert crowd.entered[6:] == ["t4"]
+        await crowd.leave("e0")
+        assert crowd.entered[7:] == ["e2"]
+        await crowd.end()
+
+    asyncio.run(main())
+
+
+def test_a_lane_alone_has_all_slots_and_goes_in_turn() -> None:
+    async def main() -> None:
+        crowd = Crowd(FairSlots(3))
+        await crowd.add("e", 5)
+        await crowd.leave("e1", "e0")
+        assert crowd.entered == ["e0", "e1", "e2", "e3", "e4"]
+        await crowd.end()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("who", ["t1", "t0"])
+def test_who_is_cancelled_waiting_or_holding_leaves_no_slot_behind(who: str) -> None:
+    async def main() -> None:
+        crowd = Crowd(FairSlots(1))
+        await crowd.add("t", 3)
+        await crowd.cancel(who)
+        await crowd.leave("t0")
+        assert crowd.entered[-1] == ("t2" if who == "t1" else "t1")
+        await crowd.end()
+        async with asyncio.timeout(1), crowd.slots.evaluation:
+            pass
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:
+    async def main() -> None:
+        crowd = Crowd(FairSlots(1))
+        await crowd.add("t", 3)
+        crowd._leave["t0"].set()
+        await asyncio.sleep(0)  # t0 leaves: t1 is granted, and has not run
+        await crowd.cancel("t1")
+        await crowd.settle()
+        assert crowd.entered[-1] == "t2"
+        await crowd.end()
+
+    asyncio.run(main())
+
+
+def test_another_total_lets_more_in_and_takes_nothing_away() -> None:
+    async def main() -> None:
+        crowd = Crowd(FairSlots(1))
+        await crowd.add("t", 4)
+        crowd.slots.limit(3)
+        await crowd.settle()
+        assert crowd.entered == ["t0", "t1", "t2"]
+        crowd.slots.limit(1)
+        await crowd.leave("t0", "t1")
+        assert crowd.entered == ["t0", "t1", "t2"]
+        await crowd.leave("t2")
+        assert crowd.entered[-1] == "t3"
+        await crowd.end()
+
+    asyncio.run(main())
