@@ -162,7 +162,8 @@ def test_a_sample_keeps_its_prompt_where_the_agent_asked_with_its_very_tokens() 
     async def work() -> None:
         async with talking([Say.text("one")]) as talk:
             await talk.say([user("hi")])
-            own = make_sample("hi", None, prompt=[user("hi")], tokens=list(talk.policy.calls[0].tokens))
+            own = make_sample("hi", None, tokens=list(talk.policy.calls[0].tokens))
+            own.prompt = [user("hi")]
             [sample] = talk.samples(own)
             assert sample.prompt == own.prompt and sample.index == own.index
             [other] = talk.samples(make_sample("hello", None))

@@ -5,7 +5,8 @@ An agent that knows nothing of slime talks to it with any OpenAI client; what it
 
 from __future__ import annotations
 
+from slime.sessions.parsers import parser_factory
 from slime.sessions.server import SessionServer
 from slime.sessions.session import Session, SessionLimits
 
-__all__ = ["Session", "SessionLimits", "SessionServer"]
+__all__ = ["Session", "SessionLimits", "SessionServer", "parser_factory"]

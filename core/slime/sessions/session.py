@@ -28,7 +28,8 @@ ParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolCallParser]
 class SessionLimits:
     """How much one session may do; None: as much as it likes."""
 
-    #: tokens of prompt and answer together, of each conversation
+    #: tokens of each conversation, its prompt included.  All after the prompt together is limited by the run's
+    #: `SamplingParams.max_new_tokens`, as it is in other generators
     max_context: int | None = None
     #: requests that are answered
     max_requests: int | None = None
@@ -135,7 +136,7 @@ class Session:
             turn = self._turn(request)
             before = [] if turn.parent is None else turn.parent.context()
             prompt = before + turn.new_tokens
-            sampling = self._sampling_of(request, len(prompt), number, turn.parent)
+            sampling = self._sampling_of(request, turn, len(prompt), number)
         except ApiError:
             self.counts.refused += 1
             raise
@@ -201,24 +202,25 @@ class Session:
             raise ApiError(400, str(error), param="messages") from None
         return _Turn(parent, kind, messages, tuple(keys[start:]), tokens)
 
-    def _sampling_of(
-        self, request: CompletionRequest, prompt_length: int, number: int, parent: Node | None
-    ) -> SamplingParams:
+    def _sampling_of(self, request: CompletionRequest, turn: _Turn, length: int, number: int) -> SamplingParams:
         run, limits = self._sampling, self._limits
         if limits.max_requests is not None and self.counts.answered + len(self._calls) >= limits.max_requests:
-            _mark_cut(parent)
+            _mark_cut(turn.parent)
             raise ApiError(400, f"the session had its {limits.max_requests} requests", code="too_many_requests")
-        most = run.max_new_tokens
+        root = length if turn.parent is None else len(turn.parent.path()[0].new_tokens)
+        most = run.max_new_tokens - (length - root)
         if limits.max_context is not None:
-            most = min(most, limits.max_context - prompt_length)
-            if most < 1:
-                _mark_cut(parent)
-                raise ApiError(
-                    400,
-                    f"the conversation has {prompt_length} tokens; the context has {limits.max_context}",
-                    code="context_length_exceeded",
-                    param="messages",
-                )
+            most = min(most, limits.max_context - length)
+        if most < 1:
+            _mark_cut(turn.parent)
+            context = "any" if limits.max_context is None else limits.max_context
+            raise ApiError(
+                400,
+                f"the conversation has {length} tokens, {length - root} of them after its first request; the context"
+                f" may have {context}, and {run.max_new_tokens} of them after the first request",
+                code="context_length_exceeded",
+                param="messages",
+            )
         if request.max_tokens is not None:
             most = min(most, request.max_tokens)
         seed = run.sampling_seed
