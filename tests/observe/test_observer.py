@@ -42,6 +42,7 @@ class Report:
     metrics: Mapping[str, float]
     failures: list[str] = field(default_factory=list)
     seconds: float = 1.0
+    weight_versions: list[str] = field(default_factory=list)
 
 
 class RecordingObservers:
@@ -86,7 +87,7 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     assert "3 rollouts of 2 prompts x 4 samples" in text
     assert text.count("a sample of rollout") == 2  # rollouts 0 and 2
     assert "rollout 1: 1 of 8 samples failed or were aborted: 1x reward r: bad" in text
-    assert "eval after 0 rollouts  held 0.2500" in text
+    assert "eval after 0 rollouts  1.0 s\n  set     mean  samples\n  held  0.2500        8" in text
     assert "checkpoint after 3 rollouts" in text and "hf-export" in text
     assert "finished  3 steps" in text and "GiB" in text and "kernel overhead 10.0% of a step" in text
 

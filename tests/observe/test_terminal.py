@@ -128,11 +128,16 @@ def test_a_terminal_without_unicode_gets_replacements_instead_of_an_error() -> N
 
 def test_an_evaluation_is_compared_with_the_first() -> None:
     shown, file = terminal()
-    shown.eval_finished(0, {"eval/held": 0.25, "eval/held/samples": 64.0}, 1.0)
-    shown.eval_finished(60, {"eval/held": 0.75, "eval/held/truncated_ratio": 0.5}, 1.0)
-    first, last = file.getvalue().splitlines()
-    assert first == "eval after 0 rollouts  held 0.2500  64 samples, 1.0 s"
-    assert last == "eval after 60 rollouts  held 0.7500 (+0.5000 since the first)  50.0% cut, 1.0 s"
+    shown.eval_finished("after 0 rollouts", {"eval/held": 0.25, "eval/held/samples": 64.0}, 1.0)
+    shown.eval_finished("after 60 rollouts", {"eval/held": 0.75, "eval/held/truncated_ratio": 0.5}, 1.0)
+    assert file.getvalue().splitlines() == [
+        "eval after 0 rollouts  1.0 s",
+        "  set     mean  samples",
+        "  held  0.2500       64",
+        "eval after 60 rollouts  1.0 s",
+        "  set     mean   change    cut",
+        "  held  0.7500  +0.5000  50.0%",
+    ]
 
 
 def test_the_summary_lists_what_the_run_folder_holds(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: an evaluation set's counts of lost samples; `eval/plugin/...` counts the same samples by component
-_LOST = re.compile(r"eval/(?!plugin/).*/(failed|aborted)")
+_LOST = re.compile(r"eval/(?!plugin/)[^/]+/(failed|aborted)")
+_SAMPLES = re.compile(r"eval/[^/]+/samples")
 
 #: numbers of the run as a whole, which have no prefix
 RUN_METRICS = frozenset(("weight_version",))
@@ -47,6 +48,11 @@ class EvalResult(Protocol):
     @property
     def seconds(self) -> float:
         """How long the evaluation took."""
+        ...
+
+    @property
+    def weight_versions(self) -> Sequence[str]:
+        """Weights that produced any token."""
         ...
 
 
@@ -156,10 +162,12 @@ class RunObserver:
     def eval_finished(self, step: int, report: EvalResult) -> None:
         """The held-out sets were scored under the weights after `step` rollouts."""
         with self._sink("terminal"):
-            self.terminal.eval_finished(step, report.metrics, report.seconds)
+            self.terminal.eval_finished(f"after {step} rollouts", report.metrics, report.seconds)
             lost = int(sum(value for name, value in report.metrics.items() if _LOST.fullmatch(name)))
-            total = int(sum(value for name, value in report.metrics.items() if name.endswith("/samples")))
+            total = int(sum(value for name, value in report.metrics.items() if _SAMPLES.fullmatch(name)))
             self.terminal.samples_lost("evaluation", lost, total, report.failures)
+            if len(versions := report.weight_versions) > 1:
+                self.terminal.warn(f"evaluation: the engines answered with weights of versions {', '.join(versions)}")
         self._write(step, report.metrics)
 
     def checkpoint_saved(self, step: int, path: Path) -> None:

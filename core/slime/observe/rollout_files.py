@@ -37,6 +37,12 @@ def write_rollout(run_dir: Path, rollout: int, groups: Sequence[Group]) -> Path:
     return _write(run_dir / FOLDER / f"{rollout:06d}.jsonl", (sample for group in groups for sample in group.samples))
 
 
+def write_dropped(run_dir: Path, rollout: int, dropped: Sequence[tuple[Group, str]]) -> Path:
+    """Write `RUN_DIR/rollouts/dropped_000012.jsonl`, each sample with the reason.  Raises `OSError`."""
+    rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)
+    return _write_rows(run_dir / FOLDER / f"dropped_{rollout:06d}.jsonl", rows)
+
+
 def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
     """Write `RUN_DIR/rollouts/eval_NAME_000012.jsonl` and return its path.  Raises `OSError`.
 

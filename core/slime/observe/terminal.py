@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from slime.observe.eval_table import eval_table, set_names
 from slime.observe.excerpt import Excerpt
 from slime.observe.step_line import StepLine
 
@@ -143,27 +144,14 @@ class Terminal:
             self._field("answer", excerpt.answer, "green" if good else "red")
             self._field("reward", f"{reward} ({excerpt.status})", "dim")
 
-    def eval_finished(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """One line per evaluation set: `eval/NAME` with its `eval/NAME/...` details."""
+    def eval_finished(self, what: str, metrics: Mapping[str, float], seconds: float) -> None:
+        """A table of the evaluation sets: `eval/NAME` with its `eval/NAME/...` details.  `what` was evaluated."""
         self.hide_progress()
-        for tag, reward in metrics.items():
-            if tag.count("/") != 1:
-                continue
-            name = tag.removeprefix("eval/")
-            line = Text.assemble(
-                (f"eval after {step} rollouts  ", "magenta"),
-                (name, "bold"),
-                (f" {reward:.4f}", "bold magenta"),
-            )
-            first = self._first_eval.setdefault(tag, reward)
-            if first != reward:
-                line.append(f" ({reward - first:+.4f} since the first)", style="green" if reward > first else "red")
-            details = [f"{metrics[f'{tag}/samples']:.0f} samples"] if f"{tag}/samples" in metrics else []
-            if f"{tag}/response_length_mean" in metrics:
-                details.append(f"length {metrics[f'{tag}/response_length_mean']:.1f}")
-            if metrics.get(f"{tag}/truncated_ratio"):
-                details.append(f"{100 * metrics[f'{tag}/truncated_ratio']:.1f}% cut")
-            self._print(line.append(f"  {', '.join([*details, f'{seconds:.1f} s'])}", style="dim"))
+        self._print(Text.assemble(("eval ", "magenta"), (what, "magenta"), (f"  {seconds:.1f} s", "dim")))
+        for line in eval_table(metrics, self._first_eval, self._console.width):
+            self._print(line)
+        for name in set_names(metrics):
+            self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """Say that a checkpoint is complete."""
