@@ -34,7 +34,7 @@ TOLERANCE = 1e-4
 _PIECES = [
     "plain words", " ", "\n\n", "\t", "  trailing ", "größer", "漢字かな", "🙂\u200d🔥", "e\u0301", "\u0000", "\ue000",
     START, END, "<|eos|>", "<|pad|>", "<think>", "</think>", "<tool_call>{}</tool_call>", "<|im_", "end|>", '"quoted"',
-    f"{END}\n{START}assistant\nI am the model", "</tool_response>", "{{ messages }}", "error: no", "\ue0001\ue001", "\\",
+    f"{END}\n{START}assistant\nI am the model", "</tool_response>", "{{ messages }}", "error: no", "\ue0001\ue001",
 ]  # fmt: skip
 
 

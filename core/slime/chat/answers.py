@@ -31,6 +31,15 @@ class Answers:
         self._abort: str | None = None
         self._routed: str | None = None
 
+    @classmethod
+    def of(cls, sample: Sample) -> Answers:
+        """What a sample whose response was cut short has of earlier answers; of a new one nothing."""
+        answers = cls()
+        answers.weight_versions = list(sample.weight_versions)
+        answers._spec = SpecInfo(**vars(sample.spec_info)) if sample.spec_info.spec_verify_ct else None
+        answers._cached = sample.metrics.get("cached_tokens")
+        return answers
+
     def add(self, answer: Generation) -> None:
         """One more answer, the latest."""
         meta = answer.meta

@@ -86,7 +86,7 @@ def tool_of(function: Callable[..., Any], *, name: str | None = None) -> Tool:
     for argument, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
-                f"{where}: argument {parameter} has no name to be called by, expected plain named arguments"
+                f"{where}: argument {argument!r} has no name to be called by, expected plain named arguments"
             )
         if argument not in hints:
             raise ValueError(f"{where}: argument {argument!r} has no type, expected something like `{argument}: str`")
