@@ -1,0 +1,77 @@
+"""The calculator and the Python tool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.chat import Toolbox, ToolCall, tool_of
+from slime_generators.tools.calculator import calculate, calculator
+from slime_generators.tools.python import python
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2+3*4", "14"),
+        (" (1 + 2) / 3 ", "1"),
+        ("7/2", "3.5"),
+        ("0.1+0.2", "0.3"),
+        ("2^10", "1024"),
+        ("2**-1", "0.5"),
+        ("-7 // 2", "-4"),
+        ("7 % 4", "3"),
+        ("sqrt(16) + max(1, 2)", "6"),
+        ("round(2.567, 1)", "2.6"),
+        ("sin(pi/2)", "1"),
+        ("10**20", "100000000000000000000"),
+        ("1e300*10", "1e+301"),
+        ("(" * 200 + "1" + ")" * 200, "1"),
+    ],
+)
+def test_the_calculator_works_out(expression: str, value: str) -> None:
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "", "two", "1+", "1 if 1 else 2", "__import__('os')", "().__class__", "'a'*9", "[1]", "sqrt(-1)", "(-8)**0.5",
+        "9**9**9", "9**9999999", "10**1000*10**1000", "1e308*10", "True", "x:=1", "sqrt(x=1)", "f(1)", "round('a')",
+        "1" * 501, "sqrt()", "1e999", "exp(1000)", "-" * 400 + "1" + "\0",
+    ],
+)  # fmt: skip
+def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
+    with pytest.raises(ValueError):
+        calculate(expression)
+
+
+@given(st.text(alphabet="0123456789.+-*/%^() esqrtpi,", max_size=60))
+def test_the_calculator_answers_or_refuses_at_once(expression: str) -> None:
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        float(calculate(expression))
+
+
+def test_the_calculator_is_a_tool() -> None:
+    result = asyncio.run(Toolbox([tool_of(calculator)]).run(ToolCall("calculator", {"expression": "1/0"})))
+    assert (result.kind, result.text) == ("error", "error: ZeroDivisionError: division by zero")
+
+
+def test_a_program_gives_what_it_prints() -> None:
+    assert asyncio.run(python("import math\nprint('é', math.factorial(5))")) == "é 120\n"
+    assert asyncio.run(python("x = 1")) == "(the program printed nothing)"
+
+
+def test_a_program_that_fails_gives_what_it_printed_and_the_error() -> None:
+    text = asyncio.run(python("print('so far')\n1/0"))
+    assert text.startswith("so far\n")
+    assert text.endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_program_that_goes_too_far_is_ended() -> None:
+    text = asyncio.run(python("while True: print('x' * 1000)"))
+    assert "error: the program wrote more than 64 KiB" in text
