@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
-from slime.rollout.collect import Collector
+from slime.rollout.all_finished import AllFinished
 from slime.rollout.filters import OldestFirst
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.health import Health, Watched
@@ -86,9 +86,6 @@ class PreparedSource:
     def take(self, n: int) -> list[Group]:
         return self._groups[:n]
 
-    def put(self, groups: Sequence[Group]) -> None:  # noqa: ARG002 - the contract
-        raise AssertionError("the benchmark gives nothing back")
-
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -118,7 +115,7 @@ async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
         Scorer([Term(spec, InLoopReward(LeastReward(), "reward least", spec.timeout_s), health("reward"))]),
         ProgressBoard(lambda _done, _total: None),
     )
-    collected = await Collector(
+    collected = await AllFinished(
         Ledger(CheckedSource(PreparedSource(groups), "data source prepared", GROUP_SIZE)),
         lambda taken: pipeline.finish(taken, sampling),
         None,

@@ -36,6 +36,9 @@ from slime.config.options import ClusterOptions
         ("--engine-port 65535 --rollout-num-gpus 2", "goes up to port 65536, expected at most 65535"),
         # batches
         ("--over-sampling-batch-size 31", "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
+        ("--partial-rollout", "--partial-rollout has no effect: nothing is aborted without --over-sampling-batch-size"),
+        ("--partial-rollout --over-sampling-batch-size 40 --buffer-filter some", "--partial-rollout has no effect"),
+        ("--mask-offpolicy-in-partial-rollout", "has no effect without --partial-rollout"),
         # KL
         ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1 exclude each other"),
         ("--use-kl-loss", "--use-kl-loss needs --kl-loss-coef"),
@@ -63,6 +66,7 @@ from slime.config.options import ClusterOptions
         ("--true-on-policy-mode --rollout-top-p 0.9", "excludes --rollout-top-p 0.9: samples would come from a part"),
         ("--true-on-policy-mode --rollout-top-k 40", "excludes --rollout-top-k 40"),
         ("--true-on-policy-mode --over-sampling-batch-size 64", "excludes --over-sampling-batch-size"),
+        ("--true-on-policy-mode --max-reuse 1", "excludes --max-reuse: samples would come from older"),
         ("--true-on-policy-mode --sampling-filter some", "excludes --sampling-filter: samples would come from older"),
         ("--true-on-policy-mode --buffer-filter some", "excludes --buffer-filter: samples would come from older"),
         ("--true-on-policy-mode --sglang-kv-cache-dtype fp8_e4m3", "excludes --sglang-kv-cache-dtype"),

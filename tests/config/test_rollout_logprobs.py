@@ -15,6 +15,7 @@ CASES = [
     (("--buffer-filter", "some"), True),
     (("--over-sampling-batch-size", "48"), True),
     (("--over-sampling-batch-size", "32"), False),
+    (("--max-reuse", "1"), True),
     (("--async", "--use-tis"), False),  # the correction makes up for the difference
     (("--async", "--off-policy-correction", "mask"), False),
     (("--async", "--off-policy-sequence-delta", "0.1"), True),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime.plugin import Selection
+from slime.rollout.all_finished import AllFinished
 from slime.rollout.collect import Collector
 from slime.rollout.filters import OldestFirst
 from slime.rollout.ledger import Ledger
@@ -30,9 +31,6 @@ class CountingSource:
         ]
         self.next += n
         return groups
-
-    def put(self, groups: Sequence[Group]) -> None:
-        raise AssertionError(f"never called, got {len(groups)}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self.next}
@@ -99,7 +97,7 @@ def collector(
     """A collector over a counting source, with its ledger."""
     ledger = ledger or Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
     chosen = OldestFirst() if buffer is None else buffer
-    made = Collector(ledger, finish, sampling, chosen, want=want, draw=draw or want, max_rounds=max_rounds)
+    made = AllFinished(ledger, finish, sampling, chosen, want=want, draw=draw or want, max_rounds=max_rounds)
     return made, ledger
 
 

@@ -100,7 +100,9 @@ def test_a_run_continued_from_its_files_trains_on_what_it_would_have(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     over = config.model_copy(
-        update={"rollout": config.rollout.model_copy(update={"over_sampling_batch_size": 5})}
+        update={
+            "rollout": config.rollout.model_copy(update={"over_sampling_batch_size": 5, "buffer_filter": "newest_first"})
+        }
     )  # something is left in the buffer
     whole = asyncio.run(rollouts(over, tokenizer, tmp_path, range(4)))
     first = asyncio.run(rollouts(over, tokenizer, tmp_path, range(2), save=tmp_path / "rollout"))

@@ -25,7 +25,7 @@ from typing import Any
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError, DataError
 
-FORMAT = 2
+FORMAT = 3
 TRAINER_PART = "megatron"
 ROLLOUT_PART = "rollout"
 #: sections and fields the data order depends on; a resumed run must agree on them

@@ -125,10 +125,21 @@ def _unused_options(config: RunConfig, slot: str) -> str:
     kind, options = slot.replace("_", " "), ", ".join(config.component_options[slot])
     if slot == "reward" and config.reward.terms:
         return (
+                problems.found += partial_rollout_problems(config, used)
             f"options are stated for one reward ({options}), and the run adds up several: state each option in the"
             " [[reward.terms]] table of its reward"
         )
     flag = {"datasource": "data-source", "estimator": "advantage-estimator"}.get(slot, slot.replace("_", "-"))
+def partial_rollout_problems(config: RunConfig, used: Mapping[str, Resolved]) -> Iterator[str]:
+    """What was aborted is continued by the generator, and not every one can."""
+    generator = used["generator"].component
+    if config.rollout.partial_rollout and not generator.spec.resumes:
+        yield (
+            f"--partial-rollout: {generator.title} does not continue a response that was cut short (its spec has no"
+            " resumes=True). Drop it; what over-sampling aborts is then begun again"
+        )
+
+
     return f"options are stated for a {kind} ({options}), and the run uses none: name it with --{flag}, or drop them"
 
 

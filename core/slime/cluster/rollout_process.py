@@ -44,9 +44,10 @@ class RolloutSummary:
 class RolloutActor:
     """Async actor around `slime.rollout.RolloutManager`."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str, evaluates_only: bool) -> None:
         redirect_output(run_dir / "logs" / "rollout.log")
         self._config = config
+        self._evaluates_only = evaluates_only
         self._run_dir = run_dir
         self._plugins = load_same_plugins(config, fingerprint)
         self._manager: Any = None
@@ -64,6 +65,7 @@ class RolloutActor:
         from transformers import AutoTokenizer
 
         from slime.engine.client import HttpPolicyClient
+        from slime.rollout.eval_manager import EvaluationManager
         from slime.rollout.manager import RolloutManager
         from slime.weights import read_hf_config
 
@@ -76,7 +78,8 @@ class RolloutActor:
                 concurrency=self._config.rollout.rollout_concurrency,
                 vocab_size=read_hf_config(model)["vocab_size"],
             )
-        self._manager = RolloutManager(
+        manager = EvaluationManager if self._evaluates_only else RolloutManager
+        self._manager = manager(
             self._config,
             self._plugins,
             self._client,
@@ -87,9 +90,9 @@ class RolloutActor:
         )
         await self._manager.start()
 
-    async def connect(self, router_url: str) -> None:
-        """The engines are up, behind the router at `router_url`."""
-        self._client.connect(router_url)
+    async def connect(self, router_url: str, engine_urls: list[str]) -> None:
+        """The engines are up at `engine_urls`, behind the router at `router_url`."""
+        self._client.connect(router_url, engine_urls)
 
     def _on_progress(self, done: int, total: int) -> None:
         self._done = (done, total)
@@ -105,7 +108,7 @@ class RolloutActor:
         prompts, and waits for that one to have taken its own.
         """
         from slime.data import TrainBatch
-        from slime.observe.rollout_files import write_rollout
+        from slime.observe.rollout_files import write_dropped, write_rollout
 
         async with self._turns:
             await self._turns.wait_for(lambda: self._taken == after)
@@ -120,6 +123,8 @@ class RolloutActor:
         if rollout.rewards is not None:
             batch = dataclasses.replace(batch, rewards=np.asarray(rollout.rewards, dtype=np.float32))
         await asyncio.to_thread(write_rollout, self._run_dir, number, rollout.groups)
+        if rollout.dropped:
+            await asyncio.to_thread(write_dropped, self._run_dir, number, rollout.dropped)
         metrics = dict(rollout.metrics)
         metrics["time/batch"] = time.monotonic() - started
         return RolloutSummary(number, metrics, rollout.examples, rollout.failures, rollout.findings), batch
@@ -150,12 +155,15 @@ class RolloutActor:
 class RolloutProcess:
     """The driver's handle on the rollout actor."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str, *, evaluates_only: bool = False) -> None:
+        """`evaluates_only`: nothing is trained, and there is no data source to take prompts from."""
         self._config = config
         self._begun: int | None = None
         self._starting: list[Any] = []
         remote = ray.remote(RolloutActor)
-        self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(config, run_dir, fingerprint)
+        self._actor = remote.options(num_cpus=0, max_concurrency=1000).remote(
+            config, run_dir, fingerprint, evaluates_only
+        )
 
     def start(self, engine_url: str | None) -> None:
         """Begin building the components, which shows what is wrong with them before the engines are up.
@@ -173,10 +181,10 @@ class RolloutProcess:
         """Wait until the components are built."""
         wait_for(self._starting, "starting the rollout process", self._config.cluster.startup_timeout_s, watch)
 
-    def connect(self, router_url: str) -> None:
+    def connect(self, router_url: str, engine_urls: list[str]) -> None:
         """Tell it where the engines are."""
         wait_for(
-            [self._actor.connect.remote(router_url)],
+            [self._actor.connect.remote(router_url, engine_urls)],
             "connecting the rollout process to the router",
             self._config.cluster.startup_timeout_s,
         )

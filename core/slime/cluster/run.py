@@ -120,8 +120,8 @@ class Run:
         self._rollout.start(None if self._engines is None else self._engines.url)
         router_url = self._engines.wait_ready(self._check_starting) if self._engines is not None else None
         self._rollout.wait_ready(self._watch)
-        if router_url is not None:
-            self._rollout.connect(router_url)
+        if router_url is not None and self._engines is not None:
+            self._rollout.connect(router_url, self._engines.urls)
         self._trainer.wait_ready(self._watch)
 
         # The initial weights come first also on resume: they are the frozen reference where the checkpoint has none.

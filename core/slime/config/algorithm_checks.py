@@ -114,6 +114,7 @@ def on_policy(config: RunConfig) -> Iterator[str]:
             (rollout.over_sampling_batch_size or 0) > (rollout.rollout_batch_size or 0),
             stale,
         ),
+        "--max-reuse": (rollout.max_reuse, stale),
         f"--rollout-top-p {rollout.rollout_top_p:g}": (rollout.rollout_top_p < 1, cut),
         f"--rollout-top-k {rollout.rollout_top_k}": (rollout.rollout_top_k != -1, cut),
         "--sglang-quantization": (config.sglang.get("quantization"), "the engines would compute with other weights"),

@@ -63,6 +63,13 @@ def over_sampling(config: RunConfig) -> Iterator[str]:
     drawn, batch = config.rollout.over_sampling_batch_size, config.rollout.rollout_batch_size
     if drawn is not None and batch is not None and drawn < batch:
         yield f"--over-sampling-batch-size {drawn} is less than --rollout-batch-size {batch}. Use at least {batch}"
+    if config.rollout.partial_rollout and not config.aborts_surplus:
+        yield (
+            "--partial-rollout has no effect: nothing is aborted without --over-sampling-batch-size above"
+            " --rollout-batch-size, or with a buffer filter, which chooses from all that was begun. Drop it"
+        )
+    if config.rollout.mask_offpolicy_in_partial_rollout and not config.rollout.partial_rollout:
+        yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout. Drop it"
 
 
 def engine_devices(config: RunConfig) -> Iterator[str]:

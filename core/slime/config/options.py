@@ -138,7 +138,18 @@ class RolloutOptions(Section):
     over_sampling_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="finished prompts a batch is chosen from, the others wait; default: --rollout-batch-size",
+        description="prompts begun for a batch: those that finish first are the batch and the others are aborted; with a"
+        " buffer filter, it chooses from all of them; default: --rollout-batch-size",
+    )
+    partial_rollout: bool = Field(
+        default=False,
+        description="what over-sampling aborted is continued from its tokens in a later rollout, not begun again",
+    )
+    mask_offpolicy_in_partial_rollout: bool = Field(
+        default=False, description="do not train on tokens that were generated before such an abort"
+    )
+    max_reuse: int = Field(
+        default=0, ge=0, description="times a group may be trained on again: it goes back into the buffer"
     )
     max_sampling_rounds: int = Field(
         default=16, ge=1, description="times prompts are drawn for one batch before a filter that drops all is refused"

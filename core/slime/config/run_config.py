@@ -132,7 +132,21 @@ class RunConfig(BaseModel):
             rollout.buffer_filter,
             rollout.buffer_filter_path,
         )
-        return any(filters) or (rollout.over_sampling_batch_size or 0) > (rollout.rollout_batch_size or 0)
+        return any(filters) or self.over_samples or rollout.max_reuse > 0
+
+    @property
+    def over_samples(self) -> bool:
+        """Whether more prompts are begun for a batch than it has."""
+        return (self.rollout.over_sampling_batch_size or 0) > (self.rollout.rollout_batch_size or 0)
+
+    @property
+    def aborts_surplus(self) -> bool:
+        """Whether a batch is what is finished first, and the rest of what was begun for it is aborted.
+
+        A buffer filter chooses from everything that was begun, and so waits for it.
+        """
+        rollout = self.rollout
+        return self.over_samples and rollout.buffer_filter is None and rollout.buffer_filter_path is None
 
     @property
     def generator_name(self) -> str:

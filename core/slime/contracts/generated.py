@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime.errors import PluginContractError
@@ -21,11 +21,22 @@ class Asked:
     index: int | None
     prompt: str | list[dict[str, Any]]
     prompt_tokens: list[int]  #: [P]
+    #: response tokens that were there already, where an earlier generation was cut short, and their log-probs
+    begun: list[int] = field(default_factory=list)
+    begun_log_probs: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, sample: Sample) -> Asked:
         """Remember `sample`."""
-        return cls(sample.group_index, sample.index, sample.prompt, list(sample.tokens))
+        length = sample.prompt_length
+        return cls(
+            sample.group_index,
+            sample.index,
+            sample.prompt,
+            sample.tokens[:length],
+            sample.tokens[length:],
+            list(sample.rollout_log_probs or ()) if sample.response_length else [],
+        )
 
     def restore_identity(self, sample: Sample) -> None:
         """Give a sample that failed its place back."""
@@ -63,7 +74,38 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
             _check_tokens(sample)
     if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
         _check_prompt(produced[0], asked.prompt_tokens)
+        if asked.begun:
+            _check_begun(produced[0], asked)
     return produced
+
+
+def check_cut_short(produced: Sequence[Sample], asked: Asked) -> None:
+    """What a generator that resumes returned when its response was cut short: it can be continued.
+
+    One ABORTED sample of the same prompt, with tokens, and log-probs for all or none of them.  Raises
+    `PluginContractError`.
+    """
+    if len(produced) != 1 or produced[0].status is not Status.ABORTED:
+        states = ", ".join(sample.status.name for sample in produced)
+        raise PluginContractError(
+            f"returned {states} for a response that was aborted, expected one ABORTED sample with the tokens so far"
+            " (its spec says resumes=True)"
+        )
+    [sample] = produced
+    _check_prompt(sample, asked.prompt_tokens)
+    if sample.response_length:
+        _check_tokens(sample)
+    _check_begun(sample, asked)
+
+
+def _check_begun(sample: Sample, asked: Asked) -> None:
+    """Tokens that a continued response began with are its beginning, and their log-probs too."""
+    count, start = len(asked.begun), len(asked.prompt_tokens)
+    log_probs = (sample.rollout_log_probs or [])[: len(asked.begun_log_probs)]
+    if sample.tokens[start : start + count] != asked.begun or log_probs != asked.begun_log_probs:
+        raise PluginContractError(
+            f"returned a response that does not begin with the {count} tokens and log-probs it was to continue"
+        )
 
 
 def _check_status(sample: Sample) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,9 @@ _SEED_BITS = 63
 #: seconds an idle connection is kept; shorter than a server keeps it (SGLang: 5), so that no request is
 #: sent into a connection that is just being closed
 _KEEP_ALIVE_S = 4.0
+#: messages to the engines at once, and seconds that each may take, when requests are aborted
+_ABORTS_AT_ONCE = 32
+_ABORT_TIMEOUT_S = 30.0
 
 
 class HttpPolicyClient:
@@ -60,9 +63,13 @@ class HttpPolicyClient:
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
 
-    def connect(self, base_url: str) -> None:
-        """Send what follows to the router (or engine) at `base_url`."""
+    def connect(self, base_url: str, engines: Sequence[str] = ()) -> None:
+        """Send what follows to the router (or engine) at `base_url`, and aborts to each of `engines`.
+
+        A router has no way to abort, and only it knows which engine has which request.  Default: `base_url` alone.
+        """
         self._url = URL(base_url.rstrip("/") + "/generate")
+        self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines or (base_url,)]
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,15 +86,15 @@ class HttpPolicyClient:
             await session.close()
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
     ) -> Generation:
-        """One response to `tokens`; see `slime.plugin.PolicyClient`.
+        """One response to `tokens`; see `slime.plugin.PolicyClient`.  `rid` names the request for `abort`.
 
         Temperature 0 is greedy; its log-probs are those of temperature 1.  Raises `EngineError` when the
         engine refuses or fails, `DeadlineError` after `timeout_s`.
         """
         self._check_tokens(tokens)
-        body = _request_body(tokens, sampling)
+        body = _request_body(tokens, sampling, rid)
         headers = _HEADERS if session is None else {**_HEADERS, _SESSION_HEADER: session}
         async with self._slots:
             try:
@@ -99,6 +106,30 @@ class HttpPolicyClient:
                     f"(max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's log."
                 ) from None
         return self._generation(answer)
+
+    async def abort(self, rids: Collection[str]) -> None:
+        """End the requests of these names: they are answered with what they have, finish reason "abort".
+
+        Every engine is told of every one and ignores those it does not have; a request that is still on its way to an
+        engine is not ended.  Raises `EngineError` when an engine does not take the message.
+        """
+        at_once = asyncio.Semaphore(_ABORTS_AT_ONCE)
+
+        async def tell(url: URL, rid: str) -> None:
+            async with at_once:
+                try:
+                    async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                        async with self._open_session().post(url, json={"rid": rid}) as response:
+                            await response.read()
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    raise EngineError(
+                        f"POST {url}: the engine did not take the message within {_ABORT_TIMEOUT_S:g} s"
+                        f" ({type(error).__name__}: {error}); it may have ended"
+                    ) from error
+            if response.status != 200:
+                raise EngineError(f"POST {url}: status {response.status}")
+
+        await asyncio.gather(*(tell(url, rid) for url in self._abort_urls for rid in rids))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:
@@ -156,6 +187,8 @@ class HttpPolicyClient:
             reason = meta["finish_reason"]["type"]
             spans = meta.get("weight_versions")
             versions = list(dict.fromkeys(span["version"] for span in spans)) if spans else [meta["weight_version"]]
+            if not tokens:  # aborted before the first one: no weights were used
+                versions = []
         except (ValueError, KeyError, TypeError) as error:
             text = answer[:_EXCERPT].decode(errors="replace")
             raise EngineError(
@@ -170,7 +203,7 @@ class HttpPolicyClient:
         return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
 
 
-def _request_body(tokens: Sequence[int], sampling: SamplingParams) -> bytes:
+def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | None) -> bytes:
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -185,5 +218,7 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams) -> bytes:
     # so the same response to all samples of a prompt.
     seed = sampling.sampling_seed
     parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
-    request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+    request: dict[str, Any] = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+    if rid is not None:
+        request["rid"] = rid
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

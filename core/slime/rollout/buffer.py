@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slime.types import Group
@@ -27,6 +27,11 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def indices(self) -> Collection[int]:
+        """Which groups it holds."""
+        return self._entries.keys()
 
     @property
     def entries(self) -> Sequence[Finished]:

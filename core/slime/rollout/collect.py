@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slime.errors import SlimeError
 from slime.plugin import Selection
 from slime.rollout.failures import common_reasons
 from slime.rollout.ledger import Ledger
-from slime.rollout.pipeline import FinishedGroups
 from slime.types import Group, Sample
 
 
@@ -29,14 +28,6 @@ class Choice(Protocol):
         ...
 
 
-class Finisher(Protocol):
-    """Generates and scores groups."""
-
-    async def __call__(self, groups: Sequence[Group]) -> FinishedGroups:
-        """All of them, in order."""
-        ...
-
-
 @dataclass
 class Collected:
     """One batch, and how it came about."""
@@ -47,14 +38,23 @@ class Collected:
     generated: list[Group] = field(default_factory=list)
     rounds: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    #: the groups that were dropped, each with its reason
+    dropped_groups: list[tuple[Group, str]] = field(default_factory=list)
     #: ages in rollouts of the groups that stayed in the buffer
     buffered_ages: list[int] = field(default_factory=list)
     engine_seconds: float = 0.0
     reward_seconds: float = 0.0
+    #: where what is not needed is aborted: groups that wait again, and their tokens that are kept; None: elsewhere
+    given_back: int | None = None
+    kept_tokens: int = 0
+    #: samples that were continued from such tokens
+    resumed: int = 0
 
     def metrics(self) -> dict[str, float]:
         """`rollout/...`: ages are those of the batch's groups, in rollouts since they were generated."""
         ages = [group.age for group in self.groups]
+        reused = sum(group.uses > 0 for group in self.groups)
+        aborts = {"given_back": self.given_back, "kept_tokens": self.kept_tokens, "resumed": self.resumed}
         return {
             "rollout/rounds": float(self.rounds),
             "rollout/groups_generated": float(len(self.generated)),
@@ -62,22 +62,22 @@ class Collected:
             "rollout/buffer_age_max": float(max(self.buffered_ages, default=0)),
             "rollout/age_mean": sum(ages) / len(ages),
             "rollout/age_max": float(max(ages)),
+            **({"rollout/reused": float(reused)} if reused else {}),
+            **({} if self.given_back is None else {f"rollout/{name}": float(n or 0) for name, n in aborts.items()}),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in sorted(self.dropped.items())},
         }
 
 
 class Collector:
-    """Fills batches from the ledger's buffer, drawing as many prompts as that takes.
+    """Fills batches from the ledger's buffer.
 
-    One round: draw prompts, generate and score them, let the sampling filter drop some of them, put the others in the
-    buffer, and let the buffer filter choose.  A batch that is not full changes nothing but for what was dropped:
-    another round follows.  Batches overlap (`--async`); they are chosen in the order in which they were begun.
+    Batches overlap (`--async`); they are chosen in the order in which they were begun.
+    How prompts are drawn and waited for is a subclass's: `slime.rollout.all_finished`, `slime.rollout.first_finished`.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        finish: Finisher,
         sampling_filter: Choice | None,
         buffer_filter: Choice,
         *,
@@ -87,7 +87,6 @@ class Collector:
     ) -> None:
         """`want` groups a batch; `draw`, at least as many, finished groups that the first choice is made from."""
         self._ledger = ledger
-        self._finish = finish
         self._sampling_filter = sampling_filter
         self._buffer_filter = buffer_filter
         self._want = want
@@ -107,37 +106,24 @@ class Collector:
         self._turns.append(mine)
         collected = Collected()
         try:
-            if count := self._first_draw():
-                await self._round(rollout, count, collected)
-            for turn in before:
-                await turn.wait()
-            while not self._choose(rollout, collected):
-                await self._round(rollout, self._next_draw(rollout, collected), collected)
+            await self._fill(rollout, collected, before)
         finally:
             mine.set()
             self._turns.remove(mine)
         self._ledger.check()
         return collected
 
-    # --- how many prompts ----------------------------------------------------------------------------
+    async def _fill(self, rollout: int, collected: Collected, before: Sequence[asyncio.Event]) -> None:
+        """Fill the batch, when those begun `before` it have chosen theirs."""
+        raise NotImplementedError
 
-    def _first_draw(self) -> int:
-        """What buffer and generation lack for this batch after those begun before it have had theirs.
-
-        At least what a checkpoint had in flight: later groups may be finished already, and shall not overtake it.
-        """
-        coming = len(self._ledger.buffer) + self._ledger.in_flight.generating
-        lacking = (len(self._turns) - 1) * self._want + self._draw - coming
-        return max(0, lacking, self._ledger.in_flight.waiting)
-
-    def _next_draw(self, rollout: int, collected: Collected) -> int:
-        """What is missing, and more at the rate at which groups were dropped so far; at most a first draw."""
+    def _next_draw(self, rollout: int, collected: Collected, missing: int) -> int:
+        """What is `missing`, and more at the rate at which groups were dropped so far; at most a first draw."""
         generated, dropped = len(collected.generated), collected.dropped.total()
         if generated >= self._want:
             _require_trainable(rollout, collected.generated)
         if collected.rounds >= self._max_rounds:
             raise SlimeError(self._why_not_full(rollout, collected))
-        missing = self._want - len(collected.groups)
         if not generated:
             return missing
         if generated <= dropped:
@@ -146,25 +132,22 @@ class Collector:
 
     # --- one round -----------------------------------------------------------------------------------
 
-    async def _round(self, rollout: int, count: int, collected: Collected) -> None:
-        """Draw, generate, score, filter; what passes is in the buffer."""
-        finished = await self._finish(self._ledger.take(count))
-        groups = finished.groups
-        collected.rounds += 1
-        collected.engine_seconds += finished.engine_seconds
-        collected.reward_seconds += finished.reward_seconds
+    def _put(self, rollout: int, groups: list[Group], collected: Collected) -> None:
+        """Finished groups into the buffer, but for what the sampling filter drops."""
         collected.generated += groups
         self._ledger.finish(groups, rollout)
-        if self._sampling_filter is not None:
+        if self._sampling_filter is not None and groups:
             selection = self._sampling_filter.select(groups, len(groups))
-            collected.dropped += self._drop(groups, selection)
+            self._drop(groups, selection, collected)
 
     def _choose(self, rollout: int, collected: Collected) -> bool:
         """Let the buffer filter choose; whether that fills the batch."""
         groups = self._ledger.buffer.groups(rollout)
         selection = self._buffer_filter.select(groups, self._want)
-        collected.groups = [groups[place] for place in selection.keep]
-        collected.dropped += self._drop(groups, selection)
+        kept = [groups[place] for place in selection.keep]
+        self._drop(groups, selection, collected)
+        # What is trained on again is not to have the marks of the first time.
+        collected.groups = [_copied(group) for group in kept] if self._ledger.reuses else kept
         if len(collected.groups) < self._want:
             return False
         _require_trainable(rollout, collected.groups)
@@ -172,8 +155,12 @@ class Collector:
         collected.buffered_ages = [group.age for group in self._ledger.buffer.groups(rollout)]
         return True
 
-    def _drop(self, groups: Sequence[Group], selection: Selection) -> Counter[str]:
-        return self._ledger.drop({groups[place].index: reason for place, reason in selection.drop.items()})
+    def _drop(self, groups: Sequence[Group], selection: Selection, collected: Collected) -> None:
+        dropped = {groups[place].index: reason for place, reason in selection.drop.items()}
+        collected.dropped += self._ledger.drop(dropped)
+        collected.dropped_groups += [
+            (groups[place], reason) for place, reason in selection.drop.items() if not groups[place].uses
+        ]
 
     def _why_not_full(self, rollout: int, collected: Collected) -> str:
         dropped = ", ".join(f"{count}x {reason}" for reason, count in collected.dropped.most_common()) or "none"
@@ -187,6 +174,11 @@ class Collector:
             + " Use prompts that the model solves sometimes, a filter that drops less, or a higher"
             f" --max-sampling-rounds (now {self._max_rounds})."
         )
+
+
+def _copied(group: Group) -> Group:
+    """The group with samples of its own, which share their lists with the others."""
+    return replace(group, samples=[replace(sample) for sample in group.samples])
 
 
 def _samples(groups: Sequence[Group]) -> list[Sample]:

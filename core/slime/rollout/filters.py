@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from slime.contracts.groups import check_state
 from slime.contracts.selection import check_selection
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import BufferFilter, Selection
@@ -35,6 +37,32 @@ class GroupFilter:
             raise
         except Exception as error:  # the boundary around the buffer filter plugin
             raise PluginError(reason_of(self.who, error)) from error
+
+    def state(self) -> dict[str, Any] | None:
+        """What it remembers, JSON-ready; None for a filter that remembers nothing.  Raises as `select` does."""
+        save = getattr(self._plugin, "state_dict", None)
+        if save is None:
+            return None
+        try:
+            return check_state(save())
+        except PluginContractError as error:
+            raise PluginContractError(f"{self.who} {error}") from None
+        except SlimeError:
+            raise
+        except Exception as error:  # the boundary around the buffer filter plugin
+            raise PluginError(reason_of(self.who, error)) from error
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Remember again what `state` gave; nothing where the filter or the saved run has no state."""
+        load = getattr(self._plugin, "load_state_dict", None)
+        if load is None or state is None:
+            return
+        try:
+            load(state)
+        except SlimeError:
+            raise
+        except Exception as error:  # the boundary around the buffer filter plugin
+            raise PluginError(reason_of(f"{self.who} cannot continue from its saved state", error)) from error
 
 
 class OldestFirst:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 
-from slime.contracts.generated import Asked, check_generated
+from slime.contracts.generated import Asked, check_cut_short, check_generated
 from slime.contracts.passive import check_tokens_generated
 from slime.engine.fair_slots import FairSlots
 from slime.errors import EngineError, PluginContractError
@@ -15,6 +15,7 @@ from slime.rollout.failures import Cause, Fault, mark, reason_of, shorten
 from slime.rollout.health import Health
 from slime.rollout.passive import PassiveChecks
 from slime.rollout.policy import NoPolicy, WatchedPolicy
+from slime.rollout.requests import Requests
 from slime.rollout.sampling import Sampling
 from slime.types import Sample, Status
 
@@ -63,23 +64,34 @@ class SampleGenerator:
         """`plugin/generator/...` since the last call, which is the end of a rollout."""
         return self._health.metrics()
 
-    async def generate(self, sample: Sample, sampling: Sampling, clock: BusyClock) -> list[Sample]:
-        """Finished samples for one pending sample; never empty.  `clock` runs while engines work on it."""
-        async with self._slots.of(evaluation=sampling.evaluation):
-            return await self._generate(sample, sampling, clock)
+    async def generate(
+        self, sample: Sample, sampling: Sampling, clock: BusyClock, requests: Requests | None = None
+    ) -> list[Sample]:
+        """Finished samples for one pending sample; never empty.  `clock` runs while engines work on it.
 
-    async def _generate(self, sample: Sample, sampling: Sampling, clock: BusyClock) -> list[Sample]:
+        Where `requests` stop, the sample itself as it can be continued: PENDING, with the tokens it has so far.
+        """
+        async with self._slots.of(evaluation=sampling.evaluation):
+            if requests is not None and requests.stopping:
+                return [sample]
+            return await self._generate(sample, sampling, clock, requests)
+
+    async def _generate(
+        self, sample: Sample, sampling: Sampling, clock: BusyClock, requests: Requests | None
+    ) -> list[Sample]:
         asked = Asked.of(sample)
         policy: WatchedPolicy | None = None
         deadline = asyncio.timeout(self._timeout_s)
         fault = None
-        heard: list[Generation] | None = [] if self._passive.due(self._who) else None
+        heard = _heard_before(asked) if self._passive.due(self._who) else None
         try:
             async with deadline:
-                policy = WatchedPolicy(self._policy, clock, deadline, self._timeout_s, heard)
+                policy = WatchedPolicy(self._policy, clock, deadline, self._timeout_s, heard, requests)
                 produced = await self._generator.generate(sample, sampling.of(sample), policy)
             if policy.engine_error is None:
                 samples = check_generated(produced, asked)
+                if policy.cut:
+                    return _to_be_continued(samples, asked)
                 self._check_tokens(samples, heard)
                 self._health.record(sample, None)
                 return samples
@@ -117,3 +129,16 @@ class SampleGenerator:
             check_tokens_generated(samples, heard)
         except PluginContractError as error:
             self._passive.found(self._who, error)
+
+
+def _heard_before(asked: Asked) -> list[Generation]:
+    """What the policy had answered before the sample was handed out again, as far as the sample tells."""
+    return [Generation(asked.begun, asked.begun_log_probs, "abort", [])] if asked.begun_log_probs else []
+
+
+def _to_be_continued(samples: list[Sample], asked: Asked) -> list[Sample]:
+    """The sample whose response was cut short, pending again.  Raises `PluginContractError` where it is none."""
+    check_cut_short(samples, asked)
+    [sample] = samples
+    sample.status, sample.failure, sample.finish_reason, sample.rollout_id = Status.PENDING, None, None, None
+    return samples

@@ -1,22 +1,22 @@
-"""Groups that were taken from the data source and are not finished."""
+"""Groups that were taken from the data source and are not finished: they wait, or are being generated."""
 
 from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from slime.errors import PluginContractError
 from slime.rollout.source import CheckedSource
-from slime.types import Group
+from slime.types import Group, Sample
 
 
 class InFlight:
     """Keeps every unfinished group as it was taken, so that a resumed run can hand it out again.
 
     Generators change the samples they are given; what is kept here has the same prompt, label, metadata and indices
-    as when it was taken, hence the same sampling seeds.  Groups that a checkpoint brought back are handed out before
-    the data source is asked for more.
+    as when it was taken, hence the same sampling seeds.  Groups that a checkpoint brought back, or whose generation was
+    stopped, wait and are handed out before the data source is asked for more.
     """
 
     def __init__(self, source: CheckedSource) -> None:
@@ -29,14 +29,14 @@ class InFlight:
         return len(self._waiting) + len(self._generating)
 
     @property
-    def generating(self) -> int:
-        """Groups that are being generated."""
-        return len(self._generating)
+    def generating(self) -> Collection[int]:
+        """Indices of the groups that are being generated."""
+        return self._generating.keys()
 
     @property
-    def waiting(self) -> int:
-        """Groups that a checkpoint brought back and nobody has asked for yet."""
-        return len(self._waiting)
+    def waiting(self) -> Collection[int]:
+        """Indices of the groups that were taken and nobody is generating."""
+        return [group.index for group in self._waiting]
 
     def take(self, count: int) -> tuple[list[Group], list[Group]]:
         """`count` groups to generate: those handed out again, and those new from the source.  Raises as it does."""
@@ -49,6 +49,19 @@ class InFlight:
         """These are generated and scored, and no longer in flight."""
         for group in groups:
             del self._generating[group.index]
+
+    def give_back(self, index: int, kept: Sequence[Sequence[Sample] | None]) -> None:
+        """A group's generation was stopped: it waits.
+
+        kept    for each of its samples those to hand out instead of it; None: the sample as it was taken
+        """
+        taken: Group = pickle.loads(self._generating.pop(index))
+        samples = [
+            sample
+            for original, instead in zip(taken.samples, kept, strict=True)
+            for sample in ([original] if instead is None else instead)
+        ]
+        self._waiting.append(Group(index, samples))
 
     def snapshot(self) -> list[Group]:
         """Everything in flight, as it was taken, in the order in which it shall be handed out again."""

@@ -13,17 +13,21 @@ from slime.engine.fair_slots import FairSlots
 from slime.errors import SlimeError
 from slime.observe.excerpt import Excerpt, excerpts_of
 from slime.plugin import PolicyClient
+from slime.rollout.all_finished import AllFinished
 from slime.rollout.collect import Collected, Collector
 from slime.rollout.components import Builder, Components
+from slime.rollout.draw import Draw
 from slime.rollout.eval_components import EvaluationBuilder, RunsOwn
 from slime.rollout.eval_sets import load_eval_sets
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.failures import common_reasons
 from slime.rollout.filters import OldestFirst
+from slime.rollout.first_finished import Aborting, FirstFinished
 from slime.rollout.ledger import Ledger
 from slime.rollout.metrics import oldest_weights, rollout_metrics
 from slime.rollout.passive import PassiveChecks
 from slime.rollout.pipeline import Pipeline
+from slime.rollout.policy import NoPolicy
 from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
 from slime.rollout.sampling import Sampling
@@ -60,6 +64,8 @@ class Rollout:
     failures: list[str] = field(default_factory=list)
     #: what `--passive-checks` found out about components
     findings: list[str] = field(default_factory=list)
+    #: what the filters dropped for it, each group with the reason
+    dropped: list[tuple[Group, str]] = field(default_factory=list)
 
 
 class RolloutManager:
@@ -93,27 +99,43 @@ class RolloutManager:
         slots = FairSlots(config.rollout.rollout_concurrency)
         components = Components.build(build, used, policy, slots)
         self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
-        self._ledger = Ledger(self._source)
+        self._ledger = Ledger(self._source, max_reuse=config.rollout.max_reuse)
+        self._filters = {"sampling_filter": components.sampling_filter, "buffer_filter": components.buffer_filter}
         self._passive = components.passive
         self._generator, self._scorer = components.generator, components.scorer
         board = ProgressBoard(on_progress)
         self._pipeline = Pipeline(self._generator, self._scorer, board)
         sampling = Sampling.for_training(config)
-        self._collector = Collector(
-            self._ledger,
-            lambda groups: self._pipeline.finish(groups, sampling),
-            components.sampling_filter,
-            components.buffer_filter or OldestFirst(),
-            want=config.batch.prompts,
-            draw=config.rollout.over_sampling_batch_size or config.batch.prompts,
-            max_rounds=config.rollout.max_sampling_rounds,
-        )
+        self._collector = self._make_collector(components, policy or NoPolicy(), sampling)
         self._post_process = PostProcess.load(config)
         self._evaluation = EvaluationBuilder(
             config, build, used, RunsOwn(self._generator, self._scorer), policy, slots
         ).evaluation(load_eval_sets(config, tokenizer), run_dir, board)
         self._watchdog = LoopWatchdog(build.in_loop)
         self._last: int | None = None
+
+    def _make_collector(self, components: Components, policy: PolicyClient, sampling: Sampling) -> Collector:
+        rollout, batch = self._config.rollout, self._config.batch.prompts
+        draw = rollout.over_sampling_batch_size or batch
+        if self._config.aborts_surplus:
+            return FirstFinished(
+                self._ledger,
+                lambda: Draw(self._pipeline, policy, sampling),
+                components.sampling_filter,
+                want=batch,
+                draw=draw,
+                max_rounds=rollout.max_sampling_rounds,
+                aborting=Aborting(keep=rollout.partial_rollout, mask=rollout.mask_offpolicy_in_partial_rollout),
+            )
+        return AllFinished(
+            self._ledger,
+            lambda groups: self._pipeline.finish(groups, sampling),
+            components.sampling_filter,
+            components.buffer_filter or OldestFirst(),
+            want=batch,
+            draw=draw,
+            max_rounds=rollout.max_sampling_rounds,
+        )
 
     async def start(self) -> None:
         """Start the worker processes of the rewards, and the watch over the event loop.
@@ -148,6 +170,7 @@ class RolloutManager:
         metrics = rollout_metrics(groups)
         metrics |= oldest_weights(groups)
         metrics |= collected.metrics()
+        metrics |= self._ledger.metrics()
         metrics |= self._generator.metrics()
         if self._scorer is not None:
             metrics |= self._scorer.metrics()
@@ -167,6 +190,7 @@ class RolloutManager:
             excerpts_of(groups, rollout),
             self._lost(rollout, collected.generated),
             self._passive.rollout_done(),
+            collected.dropped_groups,
         )
 
     async def evaluate(self, rollout: int) -> EvalReport:
@@ -179,11 +203,15 @@ class RolloutManager:
 
     def state(self, done: int) -> dict[str, Any]:
         """Everything a run needs to continue after `done` rollouts, JSON-ready: see `Ledger.state`."""
-        return self._ledger.state(done)
+        filters = {slot: None if chosen is None else chosen.state() for slot, chosen in self._filters.items()}
+        return {**self._ledger.state(done), "filters": filters}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; the next rollout may have any number."""
         self._ledger.load(state)
+        for slot, chosen in self._filters.items():
+            if chosen is not None:
+                chosen.load(state["filters"][slot])
         self._last = None
 
     def _begin(self, rollout: int) -> None:

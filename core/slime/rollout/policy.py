@@ -9,6 +9,7 @@ from dataclasses import replace
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.rollout.requests import Requests
 
 #: the client's own request timeout goes first, because its message knows more
 GRACE_S = 5.0
@@ -31,7 +32,18 @@ class WatchedPolicy:
     that hangs, say) without bounding the number of turns.
     """
 
-    __slots__ = ("_clock", "_deadline", "_heard", "_policy", "_time", "_timeout_s", "engine_error", "waiting")
+    __slots__ = (
+        "_clock",
+        "_deadline",
+        "_heard",
+        "_policy",
+        "_requests",
+        "_time",
+        "_timeout_s",
+        "cut",
+        "engine_error",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -40,9 +52,13 @@ class WatchedPolicy:
         deadline: asyncio.Timeout,
         timeout_s: float,
         heard: list[Generation] | None = None,
+        requests: Requests | None = None,
     ) -> None:
-        """`heard`: where copies of all answers go."""
+        """`heard`: where copies of all answers go.  `requests`: through which to ask, where they may be ended."""
         self._heard = heard
+        self._requests = requests
+        #: whether an answer was cut short because the draw had ended
+        self.cut = False
         self._policy = policy
         self._clock = clock
         self._deadline = deadline
@@ -61,7 +77,7 @@ class WatchedPolicy:
         self._clock.start()
         self.waiting += 1
         try:
-            answer = await self._policy.generate(tokens, sampling, session=session)
+            answer = await self._ask(tokens, sampling, session)
             if self._heard is not None:
                 self._heard.append(replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs)))
             return answer
@@ -72,6 +88,14 @@ class WatchedPolicy:
             self._clock.stop()
             self.waiting -= not self._deadline.expired()
             self._move_deadline(0.0)
+
+    async def _ask(self, tokens: Sequence[int], sampling: SamplingParams, session: str | None) -> Generation:
+        requests = self._requests
+        if requests is None:
+            return await self._policy.generate(tokens, sampling, session=session)
+        answer = await requests.generate(tokens, sampling, session=session)
+        self.cut = self.cut or (requests.stopping and answer.finish_reason == "abort")
+        return answer
 
     def _move_deadline(self, grace_s: float) -> None:
         if not self._deadline.expired():

@@ -16,6 +16,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
             name="single_turn",
             factory="slime_generators.single_turn:SingleTurn",
             summary="one response of the policy to the prompt",
+            resumes=True,
         ),
         GeneratorSpec(
             name="supervised",

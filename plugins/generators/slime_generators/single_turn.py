@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from slime.chat import Answers
-from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams
+from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 
 
 class SingleTurn:
     """Asks the policy once and keeps what it answered, token for token.
 
     `response` is the decoded text without special tokens; it is for rewards and people, and never goes back
-    to token ids.
+    to token ids.  A sample that has response tokens already, because its generation was cut short, is continued: the
+    policy goes on after its tokens, for what is left of `max_new_tokens`.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -20,13 +24,24 @@ class SingleTurn:
         """The sample with its response.  Raises `ValueError` for one without prompt tokens."""
         if not sample.tokens:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
+        begun, answers = sample.response_length, Answers.of(sample)
+        if begun:
+            sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - begun)
+            if sampling.max_new_tokens < 1:  # the limit was lowered since
+                sample.status, sample.finish_reason = Status.TRUNCATED, "length"
+                return [sample]
         answer = await policy.generate(sample.tokens, sampling)
+        sample.loss_mask = _joined(sample.loss_mask, begun, [1] * len(answer.tokens))
+        sample.rollout_log_probs = _joined(sample.rollout_log_probs, begun, answer.log_probs)
         sample.tokens = sample.tokens + answer.tokens
-        sample.response_length = len(answer.tokens)
-        sample.response = self._tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        sample.loss_mask = [1] * len(answer.tokens)
-        sample.rollout_log_probs = answer.log_probs
-        answers = Answers()
+        sample.response_length = begun + len(answer.tokens)
+        response = answer.tokens if not begun else sample.tokens[sample.prompt_length :]
+        sample.response = self._tokenizer.decode(response, skip_special_tokens=True)
         answers.add(answer)
         answers.fill(sample)
         return [sample]
+
+
+def _joined(before: list[Any] | None, begun: int, new: list[Any]) -> list[Any]:
+    """One entry a token: those of the `begun` tokens that were there, then the new ones."""
+    return new if not begun else [*(before or [1] * begun), *new]
