@@ -12,16 +12,22 @@ from slime.plugins.kinds import KINDS
 from slime.testing.check import check_component
 
 OWN = [component for component in survey_plugins().components() if component.found.own]
+#: what components cannot be built without
+NEEDED: dict[str, dict[str, Any]] = {
+    "generators/black_box": {"agent": "tests.support.agents:ask_once"},
+    "rewards/given": {"missing": 0.0},
+}
 
 
 def switched(component: Component) -> Iterator[dict[str, Any]]:
     """The defaults, then each switch and each choice among the options by itself."""
-    yield {}
+    needed = NEEDED.get(component.id, {})
+    yield needed
     for name, info in component.spec.options.model_fields.items():
         if isinstance(info.default, bool):
-            yield {name: not info.default}
+            yield {**needed, name: not info.default}
         elif get_origin(info.annotation) is Literal:
-            yield from ({name: choice} for choice in get_args(info.annotation) if choice != info.default)
+            yield from ({**needed, name: choice} for choice in get_args(info.annotation) if choice != info.default)
 
 
 CASES = [

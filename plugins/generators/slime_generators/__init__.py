@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime.plugin import GeneratorSpec, hookimpl
-from slime_generators.options import SupervisedOptions, ToolLoopOptions
+from slime_generators.options import BlackBoxOptions, SupervisedOptions, ToolLoopOptions
 
 slime_api = 1
 
@@ -30,5 +30,11 @@ def slime_register_generators() -> list[GeneratorSpec]:
             factory="slime_generators.tool_loop:ToolLoop",
             options=ToolLoopOptions,
             summary="a conversation in which the model calls tools, until it answers without a call",
+        ),
+        GeneratorSpec(
+            name="black_box",
+            factory="slime_generators.black_box:BlackBox",
+            options=BlackBoxOptions,
+            summary="an agent of yours, unmodified, that talks to an OpenAI-compatible endpoint",
         ),
     ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from slime.plugin import Options
 
@@ -49,3 +50,43 @@ class ToolLoopOptions(Options):
     def _split(cls, value: object) -> object:
         """A command line gives one word: `calculator,python`."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+class AgentOptions(Options):
+    """Options of all generators whose agents talk to the endpoint."""
+
+    agent_timeout_s: float = Field(
+        default=600.0, gt=0, description="seconds an agent has for one sample; what it said until then is TRUNCATED"
+    )
+    parser: str = Field(
+        default="tags",
+        description="how the model writes tool calls: tags (<tool_call>{json}</tool_call>), or a name of SGLang's"
+        " --tool-call-parser",
+    )
+
+
+class BlackBoxOptions(AgentOptions):
+    """Options of `black_box`."""
+
+    agent: str = Field(
+        default="", description="the agent as a Python function: package.module:function or FILE.py:function"
+    )
+    command: str = Field(default="", description="the agent as a program; {prompt} in it is the prompt's text")
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> Self:
+        if bool(self.agent) == bool(self.command):
+            raise ValueError("state one of agent (FILE.py:function) and command")
+        return self
+
+    @field_validator("agent", mode="after")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        """A relative file is in the folder where the run was started, whichever process reads it later."""
+        where, colon, name = value.rpartition(":")
+        if not where.endswith(".py"):
+            return value
+        path = Path(where).absolute()
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        return f"{path}{colon}{name}"

@@ -1,0 +1,93 @@
+"""Agents as users write them: with OpenAI's client, and without a word of slime."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import openai
+
+
+async def ask_once(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str | None:
+    """One question, one answer."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        answer = await client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+    return answer.choices[0].message.content
+
+
+def ask_twice(base_url: str, api_key: str, prompt: str, label: str | None) -> dict[str, Any]:
+    """A conversation of two turns with a plain client, in a thread; it knows its reward."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        messages: list[Any] = [{"role": "system", "content": "short"}, {"role": "user", "content": prompt}]
+        first = client.chat.completions.create(model="any", messages=messages).choices[0].message
+        messages += [first, {"role": "user", "content": "sure?"}]
+        last = client.chat.completions.create(model="any", messages=messages).choices[0].message
+    return {
+        "answer": last.content,
+        "reward": float(last.content == label),
+        "metadata": {"asked": 2},
+        "metrics": {"sure": 1.0},
+    }
+
+
+async def never_asks() -> str:
+    """Knows the answer already."""
+    return "42"
+
+
+async def asks_and_raises(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
+    """Has a bug behind its first answer."""
+    await ask_once(base_url, api_key, messages)
+    raise KeyError("a bug of the agent's")
+
+
+async def asks_and_hangs(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
+    """Never ends."""
+    await ask_once(base_url, api_key, messages)
+    await asyncio.sleep(3600)
+
+
+def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
+    """Ends seconds after it was given up, with one more request."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+        time.sleep(1.0)
+        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+
+
+async def talks_on(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
+    """Goes on until it is refused."""
+    talk: list[Any] = list(messages)
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        while True:
+            answer = await client.chat.completions.create(model="any", messages=talk)
+            talk += [answer.choices[0].message, {"role": "user", "content": "go on"}]
+
+
+async def asks_two_others(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str:
+    """Two conversations of their own, and a text that both were for."""
+    others = [[{"role": "system", "content": role}, *messages] for role in ("solver", "critic")]
+    answers = await asyncio.gather(*(ask_once(base_url, api_key, other) for other in others))
+    return " and ".join(str(answer) for answer in answers)
+
+
+async def exits() -> None:
+    """Calls sys.exit, as scripts do."""
+    raise SystemExit(3)
+
+
+async def gives_up_in_time(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str:
+    """Has a time-out of its own, and another idea."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        try:
+            await client.chat.completions.create(model="any", messages=messages, timeout=0.3)  # type: ignore[arg-type]
+        except openai.APITimeoutError:
+            return str(await ask_once(base_url, api_key, [{"role": "user", "content": "quick"}]))
+    return "in time"
+
+
+async def returns_garbage(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> object:
+    """Returns what nobody understands."""
+    await ask_once(base_url, api_key, messages)
+    return {"score": 1.0}
