@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.support.tiny_models import write_tiny_tokenizer
 
-from slime.cli.preflight_tokenizer import CountingTokenizer, load_tokenizer
+from slime.cli.preflight_tokenizer import load_tokenizer
+from slime.data.light_tokenizer import LightTokenizer
 from slime.data import tokenize_prompt
 from slime.errors import ConfigError
 
@@ -39,7 +40,7 @@ def both(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     ours = load_tokenizer(folder, with_template=True)
-    assert isinstance(ours, CountingTokenizer)
+    assert isinstance(ours, LightTokenizer)
     return ours, AutoTokenizer.from_pretrained(folder)
 
 
@@ -82,7 +83,7 @@ def test_a_template_may_refuse(folder: Path) -> None:
 def test_a_template_with_tags_of_transformers_is_left_to_transformers(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% generation %}x{% endgeneration %}")
     tokenizer = load_tokenizer(folder, with_template=True)
-    assert not isinstance(tokenizer, CountingTokenizer)
+    assert not isinstance(tokenizer, LightTokenizer)
     assert tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) == "x"
 
 

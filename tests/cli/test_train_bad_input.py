@@ -33,7 +33,8 @@ def test_a_missing_data_file(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_an_unreadable_data_file(refused: Refused, tmp_path: Path) -> None:
-    assert f"{tmp_path} is a folder" in refused("--prompt-data", str(tmp_path))
+    (tmp_path / "folder").mkdir()
+    assert f"{tmp_path}/folder is a folder" in refused("--prompt-data", str(tmp_path / "folder"))
 
 
 def test_an_empty_data_file(refused: Refused, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder, expected a JSONL file"):
+    with pytest.raises(DataError, match="is a folder without files, expected a file of prompts or a data set"):
         check(tmp_path)
 
 

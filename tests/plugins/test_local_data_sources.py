@@ -237,9 +237,10 @@ def test_a_dataset_draws_rows_and_prompts_and_knows_its_place(tmp_path: Path) ->
     row = dataset.row_of(second)
     assert row is not None
     assert (row.label, dataset.row_of("".join(["1+1", "="]))) == ("2", None)
-    assert dataset.state_dict() == {"rows": 3, "epoch": 0, "position": 2}
+    state = dataset.state_dict()
+    assert (state["streams"][0]["epoch"], state["streams"][0]["position"]) == (0, 2)
     with pytest.raises(CheckpointError, match="in a file of 4 rows"):
-        dataset.load_state_dict({"rows": 4, "epoch": 0, "position": 0})
+        dataset.load_state_dict({"streams": [{**state["streams"][0], "rows": 4}], "credits": [0]})
     assert first == "0+1="
 
 

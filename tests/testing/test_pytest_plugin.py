@@ -20,7 +20,7 @@ from slime.testing import Say, ScriptedPolicy, make_sample
 def test_the_context_is_of_a_made_up_run_in_the_tests_folder(slime_context: Context, tmp_path: Path) -> None:
     assert slime_context.run_dir == tmp_path
     assert slime_context.config.rollout.n_samples_per_prompt == 4
-    rows = Path(slime_context.config.data.prompt_data).read_text().splitlines()
+    rows = Path(slime_context.config.data.prompt_data[0]).read_text().splitlines()
     assert json.loads(rows[3])["label"] == "4"
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from slime.adapters.arguments import args_of
 from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
-from slime.data.dataset import PromptRow
+from slime.data.feed.feed import FeedOptions
 from slime.data.prompt_dataset import PromptDataset
-from slime.data.tokenize import longest_prompt, prompt_ids
+from slime.data.rows import PromptRow
+from slime.data.tokenize import longest_training_prompt, prompt_ids
 from slime.errors import CheckpointError, PluginContractError
 from slime.plugin import Context, Group, NoOptions, Sample
 from slime.plugins.local.loading import LocalFunction
@@ -33,9 +34,9 @@ class LocalDataSource:
         self._dataset = dataset_of(context)
         self._source = made_source(function, self._dataset, context)
         self._copies: int = rollout.n_samples_per_prompt
-        supervised = context.config.algorithm.loss_type == "sft_loss"
-        self._longest = longest_prompt(rollout, 1 if supervised else rollout.rollout_max_response_len)
+        self._longest = longest_training_prompt(context.config)
         self._template: bool = data.apply_chat_template
+        self._template_kwargs = data.apply_chat_template_kwargs
         self._tokenizer = context.tokenizer
         self._logger = context.logger
         self._next_group, self._next_index = 0, 0
@@ -74,6 +75,10 @@ class LocalDataSource:
             self._source.add_samples([list(group.samples) for group in groups])
         else:
             self._source.add_samples([sample for group in groups for sample in group.samples])
+
+    def metrics(self) -> dict[str, float]:
+        """`data/...`: how far it is in the dataset, and what was left out of it."""
+        return {} if self._dataset is None else self._dataset.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, the place in the dataset, what was given back, and the class's own `state_dict`."""
@@ -141,6 +146,9 @@ class LocalDataSource:
         row = self._dataset.row_of(template.prompt) if self._dataset is not None else None
         if row is not None and sample.label is None and not sample.metadata:
             sample.label, sample.metadata = row.label, deepcopy(row.metadata)
+        # A list of messages may have been added to since it was drawn; a text is as it was.
+        if not sample.tokens and row is not None and row.tokens is not None and isinstance(row.prompt, str):
+            sample.tokens = list(row.tokens)
         if not sample.tokens:
             where = row.where if row is not None else f"get_samples of {self._title}"
             sample.tokens = prompt_ids(
@@ -148,6 +156,7 @@ class LocalDataSource:
                 self._tokenizer,
                 apply_chat_template=self._template,
                 max_tokens=self._longest,
+                template_kwargs=self._template_kwargs,
             )
         return sample
 
@@ -155,15 +164,10 @@ class LocalDataSource:
 def dataset_of(context: Context) -> PromptDataset | None:
     """The prompts of the run's --prompt-data; None where it states none."""
     data = context.config.data
-    if data.prompt_data is None:
+    if not data.prompt_data:
         return None
-    return PromptDataset(
-        data.prompt_data,
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        shuffle_seed=data.rollout_seed if data.rollout_shuffle else None,
-    )
+    options = FeedOptions.of(data, longest_training_prompt(context.config))
+    return PromptDataset(data.prompt_data, options=options, tokenizer=context.tokenizer)
 
 
 def made_source(function: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:

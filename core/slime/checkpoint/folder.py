@@ -12,18 +12,19 @@ while saving leaves the one before untouched.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig, config_from_toml
-from slime.errors import CheckpointError, ConfigError, DataError
+from slime.data.content import content_digest
+from slime.data.prompt_source import parse_sources
+from slime.errors import CheckpointError, ConfigError
 
 FORMAT = 3
 TRAINER_PART = "megatron"
@@ -36,14 +37,18 @@ _DATA_ORDER = (
             "data_source",
             "input_key",
             "label_key",
+            "tool_key",
             "apply_chat_template",
+            "apply_chat_template_kwargs",
+            "bad_rows",
+            "streaming_data",
             "rollout_shuffle",
             "rollout_seed",
         ),
     ),
     ("rollout", ("n_samples_per_prompt",)),
 )
-_PROMPT_FILE = "prompt_data"
+_PROMPT_FILES = "prompt_data"
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Checkpoint:
     def require_same_data_order(self, config: RunConfig) -> None:
         """Raise `CheckpointError` when `config` would continue with other prompts than the saved run's.
 
-        Of the prompt file the content counts, not its place.  Raises `DataError` when it cannot be read.
+        Of the prompt files the content counts, not their place.  Raises `DataError` when it cannot be read.
         """
         different = list(_differences(self.data_order, data_order(config)))
         if different:
@@ -109,46 +114,48 @@ class Checkpoint:
 
 
 def data_order(config: RunConfig) -> dict[str, Any]:
-    """What decides which prompt comes when, JSON-ready: settings, the prompt file's content, the data source's options.
+    """What decides which prompt comes when, JSON-ready: settings, the prompt files' content, the data source's options.
 
-    Reads the prompt file once, whole.  Raises `DataError` when it cannot be read.
+    Reads the prompt files: see `slime.data.content`.  Raises `DataError` when one cannot be read.
     """
     order = {name: getattr(getattr(config, section), name) for section, names in _DATA_ORDER for name in names}
-    path = config.data.prompt_data
-    order[_PROMPT_FILE] = None if path is None else {"path": path, "sha256": _sha256(path)}
+    order[_PROMPT_FILES] = [
+        {"path": str(source), "weight": str(source.weight), "sha256": content_digest(source)}
+        for source in parse_sources(config.data.prompt_data)
+    ]
     # As on a command line: `5` in a run file and the word "5" after a flag are the same option.
     options = config.component_options.get("datasource", {})
     order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
     return order
 
 
-def _sha256(path: str) -> str:
-    try:
-        with open(path, "rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"--prompt-data {path} cannot be read: {error.strerror}") from error
-
-
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each part of the data order that is another now."""
     for name in dict.fromkeys((*saved, *now)):
         was, is_now = saved.get(name), now.get(name)
-        if name == _PROMPT_FILE and was is not None and is_now is not None:
-            if was["sha256"] != is_now["sha256"]:
-                yield (
-                    f"--prompt-data: {is_now['path']} does not hold what {was['path']} held then (sha256"
-                    f" {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
-                )
+        if name == _PROMPT_FILES and len(was or ()) == len(is_now or ()):
+            yield from _different_files(was or (), is_now or ())
         elif was != is_now:
             yield f"--{name.replace('_', '-')}: was {was!r}, is {is_now!r}"
+
+
+def _different_files(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """One sentence for each prompt file with other rows or another weight."""
+    for was, is_now in zip(before, after, strict=True):
+        if was["sha256"] != is_now["sha256"]:
+            yield (
+                f"--prompt-data: {is_now['path']} does not hold what {was['path']} held then (sha256"
+                f" {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
+            )
+        elif was["weight"] != is_now["weight"]:
+            yield f"--prompt-data: {is_now['path']} has another weight: was {was['weight']}, is {is_now['weight']}"
 
 
 class CheckpointWriter:
     """Saves under `--save`."""
 
     def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
-        """Reads the prompt file once, to know it again.  Raises `DataError` when it cannot be read."""
+        """Reads the prompt files once, to know them again.  Raises `DataError` when it cannot be read."""
         self._root = root
         self._config = config
         self._plugins = plugins

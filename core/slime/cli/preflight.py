@@ -169,5 +169,5 @@ def _check_data(
     facts = []
     for prompts in sets:
         with problems.collected():
-            facts.append(check_data(config, prompts, model, tokenizer))
+            facts.extend(check_data(config, prompts, model, tokenizer))
     return facts

@@ -7,40 +7,15 @@ other folders, and chat templates that need transformers' own extensions, are le
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from slime.data.light_tokenizer import LightTokenizer
 from slime.errors import ConfigError
 
 #: any of them is a tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class CountingTokenizer:
-    """What `slime.data.tokenize` asks of a tokenizer."""
-
-    def __init__(self, tokenizer: Any, chat_template: str | None, special: dict[str, str]) -> None:
-        self._tokenizer = tokenizer
-        self.chat_template = chat_template
-        self._special = special
-        self._compiled = None if chat_template is None else _compile(chat_template)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
-        """The chat as text.  `tokenize` must be False."""
-        assert not tokenize and self._compiled is not None
-        text: str = self._compiled.render(
-            messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **self._special
-        )
-        return text
 
 
 def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
@@ -62,14 +37,14 @@ def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
         ) from error
 
 
-def _counting(folder: Path, *, with_template: bool) -> CountingTokenizer:
+def _counting(folder: Path, *, with_template: bool) -> LightTokenizer:
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     special = {name: _content(config[name]) for name in _SPECIAL if config.get(name) is not None}
     template = _chat_template(folder, config) if with_template else None
-    return CountingTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special)
+    return LightTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special)
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -85,20 +60,3 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _compile(template: str) -> Any:
-    """The template with what transformers offers to templates."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)

@@ -37,8 +37,8 @@ def required_options(config: RunConfig) -> Iterator[str]:
         yield "--hf-checkpoint is missing: the Hugging Face folder of the model to train"
     if config.rollout.num_rollout is None:
         yield "--num-rollout is missing: how many rollouts to run"
-    if config.data.prompt_data is None and config.data.data_source == "prompts":
-        yield "--prompt-data is missing: a JSONL file of prompts"
+    if not config.data.prompt_data and config.data.data_source == "prompts":
+        yield "--prompt-data is missing: a file of prompts"
     if config.algorithm.loss_type == "policy_loss":
         if config.algorithm.advantage_estimator is None:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"

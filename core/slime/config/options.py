@@ -58,7 +58,11 @@ class ClusterOptions(Section):
 class DataOptions(Section):
     """Prompts."""
 
-    prompt_data: str | None = Field(default=None, description="JSONL file of prompts")
+    prompt_data: list[str] = Field(
+        default=[],
+        description="prompts: JSONL (also .gz), Parquet, a data set's folder or hf://NAME; several may follow,"
+        " each with FILE=WEIGHT where they are mixed, and FILE@[a:b] takes rows a to b - 1",
+    )
     data_source: str = Field(default="prompts", description="data source component")
     data_source_path: str | None = Field(
         default=None, description="data source class in FILE.py[:NAME] or package.module.NAME"
@@ -95,6 +99,12 @@ class DataOptions(Section):
     )
     rollout_shuffle: bool = Field(default=False, description="shuffle prompts anew each epoch, by --rollout-seed")
     rollout_seed: int = Field(default=42, description="seed of the data order and of sampling")
+
+    @field_validator("prompt_data", mode="before")
+    @classmethod
+    def _one_file(cls, value: Any) -> Any:
+        """One file need not be a list."""
+        return [value] if isinstance(value, str) else [] if value is None else value
 
     @field_validator("label_key", mode="after")
     @classmethod

@@ -1,147 +1,115 @@
-"""Prompt files: JSON lines, checked row by row, read on demand."""
+"""A prompt file as a sequence of rows: every row checked when it is opened, read when it is asked for."""
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import orjson
+from slime.data.prompt_source import PromptSource, parse_source
+from slime.data.readers.opening import open_reader
+from slime.data.readers.reader import BadRow, Reader
+from slime.data.rows import Columns, PromptRow
+from slime.errors import DataError
 
-from slime.errors import DataError, did_you_mean
+__all__ = ["PromptFile", "PromptRow"]
 
-_BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """One row of a prompt file."""
-
-    #: text, or a chat as a list of {"role", "content"} messages
-    prompt: str | list[dict[str, Any]]
-    #: the expected answer; None where the file has no labels
-    label: str | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    #: where it stands, for messages: "FILE:LINE"
-    where: str = ""
+logger = logging.getLogger(__name__)
+#: bad rows of a file that are told one by one
+_TOLD = 10
 
 
 class PromptFile:
-    """A JSONL file of prompts as a sequence of rows.
+    """A prompt file of any format as a sequence of its usable rows.
 
     Opening reads the whole file once and checks every row; afterwards only the rows' places are kept
-    (8 bytes each) and a row is read when it is asked for, so a file may be larger than memory.
+    (16 bytes each) and a row is read when it is asked for.
     """
 
     def __init__(
-        self, path: str | Path, *, input_key: str, label_key: str | None, metadata_key: str = "metadata"
+        self,
+        path: str | Path | PromptSource,
+        *,
+        input_key: str,
+        label_key: str | None,
+        metadata_key: str = "metadata",
+        tool_key: str | None = None,
+        bad_rows: Literal["stop", "skip"] = "stop",
+        max_bad_rows: int = 0,
     ) -> None:
-        """Open and check `path`.  `label_key` None: rows carry no label.
+        """Open and check `path`, which may end with a slice.  `label_key` None: rows carry no label.
+
+        bad_rows   what to do about rows that cannot be used: raise for the first, or leave out up to `max_bad_rows`
 
         Raises `DataError`, with file and line, for a file that is missing, unreadable or without rows, a line
         that is no JSON object, a missing key and a value of the wrong type.  Empty lines are skipped.
         """
-        self.path = Path(path)
-        self._keys = (input_key, label_key, metadata_key)
-        self._offsets = array("q")
-        self._lines = array("q")
+        self.source = path if isinstance(path, PromptSource) else parse_source(str(path))
+        #: rows that were left out
+        self.bad_rows = 0
+        self._places, self._numbers = array("q"), array("q")
+        self.reader: Reader = open_reader(self.source, Columns(input_key, label_key, metadata_key, tool_key))
         try:
-            self._file = self.path.open("rb")
-        except IsADirectoryError:
-            raise DataError(f"{self.path} is a folder, expected a JSONL file of prompts") from None
-        except FileNotFoundError:
-            raise DataError(f"{self.path} does not exist, expected a JSONL file of prompts") from None
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
-        try:
-            self._scan()
+            for place, number, row in self.reader.scan():
+                if isinstance(row, BadRow):
+                    self._leave_out(number, row, budget=max_bad_rows if bad_rows == "skip" else None)
+                else:
+                    self._places.append(place)
+                    self._numbers.append(number)
+            if not self._places:
+                left_out = f" that can be used, and {self.bad_rows} that cannot" if self.bad_rows else ""
+                raise DataError(f"{self.source} has no rows{left_out}, expected one JSON object per line")
         except BaseException:
-            self._file.close()
+            self.reader.close()
             raise
 
+    @property
+    def path(self) -> str:
+        """The file as stated, without its slice."""
+        return self.source.path
+
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._places)
 
     def __getitem__(self, number: int) -> PromptRow:
-        """Row `number`, counted from 0 without empty lines."""
-        self._file.seek(self._offsets[number])
-        return self._parse(self._file.readline(), self._lines[number])
+        """Usable row `number`, counted from 0."""
+        [row] = self.reader.rows_at([self._places[number]])
+        if isinstance(row, BadRow):
+            raise DataError(f"{self.where(number)}{row.reason} (the file has changed since it was opened)")
+        return replace(row, where=self.where(number))
 
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[number] for number in range(len(self)))
 
+    def place(self, number: int) -> int:
+        """Where the reader finds row `number`."""
+        return self._places[number]
+
+    def where(self, number: int) -> str:
+        """ "FILE:LINE" of row `number`."""
+        return self.reader.label(self._numbers[number])
+
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self.reader.close()
 
-    def _scan(self) -> None:
-        offset = 0
-        for number, line in enumerate(self._file, start=1):
-            if line.strip():
-                self._parse(line, number)
-                self._offsets.append(offset)
-                self._lines.append(number)
-            offset += len(line)
-        if not self._offsets:
-            raise DataError(f"{self.path} has no rows, expected one JSON object per line")
-
-    def _parse(self, line: bytes, number: int) -> PromptRow:
-        where = f"{self.path}:{number}"
-        try:
-            row = orjson.loads(line.removeprefix(_BOM) if number == 1 else line)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{where} is no JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where} is {_kind(row)}, expected an object like {{{self._keys[0]!r}: ...}}")
-        input_key, label_key, metadata_key = self._keys
-        prompt = _get(row, input_key, where, "--input-key")
-        label = None if label_key is None else _label(_get(row, label_key, where, "--label-key"), label_key, where)
-        metadata = row.get(metadata_key)
-        if metadata is not None and not isinstance(metadata, dict):
-            raise DataError(f"{where}: {metadata_key!r} is {_kind(metadata)}, expected an object")
-        return PromptRow(_prompt(prompt, input_key, where), label, metadata or {}, where)
+    def _leave_out(self, number: int, row: BadRow, budget: int | None) -> None:
+        message = f"{self.reader.label(number)}{row.reason}"
+        if budget is None:
+            raise DataError(message)
+        self.bad_rows += 1
+        if self.bad_rows <= _TOLD:
+            logger.warning("left out: %s", message)
+        if self.bad_rows > budget:
+            raise too_many(self.bad_rows, budget, message)
 
 
-def _get(row: dict[str, Any], key: str, where: str, flag: str) -> Any:
-    if key not in row:
-        keys = ", ".join(map(repr, row)) or "none"
-        raise DataError(f"{where} has no key {key!r} ({flag}). Its keys: {keys}.{did_you_mean(key, row)}")
-    return row[key]
-
-
-def _prompt(value: Any, key: str, where: str) -> str | list[dict[str, Any]]:
-    if isinstance(value, str):
-        if not value:
-            raise DataError(f"{where}: {key!r} is an empty string, expected a prompt")
-        return value
-    if not isinstance(value, list) or not value:
-        got = "an empty list" if value == [] else _kind(value)
-        raise DataError(f"{where}: {key!r} is {got}, expected a string or a list of chat messages")
-    for i, message in enumerate(value):
-        at = f"{where}: {key!r}[{i}]"
-        if not isinstance(message, dict):
-            raise DataError(f"{at} is {_kind(message)}, expected a message like {{'role': 'user', 'content': '...'}}")
-        if not isinstance(message.get("role"), str) or "content" not in message:
-            raise DataError(f"{at} has the keys {sorted(message)}, expected 'role' (a string) and 'content'")
-    return value
-
-
-def _label(value: Any, key: str, where: str) -> str:
-    """The label as text: rewards compare text, and data often has bare numbers."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise DataError(f"{where}: {key!r} is {_kind(value)}, expected a string or a number")
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _excerpt(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
-    return text if len(text) <= 80 else text[:77] + "..."
+def too_many(bad: int, budget: int, latest: str) -> DataError:
+    """The error that ends a pass over the data in which too many rows were left out."""
+    return DataError(
+        f"{bad} rows cannot be used, and --max-bad-rows is {budget}. The latest: {latest}. Mend the file, or raise"
+        " --max-bad-rows"
+    )

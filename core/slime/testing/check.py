@@ -51,7 +51,7 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-check-")))
         context = make_context(run_dir=folder)
-        data = context.config.data.prompt_data
+        [data] = context.config.data.prompt_data
         try:
             chosen, _ = checked_options(component, _filled_in(component, data) if options is None else options)
         except ConfigError as error:

@@ -47,7 +47,7 @@ def _made_up_run(folder: Path, seed: int) -> RunConfig:
     rows = [{"prompt": f"{n}+1=", "label": str(n + 1), "metadata": {"row": n}} for n in range(5)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return RunConfig(
-        data=DataOptions(prompt_data=str(data), rollout_shuffle=True, rollout_seed=seed),
+        data=DataOptions(prompt_data=[str(data)], rollout_shuffle=True, rollout_seed=seed),
         rollout=RolloutOptions(
             num_rollout=1,
             rollout_batch_size=2,

@@ -15,7 +15,7 @@ def slime_register_datasources() -> list[DataSourceSpec]:
         DataSourceSpec(
             name="prompts",
             factory="slime_datasources.prompts:Prompts",
-            summary="prompts of a JSONL file (--prompt-data), in file order or shuffled per epoch",
+            summary="prompts of files or data sets (--prompt-data), in their order, shuffled, mixed or streamed",
         ),
     ]
 

@@ -1,0 +1,1 @@
+"""Prompt files of every format, each read by the row and by the block."""
