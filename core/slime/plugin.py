@@ -352,7 +352,12 @@ class BufferFilter(Protocol):
 
 
 class Generator(Protocol):
-    """Contract of kind `generator`."""
+    """Contract of kind `generator`.
+
+    A generator may have one method more, `close()`, plain or `async`: it is called when the run ends, in the event loop
+    that called `generate`, and ends what the generator has started, such as servers and processes.  It may be called
+    twice, and without `generate` before it.
+    """
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         """Finished samples for one pending sample: one, or several, to which slime gives one `rollout_id`."""

@@ -369,3 +369,63 @@ def test_siblings_are_sampled_with_different_seeds_that_repeat() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert seeds[:3] == [sampling_seed(42, index) for index in range(3)]
     assert sampling_seed(43, 0) != seeds[0]
+
+
+class Closing(OneTurn):
+    """Counts how often it was closed; `problem` then hinders it."""
+
+    def __init__(self, problem: Exception | None = None, hang: bool = False) -> None:
+        super().__init__()
+        self.problem, self.hang, self.closed = problem, hang, 0
+
+    async def close(self) -> None:
+        self.closed += 1
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.problem is not None:
+            raise self.problem
+
+
+def closed(generator: object) -> None:
+    async def main() -> None:
+        boundary = SampleGenerator(
+            generator,  # type: ignore[arg-type]
+            health("generator g", "generator"),
+            EchoPolicy(),
+            timeout_s=5.0,
+            concurrency=1,
+        )
+        await boundary.close()
+        await boundary.for_evaluation().close()
+
+    asyncio.run(main())
+
+
+def test_a_generator_is_closed_where_it_can_be() -> None:
+    generator = Closing()
+    closed(generator)
+    assert generator.closed == 2, "its evaluations close it as well"
+    closed(OneTurn())
+
+
+def test_a_plain_close_is_called_too() -> None:
+    class Plain(OneTurn):
+        ended = False
+
+        def close(self) -> None:
+            self.ended = True
+
+    generator = Plain()
+    closed(generator)
+    assert generator.ended
+
+
+def test_a_generator_that_cannot_be_closed_is_told_of_and_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.rollout.generation.CLOSING_S", 0.05)
+    closed(Closing(problem=OSError("still busy")))
+    assert "close(): OSError: still busy" in caplog.text
+    caplog.clear()
+    closed(Closing(hang=True))
+    assert "close(): TimeoutError" in caplog.text

@@ -164,3 +164,30 @@ def test_a_breach_is_named(generator: Single, rule: str, detail: str) -> None:
 def test_a_generator_without_engines_must_not_ask() -> None:
     with pytest.raises(AssertionError, match="needs_engine=False"):
         assert_generator_contract(Single(), spec=NO_ENGINE)
+
+
+class Serves(Single):
+    """Starts something with its first sample, and ends it when it is closed."""
+
+    def __init__(self, *, ends: bool) -> None:
+        self.ends = ends
+        self.task: asyncio.Task[bool] | None = None
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        if self.task is None:
+            self.task = asyncio.ensure_future(asyncio.Event().wait())
+            await asyncio.sleep(0)
+        return await super().generate(sample, sampling, policy)
+
+    def close(self) -> None:
+        if self.task is not None and self.ends:
+            self.task.cancel()
+
+
+def test_a_generator_that_ends_what_it_started_passes() -> None:
+    assert_generator_contract(Serves(ends=True))
+
+
+def test_a_generator_that_leaves_something_running_when_it_is_closed_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)ends what it has started.*Serves.close left tasks running"):
+        assert_generator_contract(Serves(ends=False))

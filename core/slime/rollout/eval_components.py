@@ -52,8 +52,9 @@ class Evaluation:
         await all_or_first_error(scorer.start() for scorer in self._own)
 
     async def close(self) -> None:
-        """End them."""
+        """End them, and what the generators have started."""
         await asyncio.gather(*(scorer.close() for scorer in self._own))
+        await asyncio.gather(*(generator.close() for generator in self._generators))
 
     async def evaluate(self, rollout: int) -> EvalReport:
         """All sets under the engines' weights after `rollout` rollouts.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
+import logging
 
 from slime.contracts.generated import Asked, check_cut_short, check_generated
 from slime.contracts.passive import check_tokens_generated
@@ -18,6 +20,11 @@ from slime.rollout.policy import NoPolicy, WatchedPolicy
 from slime.rollout.requests import Requests
 from slime.rollout.sampling import Sampling
 from slime.types import Sample, Status
+
+logger = logging.getLogger(__name__)
+
+#: seconds a generator has to end what it started; less than its process has
+CLOSING_S = 3.0
 
 
 class SampleGenerator:
@@ -63,6 +70,19 @@ class SampleGenerator:
     def metrics(self) -> dict[str, float]:
         """`plugin/generator/...` since the last call, which is the end of a rollout."""
         return self._health.metrics()
+
+    async def close(self) -> None:
+        """Let the generator end what it has started.  One that fails to is told of, and left."""
+        close = getattr(self._generator, "close", None)
+        if close is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+        except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin, at the run's end
+            logger.warning("%s", reason_of(f"{self._who}: close()", error))
 
     async def generate(
         self, sample: Sample, sampling: Sampling, clock: BusyClock, requests: Requests | None = None

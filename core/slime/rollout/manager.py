@@ -148,9 +148,10 @@ class RolloutManager:
         await self._evaluation.start()
 
     async def close(self) -> None:
-        """End what `start` started."""
+        """End what `start` and the components started."""
         self._watchdog.close()
         await self._evaluation.close()
+        await self._generator.close()
         if self._scorer is not None:
             await self._scorer.close()
 

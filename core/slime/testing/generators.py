@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import pickle
 from collections.abc import Sequence
@@ -59,16 +60,19 @@ def generator_rules(
         Rule("returns samples that another process can be sent", tried.picklable),
     ]
     if spec is not None and not spec.needs_engine:
-        return [*rules, Rule("never asks the policy", tried.never_asks)]
-    return [
-        *rules,
-        Rule("trains on the policy's own tokens and log-probs", tried.own_tokens),
-        Rule("asks for no more tokens than it may", tried.limit),
-        Rule("marks a response that was cut at its limit as TRUNCATED", tried.truncated),
-        Rule("does not train on a response that the engine aborted", tried.aborted),
-        Rule("lets an error of the engines pass", tried.engine_error),
-        Rule("stops when it is cancelled and leaves nothing running", tried.cancelled),
-    ]
+        rules.append(Rule("never asks the policy", tried.never_asks))
+    else:
+        rules += [
+            Rule("trains on the policy's own tokens and log-probs", tried.own_tokens),
+            Rule("asks for no more tokens than it may", tried.limit),
+            Rule("marks a response that was cut at its limit as TRUNCATED", tried.truncated),
+            Rule("does not train on a response that the engine aborted", tried.aborted),
+            Rule("lets an error of the engines pass", tried.engine_error),
+            Rule("stops when it is cancelled and leaves nothing running", tried.cancelled),
+        ]
+    if hasattr(generator, "close"):
+        rules.append(Rule("ends what it has started when it is closed, and may be closed twice", tried.closed))
+    return rules
 
 
 class _Tried:
@@ -199,6 +203,23 @@ class _Tried:
         with attributed(self._call, "a cancellation"):
             problem = self._caller.call(cancel, timeout_s=2 * _DEADLINE_S, what=self._call)
         check(not problem, f"{self._call} {problem}")
+
+    def closed(self) -> None:
+        close = self._generator.close  # type: ignore[attr-defined]
+
+        async def twice() -> str:
+            for _ in range(2):
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+            await asyncio.sleep(0.05)
+            left = [str(task.get_coro()) for task in asyncio.all_tasks() - {asyncio.current_task()}]
+            return f"left tasks running: {', '.join(left)}" if left else ""
+
+        what = f"{type(self._generator).__name__}.close"
+        with attributed(what, "twice"):
+            problem = self._caller.call(twice, timeout_s=_DEADLINE_S, what=what)
+        check(not problem, f"{what} {problem}")
 
     # --- asking --------------------------------------------------------------------------------------
 
