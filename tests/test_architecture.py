@@ -38,7 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "data": _CONFIGURED,
     "observe": _CONFIGURED | {"data"},
     "cpu": _BASE,
-    "adapters": _CONFIGURED | {"data"},
+    "adapters": _CONFIGURED | {"data", "chat", "sessions"},
     "sandbox": frozenset({"types", "errors"}),
     "chat": _BASE | {"cpu"},
     "sessions": _BASE | {"chat"},

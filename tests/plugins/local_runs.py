@@ -69,12 +69,12 @@ def run_config(
     )
 
 
-def build(config: RunConfig, slot: str, run_dir: Path) -> Any:
+def build(config: RunConfig, slot: str, run_dir: Path, tokenizer: Any = None) -> Any:
     """The object in a slot of the run, as the rollout process makes it."""
     plugins = survey_plugins()
     resolved = plugins.resolve(config)[slot]
     context = Context(
-        seed=0, run_dir=run_dir, logger=logging.getLogger("local test"), config=config, tokenizer=Letters()
+        seed=0, run_dir=run_dir, logger=logging.getLogger("local test"), config=config, tokenizer=tokenizer or Letters()
     )
     return plugins.build_used(resolved, context)
 

@@ -9,10 +9,13 @@ from numbers import Real
 from typing import Any
 
 from slime.adapters.arguments import args_of
+from slime.adapters.recorded import with_recorded
+from slime.chat import ChatTemplate
 from slime.data.tokenize import tokenize_prompt
 from slime.errors import PluginContractError
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 from slime.plugins.local.loading import LocalFunction
+from slime.sessions import ContextFull, Inline, Session, SessionLimits, TextsOnly, answering
 
 #: of a sample that comes back pending, by its `finish_reason`
 _STATUS = {"length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -24,9 +27,11 @@ class _LocalGenerator:
     A function may ask by name for `args`, `sampling_params` (a dictionary with the engine's names), `sampling` (the
     same as `slime.plugin.SamplingParams`), `evaluation`, `policy` (`slime.plugin.PolicyClient`) and `tokenizer`.
 
-    A sample that comes back with tokens is passed on as it is.  One that comes back with a text alone is tokenised:
-    what is trained on is then the text's tokens under the run's tokenizer, which need not be those that were sampled,
-    and there are no log-probs of the engine's.  Where the run needs those, such a sample is refused.
+    A sample that comes back with tokens is passed on as it is.  One that comes back without gets those that
+    `slime.sessions.generate_single` has kept, in as many samples as there were conversations.  Where nothing was asked
+    in that way, its text is tokenised: what is trained on is then the text's tokens under the run's tokenizer, which
+    need not be those that were sampled, and there are no log-probs of the engine's.  Where the run needs those, such a
+    sample is refused.
     """
 
     def __init__(self, function: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -36,6 +41,8 @@ class _LocalGenerator:
         self._tokenizer = context.tokenizer
         self._logger = context.logger
         self._template: bool = config.data.apply_chat_template
+        self._variables: dict[str, Any] = config.data.apply_chat_template_kwargs
+        self._limits = SessionLimits(config.rollout.rollout_max_context_len)
         supervised = config.algorithm.loss_type == "sft_loss"
         self._own_rewards = not (supervised or config.reward.reward is not None or config.reward.terms)
         self._needs_log_probs = _needs_log_probs(config)
@@ -47,22 +54,38 @@ class _LocalGenerator:
         prompt, prompt_tokens = asked.prompt, list(asked.tokens)
         # Siblings share the prompt, and functions like to append to a conversation.
         asked.prompt = deepcopy(prompt)
-        answer = await self._function(
-            args=self._args,
-            sampling_params=_by_name(sampling),
-            sampling=sampling,
-            evaluation=sampling.evaluation,
-            policy=policy,
-            tokenizer=self._tokenizer,
-            **samples,
-        )
+        inline = Inline(lambda: self._session(str(asked.index), policy, sampling))
+        try:
+            with answering(inline):
+                answer = await self._function(
+                    args=self._args,
+                    sampling_params=_by_name(sampling),
+                    sampling=sampling,
+                    evaluation=sampling.evaluation,
+                    policy=policy,
+                    tokenizer=self._tokenizer,
+                    **samples,
+                )
+        except ContextFull:
+            if inline.session is None or inline.session.counts.answered == 0:
+                raise
+            answer = asked
+        finally:
+            await inline.close()
         produced = [answer] if isinstance(answer, Sample) else answer
-        if isinstance(produced, list):
+        if isinstance(produced, list) and all(isinstance(one, Sample) for one in produced):
+            produced = with_recorded(produced, inline.session, prompt, prompt_tokens)
             for one in produced:
-                if isinstance(one, Sample):
-                    self._finish(one, prompt, prompt_tokens)
+                self._finish(one, prompt, prompt_tokens)
         # Whatever else it is, the kernel's own check names it.
         return produced
+
+    def _session(self, key: str, policy: PolicyClient, sampling: SamplingParams) -> Session:
+        """Raises `ValueError` for a tokenizer without chat template."""
+        template = ChatTemplate(self._tokenizer, **self._variables)
+        return Session(
+            key, policy, sampling, template, self._tokenizer, limits=self._limits, parser=lambda _: TextsOnly()
+        )
 
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         """Give a sample what the function left out.  Raises `PluginContractError` where that is too much."""

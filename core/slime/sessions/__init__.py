@@ -5,8 +5,20 @@ An agent that knows nothing of slime talks to it with any OpenAI client; what it
 
 from __future__ import annotations
 
+from slime.sessions.inline import ContextFull, Inline, TextsOnly, answering, build_loss_mask, generate_single
 from slime.sessions.parsers import parser_factory
 from slime.sessions.server import SessionServer
 from slime.sessions.session import Session, SessionLimits
 
-__all__ = ["Session", "SessionLimits", "SessionServer", "parser_factory"]
+__all__ = [
+    "ContextFull",
+    "Inline",
+    "Session",
+    "SessionLimits",
+    "SessionServer",
+    "TextsOnly",
+    "answering",
+    "build_loss_mask",
+    "generate_single",
+    "parser_factory",
+]

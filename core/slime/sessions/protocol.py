@@ -67,18 +67,23 @@ class CompletionRequest:
 
 
 def parse_request(body: bytes, *, chat: bool) -> CompletionRequest:
-    """The request in `body`, of `/v1/chat/completions` (`chat`) or `/v1/completions`.
-
-    Sampling is the run's: `temperature`, `top_p`, `top_k`, `min_p` and `seed` are taken and ignored.  Raises
-    `ApiError` for what is malformed, and for what would change the distribution in a way that the client would notice
-    was ignored (`n` over 1, penalties, `logit_bias`, a `response_format`, a forced `tool_choice`).
-    """
+    """The request in `body`, of `/v1/chat/completions` (`chat`) or `/v1/completions`.  Raises as `request_of` does."""
     try:
         row = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ApiError(400, f"the body is {_kind(row)}, expected a JSON object")
+    return request_of(row, chat=chat)
+
+
+def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
+    """The request that a JSON object describes.
+
+    Sampling is the run's: `temperature`, `top_p`, `top_k`, `min_p` and `seed` are taken and ignored.  Raises
+    `ApiError` for what is malformed, and for what would change the distribution in a way that the client would notice
+    was ignored (`n` over 1, penalties, `logit_bias`, a `response_format`, a forced `tool_choice`).
+    """
     for name, neutral in _NEUTRAL.items():
         value = row.get(name)
         if value is not None and value not in neutral:
