@@ -11,7 +11,9 @@ from slime.plugins import Component, survey_plugins
 from slime.plugins.kinds import KINDS
 from slime.testing.check import check_component
 
-OWN = [component for component in survey_plugins().components() if component.found.own]
+#: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones
+SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model"}
+OWN = [one for one in survey_plugins().components() if one.found.own and one.id not in SERVED]
 #: what components cannot be built without
 NEEDED: dict[str, dict[str, Any]] = {
     "generators/black_box": {"agent": "tests.support.agents:ask_once"},

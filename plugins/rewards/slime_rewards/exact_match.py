@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from slime.plugin import Context, Reward, Sample
+from slime_rewards.answers import answer_in, label_of
 from slime_rewards.options import ExactMatchOptions
 
 # A minus belongs to the number unless it follows something it can be subtracted from: 27-5 ends in 5.
@@ -27,17 +28,14 @@ class ExactMatch:
         return [Reward(float(self._matches(sample))) for sample in samples]
 
     def _matches(self, sample: Sample) -> bool:
-        if sample.label is None:
-            raise ValueError(f"sample {sample.index} has no label to compare with; check --label-key")
-        answer = sample.response
-        if self._options.after is not None:
-            _, marker, answer = answer.rpartition(self._options.after)
-            if not marker:
-                return False
+        label = label_of(sample)
+        answer = answer_in(sample.response, self._options)
+        if answer is None:
+            return False
         if self._options.extract == "last_number":
             number = _last_number(answer)
-            return number is not None and number == _last_number(sample.label)
-        return self._text(answer) == self._text(sample.label)
+            return number is not None and number == _last_number(label)
+        return self._text(answer) == self._text(label)
 
     def _text(self, text: str) -> str:
         return text.strip().casefold() if self._options.ignore_case else text.strip()

@@ -2,22 +2,217 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slime.plugin import Options
 
 
-class ExactMatchOptions(Options):
-    """Options of `exact_match`."""
+class AnswerOptions(Options):
+    """Where in the response the answer stands.  Those that are set narrow it down one after the other."""
 
     after: str | None = Field(
         default=None,
         min_length=1,
         description="the answer is what follows the last occurrence of this; without it: reward 0",
     )
+    tag: str | None = Field(
+        default=None,
+        pattern=r"^[\w-]+$",
+        description="the answer is the content of the last <TAG>...</TAG>; without it: reward 0",
+    )
+    boxed: bool = Field(
+        default=False, description="the answer is the content of the last \\boxed{...}; without it: reward 0"
+    )
+
+
+class ExactMatchOptions(AnswerOptions):
+    """Options of `exact_match`."""
+
     extract: Literal["text", "last_number"] = Field(
         default="text", description="compare the whole text, or the last number in it, by value (1,200 equals 1200.0)"
     )
     ignore_case: bool = Field(default=False, description="compare text without regard to upper and lower case")
+
+
+class MathOptions(AnswerOptions):
+    """Options of `math`."""
+
+    tail_chars: int = Field(
+        default=2000, ge=1, description="characters at the end of the answer in which the expression is looked for"
+    )
+    strict: bool = Field(
+        default=True, description="names of variables count, and a set is no tuple; false: x+1 equals y+1"
+    )
+    digits: int = Field(default=6, ge=0, le=15, description="decimal places to which numbers must agree")
+
+
+class MultipleChoiceOptions(AnswerOptions):
+    """Options of `multiple_choice`."""
+
+    bare: bool = Field(
+        default=True, description="a response that is nothing but a choice, such as `B` or `(b).`, names it"
+    )
+
+
+class F1Options(AnswerOptions):
+    """Options of `f1`."""
+
+    measure: Literal["f1", "exact", "contains"] = Field(
+        default="f1",
+        description="token F1, equality (1 or 0), or whether an answer stands in the response (1 or 0), all after"
+        " normalisation",
+    )
+
+
+class FormatOptions(Options):
+    """Options of `format`."""
+
+    tags: list[str] = Field(
+        default=["think", "answer"],
+        description="the response must be <A>...</A> for each of these, once, in this order, with nothing between",
+    )
+    pattern: str | None = Field(
+        default=None, description="regular expression that the whole response must match, instead of tags"
+    )
+    hit: float = Field(default=1.0, description="reward of a response in the format")
+    miss: float = Field(default=0.0, description="reward of any other")
+
+
+class LengthOptions(Options):
+    """Options of `length`."""
+
+    shape: Literal["linear", "cosine", "overlong"] = Field(
+        default="linear",
+        description="linear, cosine: from 1 down to 0; overlong: from 0 down to -1, a penalty to add to other rewards",
+    )
+    free: int = Field(default=512, ge=0, description="response tokens up to which length costs nothing")
+    limit: int = Field(default=1024, gt=0, description="response tokens from which on it costs everything")
+
+    @model_validator(mode="after")
+    def _free_is_below_limit(self) -> Self:
+        if self.free >= self.limit:
+            raise ValueError(f"free is {self.free} and limit {self.limit}; expected free below limit")
+        return self
+
+
+class JsonSchemaOptions(Options):
+    """Options of `json_schema`."""
+
+    path: str | None = Field(default=None, description="file with the schema; default: each sample's metadata has one")
+    metadata_key: str = Field(default="json_schema", description="entry of Sample.metadata with the sample's schema")
+    fenced: bool = Field(
+        default=True, description="the document is in the last ``` block, where there is one; false: the whole response"
+    )
+    parses: float = Field(default=0.0, description="reward of a response that is JSON, but not of the schema")
+
+
+class CodeOptions(Options):
+    """Options of `code`."""
+
+    metadata_key: str = Field(
+        default="tests", description="entry of Sample.metadata with the tests; where there is none: the label"
+    )
+    score: Literal["all", "share"] = Field(
+        default="all", description="1 if all tests pass, else 0; or the share of tests that pass"
+    )
+    wall_s: float = Field(default=6.0, gt=0, description="seconds for one run of the program")
+    cpu_s: float = Field(default=5.0, gt=0, description="processor seconds for one run of the program")
+    total_s: float = Field(
+        default=30.0, gt=0, description="seconds for all tests of a sample; what is left then has not passed"
+    )
+    memory_mb: int = Field(default=512, ge=64, description="MiB of memory")
+    file_mb: int = Field(default=16, ge=1, description="MiB of files that it may write")
+    processes: int = Field(default=16, ge=1, description="processes and threads")
+    output_kb: int = Field(default=256, ge=1, description="KiB of output")
+    require_isolation: Literal["namespaces", "filter", "limits"] = Field(
+        default="filter",
+        description="least isolation to run code with (SECURITY.md): a machine that permits less is refused",
+    )
+
+
+class ServiceOptions(Options):
+    """How a service is asked."""
+
+    retries: int = Field(
+        default=4, ge=0, description="times that a request is made again after 429, 5xx, no connection or no answer"
+    )
+    backoff_s: float = Field(default=0.5, ge=0, description="seconds before the first of them; doubled each time")
+    request_timeout_s: float = Field(default=60.0, gt=0, description="seconds that one request may take")
+    token_env: str | None = Field(
+        default=None, description="environment variable with a token, sent as `Authorization: Bearer TOKEN`"
+    )
+
+
+class RemoteOptions(ServiceOptions):
+    """Options of `remote`."""
+
+    url: str = Field(pattern=r"^https?://", description="address that samples are posted to")
+    protocol: Literal["batch", "single"] = Field(
+        default="batch", description='{"samples": [...]} and {"rewards": [...]}, or one sample and one reward a request'
+    )
+    reward_key: str = Field(default="score", description="entry that is the reward, where a reward is an object")
+    batch_size: int = Field(default=32, ge=1, description="most samples in one request")
+    batch_wait_s: float = Field(default=0.02, ge=0, description="seconds that a sample waits for others")
+    concurrency: int = Field(default=32, ge=1, description="requests at one time from each worker process")
+
+
+class LLMJudgeOptions(ServiceOptions):
+    """Options of `llm_judge`."""
+
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="address below which /v1/chat/completions is; default: the run's own engines",
+    )
+    model: str = Field(default="default", description="name of the model, where the endpoint serves several")
+    template: str = Field(
+        default=(
+            "Question:\n{question}\n\nReference answer:\n{label}\n\nAnswer to judge:\n{response}\n\n"
+            "Rate the answer from 0 (wrong) to 10 (right). End with a line `Score: N`."
+        ),
+        description="what the judge is asked; {question}, {response} and {label} are filled in",
+    )
+    template_path: str | None = Field(default=None, description="file with the template")
+    system: str | None = Field(default=None, description="system message before it")
+    pattern: str = Field(
+        default=r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)",
+        description="regular expression whose last match has the score in its first group",
+    )
+    lowest: float = Field(default=0.0, description="score that becomes reward 0")
+    highest: float = Field(default=10.0, description="score that becomes reward 1")
+    attempts: int = Field(default=2, ge=1, description="times that a judge is asked who writes no score in that range")
+    no_score: float | None = Field(
+        default=None, description="reward of a sample for which it writes none; default: the sample fails"
+    )
+    temperature: float = Field(default=0.0, ge=0, description="sampling temperature of the judge")
+    max_tokens: int = Field(default=256, ge=1, description="tokens that the judge may write")
+    concurrency: int = Field(default=32, ge=1, description="requests at one time from each worker process")
+
+    @model_validator(mode="after")
+    def _scale_has_two_ends(self) -> Self:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest is {self.lowest:g} and highest {self.highest:g}; expected lowest below highest")
+        return self
+
+
+class GivenOptions(Options):
+    """Options of `given`."""
+
+    missing: float | None = Field(
+        default=None, description="reward of a sample that came without one; default: such a sample fails"
+    )
+
+
+class RewardModelOptions(Options):
+    """Options of `reward_model`."""
+
+    model_path: str = Field(description="folder of a Hugging Face sequence-classification model with its tokenizer")
+    output: Literal["logit", "sigmoid"] = Field(default="logit", description="the number as it is, or between 0 and 1")
+    index: int = Field(default=0, ge=0, description="which of the model's outputs is the reward")
+    max_tokens: int = Field(default=4096, ge=1, description="tokens that are read; of longer texts the end")
+    batch_size: int = Field(default=8, ge=1, description="most samples in one forward pass")
+    batch_wait_s: float = Field(default=0.02, ge=0, description="seconds that a sample waits for others")
+    threads: int = Field(default=1, ge=1, description="processor threads of each worker process")
+    device: str = Field(default="cpu", description="torch device")

@@ -1,0 +1,68 @@
+"""How much of the label's words does the response have?"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from slime.plugin import Context, Reward, Sample
+from slime_rewards.answers import answer_in, labels_of
+from slime_rewards.options import F1Options
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class F1:
+    """Token F1 of answer and label, in [0, 1], as the evaluation of SQuAD has it.
+
+    Both are normalised: lower case, without punctuation and articles, split at white space.  With c words in common,
+    counted as often as both have them, precision p = c / words of the answer and recall r = c / words of the label:
+    F1 = 2pr / (p + r), and 0 where c = 0.  Where either has no words, the reward is 1 if neither has, else 0.  A label
+    that is a JSON list of texts means any of them, and the best counts.
+
+    `measure="exact"`: whether the normalised texts are equal.  `"contains"`: whether the label's words stand in the
+    answer in one piece.  A sample without label cannot be scored: `ValueError`.
+
+    Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1.
+    """
+
+    def __init__(self, options: F1Options, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        self._options = options
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order."""
+        return [Reward(self._score(sample)) for sample in samples]
+
+    def _score(self, sample: Sample) -> float:
+        labels = [words_of(label) for label in labels_of(sample)]
+        answer = answer_in(sample.response, self._options)
+        if answer is None:
+            return 0.0
+        words = words_of(answer)
+        return max(self._agreement(words, label) for label in labels)
+
+    def _agreement(self, answer: list[str], label: list[str]) -> float:
+        if self._options.measure == "f1":
+            return f1_of(answer, label)
+        if self._options.measure == "exact" or not label:
+            return float(answer == label)
+        return float(f" {' '.join(label)} " in f" {' '.join(answer)} ")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, normalised."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def f1_of(answer: Sequence[str], label: Sequence[str]) -> float:
+    """F1 of two lists of words."""
+    if not answer or not label:
+        return float(list(answer) == list(label))
+    common = sum((Counter(answer) & Counter(label)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(answer), common / len(label)
+    return 2 * precision * recall / (precision + recall)

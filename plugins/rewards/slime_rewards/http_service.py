@@ -1,0 +1,104 @@
+"""Asks a service over HTTP, again where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from slime.errors import ConfigError
+from slime_rewards.options import ServiceOptions
+
+#: longest wait between two attempts
+_MOST_BACKOFF_S = 30.0
+_SHOWN = 200
+
+
+class HttpService:
+    """Posts JSON and reads JSON.
+
+    No connection, no answer within `request_timeout_s`, 408, 429 and 5xx are tried again after `backoff_s`, doubled
+    each time with up to half as much again by chance, and `Retry-After` where that is longer.  Other statuses, and
+    answers that are no JSON, are final.
+    """
+
+    def __init__(self, url: str, options: ServiceOptions) -> None:
+        """Raises `ConfigError` where the environment has no token of the stated name."""
+        self.url = url
+        self._options = options
+        self._headers = {}
+        if options.token_env is not None:
+            token = os.environ.get(options.token_env)
+            if not token:
+                raise ConfigError(f"token_env is {options.token_env!r}, and the environment has no such variable")
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._session: aiohttp.ClientSession | None = None
+        self._retry_after = ""
+
+    async def post(self, content: Any) -> Any:
+        """The answer.  Raises `RuntimeError` that says what came instead, after the last attempt."""
+        body = json.dumps(content).encode("utf-8", "replace")
+        problem = ""
+        for attempt in range(self._options.retries + 1):
+            if attempt:
+                await asyncio.sleep(self._pause(attempt, problem))
+            try:
+                status, text, problem = await self._once(body)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                problem = self._no_answer(error)
+                continue
+            if status == 200:
+                return self._read(text)
+            if status not in (408, 429) and status < 500:
+                raise RuntimeError(f"{self.url} answered {problem}; such an answer is not asked for again")
+        times = self._options.retries + 1
+        raise RuntimeError(f"{self.url} {problem}, {times} time{'s' if times > 1 else ''}")
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def __aenter__(self) -> HttpService:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _once(self, body: bytes) -> tuple[int, str, str]:
+        """(status, content, what to say of it)."""
+        if self._session is None:
+            # A session belongs to an event loop, which does not run yet when the reward is built.
+            self._session = aiohttp.ClientSession(
+                headers={"Content-Type": "application/json", **self._headers},
+                timeout=aiohttp.ClientTimeout(total=self._options.request_timeout_s),
+                connector=aiohttp.TCPConnector(limit=0),
+            )
+        async with self._session.post(self.url, data=body) as response:
+            text = await response.text(errors="replace")
+            self._retry_after = response.headers.get("Retry-After", "")
+            return response.status, text, f"answered {response.status} {' '.join(text.split())[:_SHOWN]}".strip()
+
+    def _pause(self, attempt: int, problem: str) -> float:
+        pause: float = self._options.backoff_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
+        if problem.startswith("answered") and self._retry_after.isdigit():
+            pause = max(pause, float(self._retry_after))
+        return min(pause, _MOST_BACKOFF_S)
+
+    def _no_answer(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return f"gave no answer within {self._options.request_timeout_s:g} s"
+        return f"could not be asked ({type(error).__name__}: {error})"
+
+    def _read(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise RuntimeError(f"{self.url} answered with what is no JSON: {text[:_SHOWN]!r}") from None

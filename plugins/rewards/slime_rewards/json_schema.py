@@ -1,0 +1,85 @@
+"""Is the response JSON of a schema?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jsonschema
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from slime.errors import ConfigError
+from slime.plugin import Context, Reward, Sample
+from slime_rewards.answers import named
+from slime_rewards.fences import last_fenced
+from slime_rewards.options import JsonSchemaOptions
+
+
+class JsonSchema:
+    """1.0 for a JSON document that the schema allows, `parses` for another JSON document, 0.0 for what is no JSON.
+
+    The document is the content of the last fenced block, where the response has one, else all of it.  NaN, Infinity
+    and comments are no JSON.  The schema is `path`'s, else the sample's, in `metadata[metadata_key]` as an object or as
+    text; a sample without is held to be JSON at all.  Formats (`date`, `email`) are not checked, and references to
+    other documents are never fetched.  A document nested too deeply to check counts as no JSON.  Part `parses`: whether
+    it is JSON.
+
+    A schema in metadata that is none: `ValueError`, and the sample fails.
+    """
+
+    def __init__(self, options: JsonSchemaOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        """Raises `ConfigError` where `path` has no schema."""
+        self._options = options
+        self._schema: Any = None
+        if options.path is not None:
+            try:
+                self._schema = _validator(json.loads(Path(options.path).read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"path {options.path}: {error}") from None
+
+    def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> Reward:
+        validator = self._schema or self._own_schema(sample)
+        text = last_fenced(sample.response) if self._options.fenced else None
+        try:
+            document = json.loads(sample.response if text is None else text, parse_constant=_no_constant)
+            valid = validator is None or validator.is_valid(document)
+        except (ValueError, RecursionError):
+            return Reward(0.0, {"parses": 0.0})
+        except Unresolvable as error:
+            raise ValueError(f"{named(sample)}: the schema refers to {error}, which it does not contain") from None
+        return Reward(1.0 if valid else self._options.parses, {"parses": 1.0})
+
+    def _own_schema(self, sample: Sample) -> Any:
+        schema = sample.metadata.get(self._options.metadata_key)
+        if schema is None:
+            return None
+        try:
+            return _validator(json.loads(schema) if isinstance(schema, str) else schema)
+        except ValueError as error:
+            raise ValueError(
+                f"{named(sample)}: metadata {self._options.metadata_key!r} is no schema: {error}"
+            ) from None
+
+
+def _validator(schema: Any) -> Any:
+    """What checks documents.  Raises `ValueError` for what is no schema."""
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"it is a {type(schema).__name__}, expected an object")
+    kind = validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(error.message) from None
+    return kind(schema, registry=Registry())
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

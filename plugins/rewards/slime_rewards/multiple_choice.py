@@ -1,0 +1,67 @@
+"""Does the response choose what the label says?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slime.plugin import Context, Reward, Sample
+from slime_rewards.answers import answer_in, label_of, last_boxed, named
+from slime_rewards.options import MultipleChoiceOptions
+
+_CHOICE = r"[(\[{*`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*`\"'.:,;]{0,4}"
+_ONLY = re.compile(rf"\s*{_CHOICE}\s*")
+#: "the answer is (B)", "Answer: B", "option B", "choice **C**"
+_SAID = re.compile(
+    r"\b(?:answer|option|choice)\b(?:\s{1,4}is)?\s{0,4}[:=]?[*\s]{0,4}[(\[{`\"']{0,4}([A-Za-z]|\d{1,2})(?![\w'])",
+    re.IGNORECASE,
+)
+#: characters at the end of the answer that are looked at
+_TAIL = 10_000
+
+
+class MultipleChoice:
+    r"""1.0 where the choice of the response is the label's, else 0.0.
+
+    A choice is one letter or a number of at most two digits, whatever stands around it; letters count in either case.
+    The response's is, in this order: the last `\boxed{B}`; the last "answer is (B)", "Answer: B", "option B"; with
+    `bare` the whole answer, or else its last line, where that is nothing but a choice.  A response that names none
+    gets 0 (part `chosen` 0); letters in running text are never guessed at.
+
+    A sample without label, or whose label is no choice, cannot be scored: `ValueError`.
+    """
+
+    def __init__(self, options: MultipleChoiceOptions, context: Context) -> None:  # noqa: ARG002 - the contract
+        self._options = options
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> Reward:
+        label = _only(label_of(sample))
+        if label is None:
+            raise ValueError(f"{named(sample)} has the label {sample.label!r:.100}; expected one letter or number")
+        choice = self._choice(sample.response)
+        return Reward(float(choice == label), {"chosen": float(choice is not None)})
+
+    def _choice(self, response: str) -> str | None:
+        answer = answer_in(response, self._options)
+        if answer is None:
+            return None
+        answer = answer[-_TAIL:]
+        boxed = last_boxed(answer)
+        if boxed is not None and (choice := _only(boxed.removeprefix("\\text"))) is not None:
+            return choice
+        said = _SAID.findall(answer)
+        if said:
+            return str(said[-1]).upper()
+        if not self._options.bare:
+            return None
+        return _only(answer.strip().rsplit("\n", 1)[-1])
+
+
+def _only(text: str) -> str | None:
+    """The choice that is all of a text; None where it is more or less than one."""
+    found = _ONLY.fullmatch(text) if len(text) < 100 else None
+    return found.group(1).upper() if found else None

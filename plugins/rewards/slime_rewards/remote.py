@@ -1,0 +1,72 @@
+"""Asks a reward service of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime.errors import PluginContractError
+from slime.plugin import Context, Reward, Sample
+from slime_rewards.batching import Batcher
+from slime_rewards.http_service import HttpService
+from slime_rewards.options import RemoteOptions
+
+
+class Remote:
+    """The rewards that a service over HTTP gives.
+
+    Protocol `batch`: POST `{"samples": [{"prompt", "response", "label", "metadata"}, ...]}`; the answer is `{"rewards":
+    [...]}` or the list alone, one entry for each, in order.  Samples of calls that overlap are sent together.  Protocol
+    `single`: POST `{"prompt", "response", "label"}`; the answer is the reward.  A reward is a number, or an object
+    whose entry `reward_key` is one; its other numbers become parts.
+
+    What happens to a sample when its request fails after all retries, too few or too many rewards come, or none at
+    all: it fails, with all of the same request.  A reward that is no finite number fails its sample alone.  An answer
+    after the deadline (`timeout_s`) comes too late.
+    """
+
+    def __init__(self, options: RemoteOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        """Raises `ConfigError` where the environment has no token of the stated name."""
+        self._options = options
+        self._service = HttpService(options.url, options)
+        batch = options.protocol == "batch"
+        self._batcher = Batcher(
+            self._batch if batch else self._single,
+            options.batch_size if batch else 1,
+            options.batch_wait_s,
+            options.concurrency,
+        )
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample, in the same order."""
+        return await self._batcher.ask(samples) if samples else []
+
+    async def _batch(self, samples: Sequence[Sample]) -> list[Reward]:
+        answer = await self._service.post({"samples": [_as_sent(s) | {"metadata": s.metadata} for s in samples]})
+        rewards = answer.get("rewards") if isinstance(answer, Mapping) else answer
+        if not isinstance(rewards, list):
+            raise PluginContractError(f"got {answer!r:.100} from {self._options.url}, expected a list of rewards")
+        if len(rewards) != len(samples):
+            raise PluginContractError(
+                f"got {len(rewards)} rewards from {self._options.url} for {len(samples)} samples, expected one each"
+            )
+        return [self._reward(reward) for reward in rewards]
+
+    async def _single(self, samples: Sequence[Sample]) -> list[Reward]:
+        return [self._reward(await self._service.post(_as_sent(sample))) for sample in samples]
+
+    def _reward(self, answer: Any) -> Reward:
+        """NaN where the answer is none: it fails its own sample."""
+        parts: dict[str, float] = {}
+        if isinstance(answer, Mapping):
+            parts = {str(k): float(v) for k, v in answer.items() if k != self._options.reward_key and _is_number(v)}
+            answer = answer.get(self._options.reward_key)
+        return Reward(float(answer) if _is_number(answer) else float("nan"), parts)
+
+
+def _as_sent(sample: Sample) -> dict[str, Any]:
+    return {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

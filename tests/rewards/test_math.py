@@ -1,0 +1,86 @@
+"""Mathematical equality, against pairs worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.rewards import score
+
+EQUAL = [
+    ("1/2", "0.5"),
+    (r"\frac{1}{2}", r"the answer is \boxed{0.5}"),
+    (r"\frac12", r"$\frac{2}{4}$"),
+    ("0.5", r"so it is $50\%$"),
+    ("1,000", "I get 1000."),
+    ("1000", "1,000"),
+    ("-3", r"\boxed{-3}"),
+    (r"2\sqrt{2}", r"$\sqrt{8}$"),
+    (r"$x^2 + 2x + 1$", r"$(x+1)^2$"),
+    (r"\{1, 2\}", r"$\{2, 1\}$"),
+    ("(1, 2)", "$(1, 2)$"),
+    (r"[0, 1)", r"$[0, 1)$"),
+    (r"x = 5", r"$5$"),
+    (r"\pi", r"$\pi$"),
+    ("42", "first 7, then 42"),
+    ("7", r"\boxed{7} hmm, or 8?"),
+    (r"\sqrt{3}/2", r"$\frac{\sqrt{3}}{2}$"),
+    ("10^{3}", "$1000$"),
+    ("25%", "$0.25$"),
+    (r"25\%", "1/4"),
+    ("3/4", r"\boxed{\frac{3}{4}}"),
+    ("-0.5", "-1/2"),
+    ("12,345,678", "12345678"),
+    ("x+1", "$1+x$"),
+]
+DIFFERENT = [
+    ("1/2", "0.51"),
+    ("3", "-3"),
+    ("(1, 2)", "$(2, 1)$"),
+    ("[0, 1)", "$[0, 1]$"),
+    (r"\sqrt{2}", "$2$"),
+    ("42", "42 at first, but then 43"),
+    ("x+1", "$y+1$"),
+    ("5", "I do not know"),
+    ("5", ""),
+    ("5", "数学 🙂"),
+    ("5", "\x00"),
+]
+
+
+@pytest.mark.parametrize(("label", "response"), EQUAL)
+def test_forms_of_one_value_are_equal(label: str, response: str) -> None:
+    assert score("math", response, label).value == 1.0
+
+
+@pytest.mark.parametrize(("label", "response"), DIFFERENT)
+def test_other_values_are_not(label: str, response: str) -> None:
+    assert score("math", response, label).value == 0.0
+
+
+def test_whether_there_is_an_expression_is_told_apart() -> None:
+    assert score("math", "no idea", "5").parts == {"parsed": 0.0}
+    assert score("math", "it is 6", "5").parts == {"parsed": 1.0}
+
+
+def test_only_the_box_counts_where_that_is_asked() -> None:
+    assert score("math", "it is 5", "5", boxed=True).value == 0.0
+    assert score("math", r"it is \boxed{5}", "5", boxed=True).value == 1.0
+
+
+def test_names_count_unless_they_shall_not() -> None:
+    assert score("math", "$y+1$", "$x+1$").value == 0.0
+    assert score("math", "$y+1$", "$x+1$", strict=False).value == 1.0
+
+
+def test_numbers_agree_to_the_digits_that_are_asked() -> None:
+    assert score("math", "3.14159265", r"\pi", digits=6).value == 1.0
+    assert score("math", "3.1415", r"\pi", digits=6).value == 0.0
+    assert score("math", "3.1416", r"\pi", digits=3).value == 1.0
+
+
+def test_long_texts_are_read_at_their_end() -> None:
+    assert score("math", "so 1 + 1 = 2, " * 100_000 + "that is 5", "5").value == 1.0
+
+
+def test_a_label_without_expression_is_refused() -> None:
+    with pytest.raises(ValueError, match="sample 7 has the label '', in which there is no expression"):
+        score("math", "5", "")

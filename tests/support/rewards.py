@@ -1,0 +1,46 @@
+"""Rewards built and asked as a worker does it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.plugin import Reward, Sample
+from slime.plugins import survey_plugins
+from slime.plugins.component_options import checked_options
+from slime.testing import make_context, make_sample
+
+
+def build(name: str, *, engine_url: str | None = None, **options: Any) -> Any:
+    """One of slime's own rewards, with options as a run states them."""
+    import dataclasses
+
+    [component] = [one for one in survey_plugins().components() if one.id == f"rewards/{name}"]
+    chosen, _ = checked_options(component, options)
+    context = dataclasses.replace(
+        make_context(run_dir=Path(), config=object(), tokenizer=object()), engine_url=engine_url
+    )
+    return component.build(chosen, context)
+
+
+def ask(reward: Any, samples: Sequence[Sample]) -> list[Reward]:
+    """What it says, in an event loop where it wants one."""
+    answer = reward.score(samples)
+    if not inspect.isawaitable(answer):
+        return list(answer)
+
+    async def wait() -> list[Reward]:
+        return list(await answer)
+
+    return asyncio.run(wait())
+
+
+def score(
+    name: str, response: str, label: str | None = None, metadata: dict[str, Any] | None = None, **options: Any
+) -> Reward:
+    """One response's reward."""
+    sample = make_sample("question", response, label=label, metadata=metadata or {}, index=7)
+    return ask(build(name, **options), [sample])[0]
