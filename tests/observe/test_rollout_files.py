@@ -45,6 +45,7 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
         "finish_reason": "stop",
         "prompt_tokens": 3,
         "response_tokens": 1,
+        "trained_tokens": 1,
         "weight_versions": ["3"],
         "failure": None,
     }
@@ -59,3 +60,17 @@ def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
     row = json.loads(path.read_text())
     assert (row["response"], row["reward"], row["passed"]) == ("broken ? end", 0.5, True)
     assert "hi" in str(row["prompt"])
+
+
+def test_conversations_and_what_generators_report_are_told(tmp_path: Path) -> None:
+    sample = Sample(
+        tokens=[1, 2, 3, 4],
+        response_length=3,
+        loss_mask=[1, 0, 1],
+        metadata={"messages": [{"role": "assistant", "content": "look"}], "other": 1},
+        metrics={"tools/search/calls": 1.0},
+    )
+    [row] = map(json.loads, write_rollout(tmp_path, 0, [Group(0, [sample])]).read_text().splitlines())
+    assert (row["trained_tokens"], row["metrics"]) == (2, {"tools/search/calls": 1.0})
+    assert row["messages"] == [{"role": "assistant", "content": "look"}]
+    assert "other" not in row

@@ -15,8 +15,12 @@ FOLDER = "rollouts"
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
-    """What a reader wants to know about one sample; token ids and log-probs are left out."""
-    return {
+    """What a reader wants to know about one sample; token ids and log-probs are left out.
+
+    `trained_tokens` counts the ones of its mask.  `messages` is there for conversations, `metrics` where the generator
+    reports some.
+    """
+    row = {
         "group": sample.group_index,
         "index": sample.index,
         "prompt": sample.prompt,
@@ -27,9 +31,15 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "prompt_tokens": sample.prompt_length,
         "response_tokens": sample.response_length,
+        "trained_tokens": sample.response_length if sample.loss_mask is None else sum(sample.loss_mask),
         "weight_versions": sample.weight_versions,
         "failure": sample.failure,
     }
+    if "messages" in sample.metadata:
+        row["messages"] = sample.metadata["messages"]
+    if sample.metrics:
+        row["metrics"] = sample.metrics
+    return row
 
 
 def write_rollout(run_dir: Path, rollout: int, groups: Sequence[Group]) -> Path:
