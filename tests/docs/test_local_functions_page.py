@@ -11,10 +11,12 @@ from tests.plugins.local_runs import write
 from slime.plugins.local import ROLES, find_local
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "local-functions.md").read_text(encoding="utf-8")
+#: what each block is
+KINDS = ("reward", "generator", "generator", "datasource")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize(("kind", "block"), list(zip(("reward", "generator", "datasource"), BLOCKS, strict=True)))
+@pytest.mark.parametrize(("kind", "block"), list(zip(KINDS, BLOCKS, strict=True)))
 def test_every_block_is_found_for_what_its_section_says(tmp_path: Path, kind: str, block: str) -> None:
     component = find_local(kind, str(write(tmp_path, "mine.py", block)))
     assert component.factory() is not None
