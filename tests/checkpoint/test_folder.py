@@ -91,8 +91,8 @@ def test_an_unreadable_part_is_named(saved: Saved, tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_format_is_refused_with_both_numbers_and_a_way_on(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2) / "state.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 2\. .* --save-hf"):
+    path.write_text(path.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 3\. .* --save-hf"):
         read_checkpoint(tmp_path)
 
 

@@ -118,8 +118,89 @@ def test_a_group_that_is_lost_between_two_places_is_told_with_the_numbers() -> N
     run = ledger()
     run.finish(run.take(4), rollout=0)
     run.buffer.pop([2])
-    with pytest.raises(SlimeError, match=r"do not add up: 4 taken, but 0 trained on .* \+ 3 buffered .* = 3"):
+    with pytest.raises(
+        SlimeError,
+        match=r"do not add up: 4 taken, but 0 trained on .* \+ 3 buffered .* = 3, .* group 2 \('2'\), buffered; its"
+        r" history: taken, in flight for rollout 0, finished for rollout 0; it is nowhere\. This is an error in slime",
+    ):
         run.check()
+
+
+def test_a_group_that_is_in_two_places_is_told_with_its_history() -> None:
+    run = ledger()
+    groups = run.take(2, rollout=3)
+    run.finish(groups, rollout=3)
+    run.choose(groups[:1], 3)
+    run._batches[4] = run.buffer.pop([1]) + run._batches[3]
+    with pytest.raises(
+        SlimeError, match=r"group 0 \('0'\), in a batch; .* chosen for rollout 3; it is in a batch and in a"
+    ):
+        run.check()
+
+
+def test_a_group_that_is_trained_on_twice_is_told_at_once() -> None:
+    run = ledger()
+    groups = run.take(2)
+    run.finish(groups, rollout=0)
+    run.choose(groups, 0)
+    with pytest.raises(SlimeError, match=r"chosen for rollout 1 \(buffered before\): group 0 \('0'\), in a batch; its"):
+        run.choose(groups[:1], 1)
+    run.trained(1)
+    with pytest.raises(SlimeError, match=r"finished for rollout 1 .*: group 0, which is not open"):
+        run.finish(groups[:1], rollout=1)
+
+
+def test_the_history_of_a_group_that_comes_back_again_and_again_is_bounded() -> None:
+    run = ledger()
+    for rollout in range(50):
+        [group] = run.take(1, rollout)
+        run.give_back(group.index, [None, None], rollout)
+    [row] = run.state(0)["groups"]
+    assert row["history"][0] == "taken"
+    assert row["history"][-1] == "stopped in rollout 49"
+    assert len(row["history"]) == 12
+
+
+def test_a_group_that_is_given_back_comes_before_new_ones_with_what_is_kept_of_it() -> None:
+    run = ledger()
+    first, second = run.take(2)
+    finish([first, second])
+    half = Sample(group_index=0, index=0, prompt="0", tokens=[0, 5], response_length=1, rollout_log_probs=[-0.5])
+    run.give_back(0, [[half], first.samples[1:]], 0)
+    run.give_back(1, [None, None], 0)
+    run.check()
+    assert run.metrics()["ledger/waiting"] == run.metrics()["ledger/given_back"] == 2
+    for source in (through_a_checkpoint(run.state(0)), run):
+        again = source.take(3)
+        assert indices(again) == [0, 1, 2]
+        assert again[0].samples == [half, *first.samples[1:]]
+        assert again[1:] == ledger().take(3)[1:]
+        source.check()
+
+
+def test_groups_are_trained_on_again_as_often_as_allowed_and_counted_once() -> None:
+    run = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=2)
+    run.finish(run.take(2), rollout=0)
+    for rollout in range(3):
+        assert [group.uses for group in run.buffer.groups(rollout)] == [rollout, rollout]
+        run.choose(run.buffer.groups(rollout), rollout)
+        run.trained(rollout + 1)
+        run.check()
+    metrics = run.metrics()
+    assert (metrics["ledger/trained"], metrics["ledger/reused"], metrics["ledger/buffered"]) == (2, 4, 0)
+
+
+def test_uses_are_saved_and_a_used_group_that_is_dropped_counts_as_trained() -> None:
+    run = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=5)
+    run.finish(run.take(3), rollout=0)
+    run.choose(run.buffer.groups(0)[:2], 0)
+    state = json.loads(json.dumps(run.state(1)))
+    resumed = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=5)
+    resumed.load(state)
+    assert [group.uses for group in resumed.buffer.groups(1)] == [1, 1, 0]
+    assert resumed.drop({0: "stale", 2: "dull"}) == {"dull": 1}
+    resumed.check()
+    assert (resumed.metrics()["ledger/trained"], resumed.metrics()["ledger/dropped"]) == (1, 1)
 
 
 def test_a_saved_state_that_lost_a_group_is_refused() -> None:

@@ -101,7 +101,9 @@ def test_a_run_continued_from_its_files_trains_on_what_it_would_have(
 ) -> None:
     over = config.model_copy(
         update={
-            "rollout": config.rollout.model_copy(update={"over_sampling_batch_size": 5, "buffer_filter": "newest_first"})
+            "rollout": config.rollout.model_copy(
+                update={"over_sampling_batch_size": 5, "buffer_filter": "newest_first"}
+            )
         }
     )  # something is left in the buffer
     whole = asyncio.run(rollouts(over, tokenizer, tmp_path, range(4)))

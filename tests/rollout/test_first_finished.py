@@ -1,0 +1,252 @@
+"""Over-sampling: what is finished first is the batch, the rest is aborted and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.rollout.collecting import SAMPLES, CountingSource, Rule, drop_where, indices
+from tests.rollout.stub_engines import StubEngines, token_at, whole_response
+from tests.support.scoring import health
+
+from slime.chat import Answers
+from slime.errors import EngineError, SlimeError
+from slime.plugin import PolicyClient, SamplingParams
+from slime.rollout.collect import Collected
+from slime.rollout.draw import Draw
+from slime.rollout.first_finished import Aborting, FirstFinished
+from slime.rollout.generation import SampleGenerator
+from slime.rollout.ledger import Ledger
+from slime.rollout.pipeline import Pipeline
+from slime.rollout.progress import ProgressBoard
+from slime.rollout.sampling import Sampling, sampling_seed
+from slime.rollout.source import CheckedSource
+from slime.types import Sample, Status
+
+LIMIT = 30
+SAMPLING = Sampling(max_new_tokens=LIMIT, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+
+
+class Paced(StubEngines):
+    """Groups in `slow` take a thousand turns for a token, the others one."""
+
+    def __init__(self, slow: Callable[[int], bool]) -> None:
+        super().__init__(0)
+        self.slow = slow
+        self.lengths: list[int] = []
+
+    def pace(self, tokens: Sequence[int]) -> int:
+        self.lengths.append(len(tokens))
+        return 1000 if self.slow(tokens[0]) else 1
+
+
+class Resuming:
+    """A generator that goes on after the tokens a sample has."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        answers, begun = Answers.of(sample), sample.response_length
+        left = SamplingParams(sampling.max_new_tokens - begun, sampling_seed=sampling.sampling_seed)
+        answer = await policy.generate(sample.tokens, left)
+        sample.loss_mask = (sample.loss_mask or []) + [1] * len(answer.tokens)
+        sample.rollout_log_probs = (sample.rollout_log_probs or []) + answer.log_probs
+        sample.tokens = sample.tokens + answer.tokens
+        sample.response_length = begun + len(answer.tokens)
+        answers.add(answer)
+        answers.fill(sample)
+        return [sample]
+
+
+class OverSampling:
+    """The real pipeline, ledger and collector around a stub of the engines."""
+
+    def __init__(
+        self,
+        engines: StubEngines,
+        *,
+        want: int = 2,
+        draw: int = 4,
+        aborting: Aborting | None = None,
+        sampling: Rule | None = None,
+        generator: Any = None,
+    ) -> None:
+        self.ledger = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+        made = SampleGenerator(generator or Resuming(), health("generator"), engines, timeout_s=5, concurrency=64)
+        pipeline = Pipeline(made, None, ProgressBoard(None))
+        self.collector = FirstFinished(
+            self.ledger,
+            lambda: Draw(pipeline, engines, SAMPLING),
+            sampling,
+            want=want,
+            draw=draw,
+            max_rounds=8,
+            aborting=aborting or Aborting(),
+        )
+
+    async def collect(self, *rollouts: int) -> list[Collected]:
+        return [await self.collector.collect(rollout) for rollout in rollouts]
+
+
+def test_the_first_full_batch_is_trained_on_and_the_rest_is_aborted_at_the_engines() -> None:
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines)
+    [first] = asyncio.run(run.collect(0))
+    assert indices(first.groups) == [1, 3]
+    assert len(engines.aborted) == 4
+    assert not engines.running
+    assert sorted(run.ledger.in_flight.waiting) == [0, 2]
+    assert first.metrics()["rollout/given_back"] == 2
+
+
+def test_without_partial_rollouts_what_was_aborted_begins_again_and_comes_first() -> None:
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines)
+    [_] = asyncio.run(run.collect(0))
+    before = len(engines.lengths)
+    engines.slow = lambda g: g not in (0, 2)
+    [second] = asyncio.run(run.collect(1))
+    assert indices(second.groups) == [0, 2]
+    assert set(engines.lengths[before:]) == {1}
+    assert second.metrics()["rollout/kept_tokens"] == second.metrics()["rollout/resumed"] == 0
+    assert [sample.weight_versions for group in second.groups for sample in group.samples] == [["1"]] * 4
+
+
+def test_a_partial_rollout_goes_on_from_its_tokens_under_the_new_weights() -> None:
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines, aborting=Aborting(keep=True))
+    [first] = asyncio.run(run.collect(0))
+    engines.version, engines.slow = 2, lambda g: g not in (0, 2)
+    before = len(engines.lengths)
+    [second] = asyncio.run(run.collect(1))
+    assert indices(second.groups) == [0, 2]
+    assert max(engines.lengths[before:]) > 1
+    assert first.metrics()["rollout/kept_tokens"] >= 4
+    assert second.metrics()["rollout/resumed"] == 4
+    for sample in (sample for group in second.groups for sample in group.samples):
+        assert sample.tokens[1:] == whole_response(sampling_seed(42, sample.index or 0), 1, LIMIT)
+        assert sample.weight_versions == ["1", "2"]
+        assert sample.loss_mask == [1] * sample.response_length
+        assert sample.rollout_log_probs is not None
+        versions = [int(-log_prob) for log_prob in sample.rollout_log_probs]
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 2}
+
+
+def test_what_was_generated_before_the_abort_is_masked_where_that_is_asked_for() -> None:
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines, aborting=Aborting(keep=True, mask=True))
+    [_] = asyncio.run(run.collect(0))
+    engines.version, engines.slow = 2, lambda g: g not in (0, 2)
+    [second] = asyncio.run(run.collect(1))
+    for sample in (sample for group in second.groups for sample in group.samples):
+        assert sample.rollout_log_probs is not None
+        assert sample.loss_mask == [int(int(-log_prob) == 2) for log_prob in sample.rollout_log_probs]
+
+
+def test_a_checkpoint_between_keeps_the_tokens() -> None:
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines, aborting=Aborting(keep=True))
+    [_] = asyncio.run(run.collect(0))
+    state = run.ledger.state(1)
+    engines.version, engines.slow = 2, lambda g: g not in (0, 2)
+    resumed = OverSampling(engines, aborting=Aborting(keep=True))
+    resumed.ledger.load(state)
+    [second] = asyncio.run(resumed.collect(1))
+    assert indices(second.groups) == [0, 2]
+    assert {tuple(s.weight_versions) for group in second.groups for s in group.samples} == {("1", "2")}
+
+
+def test_prompts_are_added_while_others_are_on_their_way_when_too_few_can_pass() -> None:
+    engines = Paced(lambda g: g == 0)
+    run = OverSampling(engines, draw=3, sampling=drop_where(lambda g: g in (1, 2)))
+    [first] = asyncio.run(run.collect(0))
+    assert indices(first.groups)[-1] >= 3
+    assert first.metrics()["rollout/rounds"] == 2
+    assert first.dropped == {"bad": 2}
+    assert [(group.index, reason) for group, reason in first.dropped_groups] == [(1, "bad"), (2, "bad")]
+
+
+def test_batches_that_overlap_abort_their_own_prompts_only() -> None:
+    engines = Paced(lambda g: g % 4 == 0)
+    run = OverSampling(engines, want=2, draw=3)
+
+    async def overlapping() -> list[Collected]:
+        return list(await asyncio.gather(*(run.collector.collect(rollout) for rollout in range(4))))
+
+    batches = asyncio.run(overlapping())
+    trained = [index for batch in batches for index in indices(batch.groups)]
+    assert len(trained) == len(set(trained)) == 8
+    assert not engines.running
+    assert len(run.ledger.in_flight.generating) == 0
+    run.ledger.check()
+
+
+def test_a_full_buffer_begins_nothing() -> None:
+    engines = Paced(lambda _: False)
+    run = OverSampling(engines, want=2, draw=4)
+    waiting = run.ledger.take(3)
+    for sample in (sample for group in waiting for sample in group.samples):
+        sample.status = Status.COMPLETED
+    run.ledger.finish(waiting, 0)
+    first, second = asyncio.run(run.collect(0, 1))
+    assert (first.rounds, indices(first.groups), second.rounds) == (0, [0, 1], 1)
+    assert indices(second.groups)[0] == 2
+    assert len(engines.lengths) == 3 * SAMPLES, "of four, one is in the buffer"
+
+
+def test_a_policy_that_cannot_abort_is_cancelled() -> None:
+    class Plain:
+        """Answers group 1 at once and others never."""
+
+        cancelled = 0
+
+        async def generate(self, tokens: list[int], sampling: SamplingParams, *, session: str | None = None) -> Any:  # noqa: ARG002
+            if tokens[0] != 1:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+                    raise
+            return await StubEngines(0).generate(tokens, sampling)
+
+    policy = Plain()
+    [first] = asyncio.run(OverSampling(policy, want=1, draw=3).collect(0))  # type: ignore[arg-type]  # a policy
+    assert indices(first.groups) == [1]
+    assert policy.cancelled == 2 * SAMPLES
+
+
+def test_engines_that_are_gone_end_the_rollout_and_leave_nothing_running() -> None:
+    engines = Paced(lambda _: True)
+    engines.deadly_rate = 0.4
+
+    async def run() -> int:
+        with pytest.raises(EngineError):
+            await OverSampling(engines).collect(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
+    assert not engines.running
+
+
+def test_a_generator_that_does_not_resume_as_it_says_fails_its_sample_by_name() -> None:
+    class Forgetful(Resuming):
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            if sample.response_length:
+                sample.tokens, sample.response_length = sample.tokens[: sample.prompt_length], 0
+                sample.rollout_log_probs, sample.loss_mask = None, None
+            return await super().generate(sample, sampling, policy)
+
+    engines = Paced(lambda g: g in (0, 2))
+    run = OverSampling(engines, aborting=Aborting(keep=True), generator=Forgetful())
+    [_] = asyncio.run(run.collect(0))
+    engines.slow = lambda g: g not in (0, 2)
+    engines.version = 2
+    with pytest.raises(SlimeError, match=r"does not begin with the \d+ tokens and log-probs it was to continue"):
+        asyncio.run(run.collect(1))
+
+
+def test_the_stub_says_the_same_whole_or_in_parts() -> None:
+    whole = whole_response(5, 3, LIMIT)
+    assert whole == [token_at(5, 3 + place) for place in range(len(whole))]
+    assert Status.PENDING is Sample().status
