@@ -1,0 +1,25 @@
+"""The reward that a sample came with."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.plugin import Reward
+from slime.testing import make_context, make_sample
+from slime_rewards.given import Given
+from slime_rewards.options import GivenOptions
+
+
+def given(missing: float | None = None) -> Given:
+    return Given(GivenOptions(missing=missing), make_context())
+
+
+def test_a_number_is_the_reward_and_named_numbers_are_its_parts() -> None:
+    number, named = make_sample(reward=0.5), make_sample(reward={"score": 1.5, "right": 1.0, "short": 0.5})
+    assert given().score([number, named]) == [Reward(0.5), Reward(1.5, {"right": 1.0, "short": 0.5})]
+
+
+def test_a_sample_without_one_is_an_error_or_gets_what_is_stated() -> None:
+    with pytest.raises(ValueError, match="sample 0 came without a reward"):
+        given().score([make_sample()])
+    assert given(missing=-1.0).score([make_sample()]) == [Reward(-1.0)]
