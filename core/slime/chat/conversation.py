@@ -128,7 +128,7 @@ class Conversation:
 
         Several samples of one call share the rollout and count once.  Raises `ValueError` where nothing was generated.
         """
-        start, end = self._last
+        end = self._last[1]
         if end == 0:
             raise ValueError(f"sample {like.index}: the policy has not answered anything yet")
         prompt_length = self.prompt_length
@@ -138,7 +138,7 @@ class Conversation:
             prompt=like.prompt if self._prompt is None else self._prompt,
             tokens=self.tokens[: prompt_length + end],
             response_length=end,
-            response=self.template.plain_text(self.tokens[prompt_length + start : prompt_length + end]),
+            response=self.template.plain_text(self.last_answer, self.messages[spoken - 1]["content"]),
             loss_mask=self.loss_mask[:end],
             rollout_log_probs=self.log_probs[:end],
             metadata={**like.metadata, "messages": self.messages[:spoken]},

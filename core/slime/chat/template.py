@@ -69,15 +69,13 @@ class ChatTemplate:
 
     def text(self, tokens: Sequence[int]) -> str:
         """An answer as text for parsers: special tokens are kept, but for the one that ends the answer."""
-        stops = self._stops
-        end = len(tokens)
-        while end > 0 and tokens[end - 1] in stops:
-            end -= 1
-        return str(self._tokenizer.decode(tokens[:end], skip_special_tokens=False))
+        return self._decode(tokens[: self._without_stops(tokens)], skip_special_tokens=False)
 
-    def plain_text(self, tokens: Sequence[int]) -> str:
-        """An answer as text for people and rewards: without special tokens."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def plain_text(self, tokens: Sequence[int], text: str | None = None) -> str:
+        """An answer as text for people and rewards: without special tokens.  `text`: its `text`, where it is known."""
+        if text is not None and self._special_ids.isdisjoint(tokens[: self._without_stops(tokens)]):
+            return text
+        return self._decode(tokens, skip_special_tokens=True)
 
     # --- rendering -----------------------------------------------------------------------------------
 
@@ -139,17 +137,34 @@ class ChatTemplate:
     def _end_tokens(self) -> list[int]:
         return self._encode(self._end)
 
+    def _without_stops(self, tokens: Sequence[int]) -> int:
+        """How many tokens are left without those that end the answer."""
+        end = len(tokens)
+        while end > 0 and tokens[end - 1] in self._stops:
+            end -= 1
+        return end
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
     @cached_property
     def _stops(self) -> frozenset[int]:
         """Tokens that end an answer and are no part of what it says."""
-        special = set(self._tokenizer.all_special_ids)
-        return frozenset(self._end_tokens[:1]) & special | {self._tokenizer.eos_token_id} - {None}
+        return frozenset(self._end_tokens[:1]) & self._special_ids | {self._tokenizer.eos_token_id} - {None}
 
     # --- encoding ------------------------------------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def _decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        # transformers' `decode` looks at each token in Python before it does this, which takes as long again.
+        tokenizer = self._tokenizer
+        direct = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces
+        decode = tokenizer.backend_tokenizer.decode if direct else tokenizer.decode
+        return str(decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def _encode_guarded(self, messages: Sequence[Mapping[str, Any]], render: Any) -> list[int]:
         """Encode what `render` makes of the messages, with special tokens inside them as plain text.

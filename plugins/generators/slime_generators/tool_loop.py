@@ -76,6 +76,8 @@ class ToolLoop:
             if metrics.turns == self._max_turns:
                 cut = "max_turns"
                 break
+            # The engine's report has a row per token: nothing to keep while the tools and the next answer take their time.
+            del answer
             messages = await self._run(calls, metrics)
             new = talk.continuation(messages)
             if len(new) >= self._room(talk, sampling):
