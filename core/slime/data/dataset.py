@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -79,14 +78,15 @@ class PromptFile:
         [row] = self.reader.rows_at([self._places[number]])
         if isinstance(row, BadRow):
             raise DataError(f"{self.where(number)}{row.reason} (the file has changed since it was opened)")
-        return replace(row, where=self.where(number))
+        row.where = self.where(number)
+        return row
 
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[number] for number in range(len(self)))
 
-    def place(self, number: int) -> int:
-        """Where the reader finds row `number`."""
-        return self._places[number]
+    def places(self, numbers: Iterable[int]) -> array[int]:
+        """Where the reader finds rows."""
+        return array("q", map(self._places.__getitem__, numbers))
 
     def where(self, number: int) -> str:
         """ "FILE:LINE" of row `number`."""

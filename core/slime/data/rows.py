@@ -30,7 +30,7 @@ class Columns:
         return flags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PromptRow:
     """One usable row."""
 

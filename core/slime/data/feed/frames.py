@@ -11,6 +11,8 @@ from typing import IO
 from slime.data.feed.work import Drawn
 from slime.data.rows import PromptRow
 
+#: first byte of an answer: rows, or what went wrong
+ROWS, FAULT = b"r", b"f"
 _LENGTH = struct.Struct("<Q")
 
 

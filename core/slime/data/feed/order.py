@@ -69,11 +69,14 @@ class RowOrder(Order):
         return -(-self.size // CHUNK)
 
     def job(self, epoch: int, number: int) -> RowsJob:
+        rows = self._order(epoch)[number * CHUNK : (number + 1) * CHUNK]
+        if len(self._files) == 1:
+            return RowsJob(array("H", [self._first]) * len(rows), self._files[0].places(rows))
         files, places = array("H"), array("q")
-        for row in self._order(epoch)[number * CHUNK : (number + 1) * CHUNK]:
+        for row in rows:
             file, local = self._locate(row)
             files.append(self._first + file)
-            places.append(self._files[file].place(local))
+            places.extend(self._files[file].places([local]))
         return RowsJob(files, places)
 
     def position(self, job: int, offset: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from slime.data.dataset import too_many
@@ -63,7 +62,8 @@ class Stream:
                 self._leave_out(drawn)
                 continue
             self._given_in_epoch = True
-            return replace(drawn.row, where=self._order.label(self.epoch, self._job, self._offset - 1, drawn))
+            drawn.row.where = self._order.label(self.epoch, self._job, self._offset - 1, drawn)
+            return drawn.row
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next draw begins, and what was left out."""

@@ -66,6 +66,11 @@ class Work:
         return drawn
 
     def _rows(self, job: RowsJob) -> list[Drawn]:
+        if len(self._readers) == 1:
+            return [
+                _drawn(0, place, row)
+                for place, row in zip(job.places, self._readers[0].rows_at(job.places), strict=True)
+            ]
         drawn: list[Drawn | None] = [None] * len(job.places)
         for file in sorted(set(job.files)):
             wanted = [i for i, one in enumerate(job.files) if one == file]
@@ -99,7 +104,7 @@ class Work:
             elif self._max_tokens is not None and len(ids) > self._max_tokens:
                 _leave_out(one, "overlong", too_long(len(ids), self._max_tokens))
             else:
-                one.row = PromptRow(row.prompt, row.label, row.metadata, row.where, row.tools, ids)
+                row.tokens = ids
 
 
 def describe(job: Job, readers: Sequence[Reader]) -> str:

@@ -12,12 +12,9 @@ import signal
 import sys
 from typing import IO
 
-from slime.data.feed.frames import pack_drawn, read_frame, write_frame
+from slime.data.feed.frames import FAULT, ROWS, pack_drawn, read_frame, write_frame
 from slime.data.feed.work import Work
 from slime.errors import SlimeError
-
-#: first byte of an answer
-ROWS, FAULT = b"r", b"f"
 
 
 def serve(jobs: IO[bytes], answers: IO[bytes]) -> None:

@@ -15,10 +15,9 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import Any
 
-from slime.data.feed.frames import read_frame, unpack_drawn, write_frame
+from slime.data.feed.frames import FAULT, read_frame, unpack_drawn, write_frame
 from slime.data.feed.tokenizer_recipe import recipe_of
 from slime.data.feed.work import Drawn, Job, Work, describe
-from slime.data.feed.worker import FAULT
 from slime.data.readers.reader import Reader
 from slime.data.tokenize import PromptFormat
 from slime.errors import DataError
