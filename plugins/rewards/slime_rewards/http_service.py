@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -55,22 +54,9 @@ class HttpService:
             if status == 200:
                 return self._read(text)
             if status not in (408, 429) and status < 500:
-                raise RuntimeError(f"{self.url} answered {problem}; such an answer is not asked for again")
+                raise RuntimeError(f"{self.url} {problem}; such an answer is not asked for again")
         times = self._options.retries + 1
         raise RuntimeError(f"{self.url} {problem}, {times} time{'s' if times > 1 else ''}")
-
-    async def close(self) -> None:
-        """Close connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def __aenter__(self) -> HttpService:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _once(self, body: bytes) -> tuple[int, str, str]:
         """(status, content, what to say of it)."""

@@ -16,14 +16,17 @@ from slime.plugin import Context, Reward, Sample
 from slime_rewards.batching import Batcher
 from slime_rewards.options import RewardModelOptions
 
+#: characters for each token that is read: what lies further back is not even looked at
+_TOKEN = 32
+
 
 class RewardModel:
     """One output of a sequence-classification model for prompt and response, or its logistic function.
 
     The model is loaded once in each worker process (`--reward-workers`) and asked about several samples at once.  It
     reads prompt and response as a conversation in its own tokenizer's chat template, or one after the other where it
-    has none, the last `max_tokens` tokens of that.  In float32, without dropout; which samples are asked about together
-    changes the last digits only.  Needs no label.
+    has none, the last `max_tokens` tokens of that (and at most 32 characters for each).  In float32, without dropout;
+    which samples are asked about together changes the last digits only.  Needs no label.
     """
 
     def __init__(self, options: RewardModelOptions, context: Context) -> None:
@@ -42,6 +45,7 @@ class RewardModel:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         model.config.pad_token_id = self._tokenizer.pad_token_id
         self._model = model.to(options.device).eval()
+        self._most = options.max_tokens * _TOKEN
         self._thread = ThreadPoolExecutor(1, "reward-model")
         self._batcher = Batcher(self._batch, options.batch_size, options.batch_wait_s, at_once=1)
         context.logger.info("loaded the reward model %s", options.model_path)
@@ -69,7 +73,7 @@ class RewardModel:
         prompt: Any = sample.prompt
         if self._tokenizer.chat_template is None:
             said = prompt if isinstance(prompt, str) else "\n".join(str(m.get("content", "")) for m in prompt)
-            return str(said) + sample.response
+            return (str(said) + sample.response)[-self._most :]
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         answered = [*asked, {"role": "assistant", "content": sample.response}]
-        return str(self._tokenizer.apply_chat_template(answered, tokenize=False))
+        return str(self._tokenizer.apply_chat_template(answered, tokenize=False))[-self._most :]

@@ -1,0 +1,198 @@
+"""What faults of services, programs and labels cost in a run: real worker processes, a scripted policy for engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.support.http_services import serving
+
+from slime.config.options import DataOptions, RewardOptions, RewardTerm, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.plugin import Generation, SamplingParams
+from slime.plugins import load_plugins
+from slime.rollout.manager import Rollout, RolloutManager
+from slime.testing import make_tokenizer
+from slime.types import Sample, Status
+
+pytestmark = pytest.mark.timeout(180)
+
+PROMPTS = 8
+
+
+class Echo:
+    """Answers every prompt with itself."""
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        session: str | None = None,  # noqa: ARG002 - the contract's
+    ) -> Generation:
+        said = list(tokens)[: sampling.max_new_tokens]
+        return Generation(said, [-0.5] * len(said), "stop", ["1"])
+
+
+def rollout(
+    folder: Path, rows: Sequence[dict[str, Any]], reward: RewardOptions, options: dict[str, Any] | None = None
+) -> Rollout:
+    """One rollout of these rows, two samples each, which the reward may fail as it likes."""
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = RunConfig(
+        data=DataOptions(prompt_data=str(path), label_key="label" if "label" in rows[0] else None),
+        rollout=RolloutOptions(
+            num_rollout=1, rollout_batch_size=len(rows), n_samples_per_prompt=2, rollout_max_response_len=400
+        ),
+        reward=reward,
+        component_options={"reward": {"error_budget": 1.0, **options}} if options is not None else {},
+    )
+
+    async def main() -> Rollout:
+        manager = RolloutManager(config, load_plugins(config.plugins), Echo(), folder, make_tokenizer())
+        await manager.start()
+        try:
+            return await manager.generate(0)
+        finally:
+            await manager.close()
+
+    return asyncio.run(main())
+
+
+def of(result: Rollout, prompt: str) -> list[Sample]:
+    return [sample for group in result.groups for sample in group.samples if sample.prompt == prompt]
+
+
+def remote_faults(mischief: str) -> Any:
+    """A service that scores 1, and does `mischief` for the prompt "bad"."""
+
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        samples = content["samples"]
+        rewards: list[Any] = [1.0] * len(samples)
+        if all(sample["prompt"] != "bad" for sample in samples):
+            return {"rewards": rewards}
+        if mischief == "500":
+            return web.Response(status=500, text="out of memory")
+        if mischief == "hangs":
+            await asyncio.sleep(60)
+        if mischief == "late":
+            await asyncio.sleep(1.5)
+        if mischief == "few":
+            return {"rewards": []}
+        if mischief == "nan":
+            return web.Response(text='{"rewards": [NaN]}', content_type="application/json")
+        return {"rewards": ["much"]} if mischief == "text" else {"rewards": rewards}
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("mischief", "metric", "reason"),
+    [
+        ("500", "failed", "answered 500 out of memory, 2 times"),
+        ("hangs", "failed", "gave no answer within 0.4 s, 2 times"),
+        ("late", "timeouts", "no score after 1 s (timeout_s)"),
+        ("few", "failed", "got 0 rewards from"),
+        ("nan", "failed", "returned value = nan, expected a finite number"),
+        ("text", "failed", "returned value = nan, expected a finite number"),
+    ],
+)
+def test_faults_of_a_service_cost_the_samples_of_their_requests(
+    mischief: str, metric: str, reason: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "bad" if n == 3 else f"good {n}", "label": "x"} for n in range(PROMPTS)]
+    with serving(remote_faults(mischief)) as service:
+        options = {
+            "url": service.url,
+            "batch_size": 1,
+            "backoff_s": 0.01,
+            "retries": 1,
+            "request_timeout_s": 30.0 if mischief == "late" else 0.4,
+            "timeout_s": 1.0 if mischief == "late" else 20.0,
+        }
+        result = rollout(tmp_path, rows, RewardOptions(reward="remote"), options)
+    for sample in of(result, "bad"):
+        assert sample.status is Status.FAILED and sample.reward is None
+        assert (sample.failure or "").startswith("reward rewards/remote") and reason in (sample.failure or "")
+    assert [sample.reward for sample in of(result, "good 0")] == [1.0, 1.0]
+    assert result.metrics["plugin/reward/rewards/remote/failed"] == result.metrics["rollout/failed"] == 2
+    assert result.metrics[f"plugin/reward/rewards/remote/{metric}"] == 2
+
+
+def test_a_judge_without_score_fails_its_samples(tmp_path: Path) -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        said = "I pass" if "bad" in content["messages"][0]["content"] else "Score: 8"
+        return {"choices": [{"message": {"content": said}}]}
+
+    rows = [{"prompt": "bad"}, {"prompt": "good"}]
+    with serving(answer) as service:
+        result = rollout(tmp_path, rows, RewardOptions(reward="llm_judge"), {"url": service.url})
+    assert [sample.status for sample in of(result, "bad")] == [Status.FAILED] * 2
+    assert "the judge wrote no score from 0 to 10 in 2 attempts, but 'I pass'" in (of(result, "bad")[0].failure or "")
+    assert [sample.reward_value for sample in of(result, "good")] == [0.8, 0.8]
+    assert result.metrics["plugin/reward/rewards/llm_judge/failed"] == 2
+
+
+def test_samples_without_label_or_tests_fail_by_name_and_the_others_are_scored(tmp_path: Path) -> None:
+    program = "def f(n): return 2 * n"
+    loop = "def f(n):\n  while True: pass"
+    tests = {"fn_name": "f", "inputs": [[2]], "outputs": [4]}
+    rows = [
+        {"prompt": program, "metadata": {"tests": tests}},
+        {"prompt": loop, "metadata": {"tests": tests}},
+        {"prompt": "no tests"},
+        {"prompt": "bad tests", "metadata": {"tests": {"inputs": 3}}},
+    ]
+    result = rollout(tmp_path, rows, RewardOptions(reward="code"), {"cpu_s": 1.0, "wall_s": 20.0})
+    assert [sample.reward_value for sample in of(result, program)] == [1.0, 1.0]
+    assert [sample.reward_value for sample in of(result, loop)] == [0.0, 0.0]
+    for prompt, reason in (
+        ("no tests", "has no label to compare with"),
+        ("bad tests", "has no tests that can be read"),
+    ):
+        for sample in of(result, prompt):
+            assert sample.status is Status.FAILED and reason in (sample.failure or "")
+            assert f"sample {sample.index}" in (sample.failure or "")
+    assert result.metrics["plugin/reward/rewards/code/failed"] == 4
+    assert result.metrics["rollout/reward/timeout"] == 0.5
+
+
+def test_a_computation_without_end_costs_its_sample_and_nothing_else(tmp_path: Path) -> None:
+    rows = [{"prompt": "$9^{9^{9^{9}}}$", "label": "3"}, {"prompt": "it is $1+2$", "label": "3"}]
+    result = rollout(tmp_path, rows, RewardOptions(reward="math"), {"timeout_s": 6.0})
+    [right, _] = of(result, "it is $1+2$")
+    assert right.reward_value == 1.0
+    endless = of(result, "$9^{9^{9^{9}}}$")
+    assert {sample.status for sample in endless} <= {Status.FAILED, Status.COMPLETED}
+    for sample in endless:
+        assert sample.reward_value in (None, 0.0)
+
+
+def test_math_format_and_length_are_added_up_by_weight(tmp_path: Path) -> None:
+    terms = [
+        RewardTerm(name="math", weight=1.0, options={"tag": "answer"}),
+        RewardTerm(name="format", weight=0.2),
+        RewardTerm(name="length", weight=0.5, options={"shape": "overlong", "free": 40, "limit": 60}),
+    ]
+    said = "<think>two halves</think><answer>$\\frac{2}{2}$</answer>"  # 55 tokens
+    rows = [{"prompt": said, "label": "1"}, {"prompt": "<answer>2</answer>", "label": "1"}]
+    result = rollout(tmp_path, rows, RewardOptions(terms=terms))
+    length = -(len(said) - 40) / 20
+    assert of(result, said)[0].reward == pytest.approx(
+        {
+            "score": 1.0 + 0.2 + 0.5 * length,
+            "math": 1.0,
+            "math/parsed": 1.0,
+            "format": 1.0,
+            "format/tags": 1.0,
+            "length": length,
+        }
+    )
+    assert of(result, "<answer>2</answer>")[0].reward_value == 0.0
+    assert result.metrics["rollout/reward/math"] == 0.5

@@ -1,0 +1,155 @@
+"""Rewards of a service over real HTTP: what it is asked, what is asked again, and what its faults cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.support.http_services import serving
+from tests.support.rewards import ask, build
+
+from slime.errors import ConfigError, PluginContractError
+from slime.testing import make_sample
+
+FAST = {"backoff_s": 0.01, "retries": 2, "request_timeout_s": 5.0}
+
+
+def samples(*responses: str) -> list[Any]:
+    return [make_sample("1+1=", text, label="2", index=n, metadata={"row": n}) for n, text in enumerate(responses)]
+
+
+async def lengths(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+    return {"rewards": [len(one["response"]) for one in content["samples"]]}
+
+
+def test_samples_are_posted_together_and_rewards_come_back_in_order() -> None:
+    with serving(lengths) as service:
+        rewards = ask(build("remote", url=service.url + "/score"), samples("a", "bbb", "", "数学🙂"))
+    assert [one.value for one in rewards] == [1.0, 3.0, 0.0, 3.0]
+    [request] = service.requests
+    assert request["samples"][1] == {"prompt": "1+1=", "response": "bbb", "label": "2", "metadata": {"row": 1}}
+    assert service.paths == ["/score"]
+
+
+def test_calls_that_overlap_share_requests_up_to_the_batch_size() -> None:
+    async def several(reward: Any) -> list[float]:
+        answers = await asyncio.gather(*(reward.score([one]) for one in samples(*["x" * n for n in range(10)])))
+        return [answer[0].value for answer in answers]
+
+    with serving(lengths) as service:
+        values = asyncio.run(several(build("remote", url=service.url, batch_size=4, batch_wait_s=0.2)))
+    assert values == [float(n) for n in range(10)]
+    assert [len(request["samples"]) for request in service.requests] == [4, 4, 2]
+
+
+def test_one_sample_a_request_where_the_service_wants_it_so() -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return {"acc": 1.0, "len": len(content["response"]), "text": "fine"}
+
+    with serving(answer) as service:
+        rewards = ask(build("remote", url=service.url, protocol="single", reward_key="acc"), samples("a", "bb"))
+    assert [(one.value, dict(one.parts)) for one in rewards] == [(1.0, {"len": 1.0}), (1.0, {"len": 2.0})]
+    assert sorted(map(json.dumps, service.requests)) == [
+        json.dumps({"prompt": "1+1=", "response": text, "label": "2"}) for text in ("a", "bb")
+    ]
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_a_service_that_is_out_of_order_for_a_while_is_asked_again(status: int) -> None:
+    async def answer(number: int, content: Any) -> Any:
+        return web.Response(status=status, text="busy") if number < 3 else await lengths(number, content)
+
+    with serving(answer) as service:
+        [reward] = ask(build("remote", url=service.url, **FAST), samples("abc"))
+    assert reward.value == 3.0 and len(service.requests) == 3
+
+
+def test_a_service_that_stays_out_of_order_is_given_up() -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return web.Response(status=500, text="out of memory")
+
+    with serving(answer) as service, pytest.raises(RuntimeError, match="answered 500 out of memory, 3 times"):
+        ask(build("remote", url=service.url, **FAST), samples("abc"))
+    assert len(service.requests) == 3
+
+
+def test_a_refusal_is_final() -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return web.Response(status=401, text="who are you?")
+
+    with (
+        serving(answer) as service,
+        pytest.raises(RuntimeError, match=r"\d answered 401 who are you\?; such an answer"),
+    ):
+        ask(build("remote", url=service.url, **FAST), samples("abc"))
+    assert len(service.requests) == 1
+
+
+def test_a_service_that_does_not_answer_in_time_is_asked_again() -> None:
+    async def answer(number: int, content: Any) -> Any:
+        if number == 1:
+            await asyncio.sleep(5)
+        return await lengths(number, content)
+
+    with serving(answer) as service:
+        [reward] = ask(build("remote", url=service.url, **{**FAST, "request_timeout_s": 0.3}), samples("abc"))
+    assert reward.value == 3.0 and len(service.requests) == 2
+
+
+def test_a_service_that_is_not_there_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/ could not be asked .*, 3 times"):
+        ask(build("remote", url="http://127.0.0.1:9/", **FAST), samples("abc"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"rewards": [1.0]}, r"got 1 rewards from http.* for 2 samples, expected one each"),
+        ([1.0, 2.0, 3.0], r"got 3 rewards from http.* for 2 samples, expected one each"),
+        ({"scores": [1, 2]}, r"got \{'scores': \[1, 2\]\} from http.*, expected a list of rewards"),
+        (3, r"got 3 from http.*, expected a list of rewards"),
+    ],
+)
+def test_too_few_or_no_rewards_break_the_contract(content: Any, message: str) -> None:
+    async def answer(number: int, asked: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return content
+
+    with serving(answer) as service, pytest.raises(PluginContractError, match=message):
+        ask(build("remote", url=service.url), samples("a", "b"))
+
+
+def test_what_is_no_json_is_told() -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return web.Response(text="<html>")
+
+    with serving(answer) as service, pytest.raises(RuntimeError, match="answered with what is no JSON: '<html>'"):
+        ask(build("remote", url=service.url, **FAST), samples("a"))
+
+
+def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "hunter2")
+    with serving(lengths) as service:
+        ask(build("remote", url=service.url, token_env="REWARD_TOKEN"), samples("a"))
+    assert service.headers[0]["Authorization"] == "Bearer hunter2"
+    monkeypatch.delenv("REWARD_TOKEN")
+    with pytest.raises(ConfigError, match="token_env is 'REWARD_TOKEN', and the environment has no such variable"):
+        build("remote", url="http://x", token_env="REWARD_TOKEN")
+
+
+def test_a_cancelled_call_changes_nothing_for_the_others_of_its_batch() -> None:
+    async def slow(number: int, content: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await lengths(number, content)
+
+    async def both(reward: Any) -> float:
+        one, other = (asyncio.create_task(reward.score([sample])) for sample in samples("a", "bb"))
+        await asyncio.sleep(0.15)
+        one.cancel()
+        return float((await other)[0].value)
+
+    with serving(slow) as service:
+        assert asyncio.run(both(build("remote", url=service.url))) == 2.0
+    assert [len(request["samples"]) for request in service.requests] == [2]
