@@ -19,6 +19,7 @@ from slime.errors import SlimeError, did_you_mean
 #: name -> (module with `run(argv) -> int`, summary)
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime.cli.train", "train a model; `slime train --help` lists the options"),
+    "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts; `slime eval --help` tells more"),
     "plugins": ("slime.cli.plugins", "list the installed plugins, where they are from and whether they work"),
 }
 _USAGE = """\

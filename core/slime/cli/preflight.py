@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,18 @@ class _Problems:
             self.found.append(str(error))
 
 
-def preflight(config: RunConfig, run_dir: Path) -> Preflight:
-    """Check a resolved configuration.  Raises one `ConfigError` that tells every problem found."""
-    problems = _Problems(config_problems(config))
+def preflight(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    problems_of: Callable[[RunConfig], list[str]] = config_problems,
+    trains: bool = True,
+) -> Preflight:
+    """Check a resolved configuration.  Raises one `ConfigError` that tells every problem found.
+
+    `problems_of`: what the configuration alone tells.  `trains`: whether there are training ranks.
+    """
+    problems = _Problems(problems_of(config))
     plugins, used = _check_plugins(config, problems)
     generator = used.get("generator")
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
@@ -72,7 +81,7 @@ def preflight(config: RunConfig, run_dir: Path) -> Preflight:
             " evaluate in a run with another --generator"
         )
     problems.found += run_folder_problems(config, run_dir)
-    problems.found += machine_problems(config, run_dir, with_engines=with_engines)
+    problems.found += machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
     if config.checkpoint.initial_megatron_checkpoint is not None:
         with problems.collected():
             read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
@@ -116,20 +125,11 @@ def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | 
             with problems.collected():
                 plugins.resolve(config)
                 plugins.check_config(config)
+                problems.found += partial_rollout_problems(config, used)
         return plugins, used
     return None, used
 
 
-def _unused_options(config: RunConfig, slot: str) -> str:
-    """What to do about options of a component that the run does not name."""
-    kind, options = slot.replace("_", " "), ", ".join(config.component_options[slot])
-    if slot == "reward" and config.reward.terms:
-        return (
-                problems.found += partial_rollout_problems(config, used)
-            f"options are stated for one reward ({options}), and the run adds up several: state each option in the"
-            " [[reward.terms]] table of its reward"
-        )
-    flag = {"datasource": "data-source", "estimator": "advantage-estimator"}.get(slot, slot.replace("_", "-"))
 def partial_rollout_problems(config: RunConfig, used: Mapping[str, Resolved]) -> Iterator[str]:
     """What was aborted is continued by the generator, and not every one can."""
     generator = used["generator"].component
@@ -140,6 +140,15 @@ def partial_rollout_problems(config: RunConfig, used: Mapping[str, Resolved]) ->
         )
 
 
+def _unused_options(config: RunConfig, slot: str) -> str:
+    """What to do about options of a component that the run does not name."""
+    kind, options = slot.replace("_", " "), ", ".join(config.component_options[slot])
+    if slot == "reward" and config.reward.terms:
+        return (
+            f"options are stated for one reward ({options}), and the run adds up several: state each option in the"
+            " [[reward.terms]] table of its reward"
+        )
+    flag = {"datasource": "data-source", "estimator": "advantage-estimator"}.get(slot, slot.replace("_", "-"))
     return f"options are stated for a {kind} ({options}), and the run uses none: name it with --{flag}, or drop them"
 
 

@@ -16,24 +16,25 @@ from slime.errors import ConfigError
 _PROBE_BYTES = 2**20
 
 
-def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool) -> Iterator[str]:
+def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, trains: bool = True) -> Iterator[str]:
     """What the machine cannot give."""
-    yield from _devices(config, with_engines=with_engines)
+    yield from _devices(config, with_engines=with_engines, trains=trains)
     if with_engines:
         yield from _ports(config)
     yield from _folders(config, run_dir)
 
 
-def _devices(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
+def _devices(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
     """Enough GPUs on this machine, unless a cluster brings them."""
     if not config.on_gpu or config.cluster.ray_address is not None:
         return
     present = nvidia_devices()
     engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if with_engines else 0
-    need = config.world_size + engines
+    ranks = config.world_size if trains else 0
+    need = ranks + engines
     if need > present:
         yield (
-            f"the run needs {need} GPUs ({config.world_size} training ranks + {engines} for engines), and this machine"
+            f"the run needs {need} GPUs ({ranks} training ranks + {engines} for engines), and this machine"
             f" has {present}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with"
             " --ray-address"
         )

@@ -21,8 +21,10 @@ class RaySession:
     leaves it running.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, trains: bool = True) -> None:
+        """`trains`: whether there are training ranks beside the engines."""
         self._config = config
+        self._ranks = config.world_size if trains else 0
 
     def __enter__(self) -> RaySession:
         on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -66,11 +68,11 @@ class RaySession:
         if not self._config.on_gpu:
             return
         have = int(ray.cluster_resources().get("GPU", 0))
-        need = self._config.world_size + self._config.num_engines * self._config.cluster.rollout_num_gpus_per_engine
+        need = self._ranks + self._config.num_engines * self._config.cluster.rollout_num_gpus_per_engine
         if need > have:
             self.close()
             raise ConfigError(
-                f"the run needs {need} GPUs ({self._config.world_size} training ranks + {self._config.num_engines} "
+                f"the run needs {need} GPUs ({self._ranks} training ranks + {self._config.num_engines} "
                 f"engines x {self._config.cluster.rollout_num_gpus_per_engine}) and Ray sees {have}. Lower "
                 f"--actor-num-gpus-per-node or --rollout-num-gpus, or pass --ray-address of a larger cluster."
             )

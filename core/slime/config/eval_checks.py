@@ -65,7 +65,8 @@ def _pass_at_k(one: EvalSetSettings) -> Iterator[str]:
 
 def _room(config: RunConfig, one: EvalSetSettings) -> Iterator[str]:
     context = config.rollout.rollout_max_context_len
-    if context is not None and one.max_response_len >= context > config.rollout.rollout_max_response_len:
+    inherited = one.max_response_len == config.rollout.rollout_max_response_len  # told of --rollout-max-response-len
+    if context is not None and one.max_response_len >= context and not inherited:
         yield (
             f"{one.where}: a response of {one.max_response_len} tokens (--eval-max-response-len, max_response_len of"
             f" the set) leaves no room for a prompt in --rollout-max-context-len {context}"

@@ -56,6 +56,12 @@ class EvalResult(Protocol):
         ...
 
 
+def samples_lost(metrics: Mapping[str, float]) -> tuple[int, int]:
+    """Samples of an evaluation that failed or were aborted, and all of them."""
+    lost = sum(value for name, value in metrics.items() if _LOST.fullmatch(name))
+    return int(lost), int(sum(value for name, value in metrics.items() if _SAMPLES.fullmatch(name)))
+
+
 def with_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics under one naming rule: what has no prefix is the trainer's, `train/NAME`, but the run's own."""
     return {name if "/" in name or name in RUN_METRICS else f"train/{name}": value for name, value in metrics.items()}
@@ -163,9 +169,7 @@ class RunObserver:
         """The held-out sets were scored under the weights after `step` rollouts."""
         with self._sink("terminal"):
             self.terminal.eval_finished(f"after {step} rollouts", report.metrics, report.seconds)
-            lost = int(sum(value for name, value in report.metrics.items() if _LOST.fullmatch(name)))
-            total = int(sum(value for name, value in report.metrics.items() if _SAMPLES.fullmatch(name)))
-            self.terminal.samples_lost("evaluation", lost, total, report.failures)
+            self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures)
             if len(versions := report.weight_versions) > 1:
                 self.terminal.warn(f"evaluation: the engines answered with weights of versions {', '.join(versions)}")
         self._write(step, report.metrics)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 
-#: seconds in which at least one request was with the engines
-ENGINE_PHASES = ("time/engine",)
+#: seconds in which at least one request was with the engines, or an evaluation that a sync waited for
+ENGINE_PHASES = ("time/engine", "time/wait_evaluation")
 #: seconds inside Megatron
 COMPUTE_PHASES = (
     "time/ref_log_probs",
