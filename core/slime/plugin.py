@@ -313,13 +313,15 @@ class DataSource(Protocol):
     slime keeps account of what it took: finished groups wait in its own buffer, and those whose generation was cut
     short, or that a checkpoint had in flight, it hands out again by itself.  Nothing comes back to the source.
 
-    A source may have two methods more:
+    A source may have more methods:
 
     generated(groups)   called once for each batch with copies of what was generated for it, scored, groups included
                         that a filter dropped.  A curriculum learns from it what was hard.
     put(groups)         takes groups back that shall be generated another time; they come first in later `take`s, as
                         pending samples with the indices they had.  slime itself never calls it: it is for sources
                         around another source.
+    metrics()           numbers by name, logged with every rollout.
+    close()             called once, when the run ends.
     """
 
     def take(self, n: int) -> list[Group]:

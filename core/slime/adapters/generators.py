@@ -114,7 +114,9 @@ class _LocalGenerator:
             )
         before = prompt_tokens
         if sample.prompt != prompt:
-            before = tokenize_prompt(self._tokenizer, sample.prompt, apply_chat_template=self._template)
+            before = tokenize_prompt(
+                self._tokenizer, sample.prompt, apply_chat_template=self._template, template_kwargs=self._variables
+            )
         response: list[int] = self._tokenizer.encode(sample.response, add_special_tokens=False)
         sample.tokens = before + response
         sample.response_length = len(response)

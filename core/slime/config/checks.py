@@ -50,6 +50,23 @@ def required_options(config: RunConfig) -> Iterator[str]:
             yield "--reward is missing (`slime plugins` lists what is installed; --custom-rm-path names a function)"
 
 
+#: what slime itself tells a chat template
+_TOLD = ("messages", "tools", "documents", "tokenize", "add_generation_prompt")
+
+
+def prompts(config: RunConfig) -> Iterator[str]:
+    """Options of the chat template without it, and variables of it that are not for users to state."""
+    data = config.data
+    if not data.apply_chat_template:
+        if data.tool_key is not None:
+            yield f"--tool-key {data.tool_key} needs --apply-chat-template: the template tells the model about tools"
+        if data.apply_chat_template_kwargs:
+            yield "--apply-chat-template-kwargs has no effect without --apply-chat-template"
+    for name in _TOLD:
+        if name in data.apply_chat_template_kwargs:
+            yield f"--apply-chat-template-kwargs: {name!r} is not for users to state, slime does"
+
+
 def batch_identity(config: RunConfig) -> Iterator[str]:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
     try:
@@ -155,6 +172,7 @@ def checkpoints(config: RunConfig) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     required_options,
     function_problems,
+    prompts,
     batch_identity,
     over_sampling,
     engine_devices,

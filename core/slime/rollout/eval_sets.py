@@ -53,7 +53,13 @@ def _load(one: EvalSetSettings, config: RunConfig, tokenizer: Any) -> EvalSet:
     context = config.rollout.rollout_max_context_len
     limits = [one.max_prompt_len, None if context is None else context - one.max_response_len]
     limit = min((limit for limit in limits if limit is not None), default=None)
-    file = PromptFile(one.path, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
+    file = PromptFile(
+        one.path,
+        input_key=one.input_key,
+        label_key=one.label_key,
+        metadata_key=one.metadata_key,
+        tool_key=config.data.tool_key,
+    )
     try:
         rows = list(file)
     finally:
@@ -63,7 +69,13 @@ def _load(one: EvalSetSettings, config: RunConfig, tokenizer: Any) -> EvalSet:
         [
             Sample(
                 prompt=row.prompt,
-                tokens=prompt_ids(row, tokenizer, apply_chat_template=one.apply_chat_template, max_tokens=limit),
+                tokens=prompt_ids(
+                    row,
+                    tokenizer,
+                    apply_chat_template=one.apply_chat_template,
+                    max_tokens=limit,
+                    template_kwargs=config.data.apply_chat_template_kwargs,
+                ),
                 label=row.label,
                 metadata=row.metadata,
             )

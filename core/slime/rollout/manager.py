@@ -154,6 +154,7 @@ class RolloutManager:
         await self._generator.close()
         if self._scorer is not None:
             await self._scorer.close()
+        self._source.close()
 
     async def generate(self, rollout: int) -> Rollout:
         """Rollout number `rollout`: a batch of prompts, generated, scored and chosen.
@@ -172,6 +173,7 @@ class RolloutManager:
         metrics |= oldest_weights(groups)
         metrics |= collected.metrics()
         metrics |= self._ledger.metrics()
+        metrics |= self._source.metrics()
         metrics |= self._generator.metrics()
         if self._scorer is not None:
             metrics |= self._scorer.metrics()

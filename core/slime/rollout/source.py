@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from slime.contracts.groups import check_groups, check_state
@@ -11,6 +14,8 @@ from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import DataSource
 from slime.rollout.failures import reason_of
 from slime.types import Group
+
+logger = logging.getLogger(__name__)
 
 
 class CheckedSource:
@@ -57,6 +62,32 @@ class CheckedSource:
             raise
         except Exception as error:  # the boundary around the data source plugin
             raise PluginError(reason_of(self.who, error)) from error
+
+    def metrics(self) -> dict[str, float]:
+        """What a source that has the method reports of itself.  Raises `PluginContractError` for what is no number."""
+        report = getattr(self._source, "metrics", None)
+        if report is None:
+            return {}
+        try:
+            metrics = dict(report())
+        except SlimeError:
+            raise
+        except Exception as error:  # the boundary around the data source plugin
+            raise PluginError(reason_of(self.who, error)) from error
+        for name, value in metrics.items():
+            if not isinstance(name, str) or not isinstance(value, Real) or not isfinite(value):
+                raise PluginContractError(f"{self.who} gave the metric {name!r}: {value!r}, expected a finite number")
+        return {name: float(value) for name, value in metrics.items()}
+
+    def close(self) -> None:
+        """Let a source that has the method end what it began.  What it raises is logged: the run is over."""
+        close = getattr(self._source, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001 - the boundary around the data source plugin
+            logger.warning("%s", reason_of(f"{self.who} cannot be closed", error))
 
     def state(self) -> dict[str, Any]:
         """The source's state after what was taken so far, JSON-ready.  Raises `PluginContractError`."""
