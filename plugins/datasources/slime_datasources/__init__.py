@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from slime.plugin import BufferFilterSpec, DataSourceSpec, hookimpl
-from slime_datasources.options import BoundedStalenessOptions, NonzeroVarianceOptions
+from slime_datasources.options import (
+    BoundedStalenessOptions,
+    CurriculumOptions,
+    KeepWithFallbackOptions,
+    NonzeroVarianceOptions,
+    ReplayOptions,
+    StratifiedOptions,
+)
 
 slime_api = 1
 
@@ -12,6 +19,12 @@ slime_api = 1
 def slime_register_datasources() -> list[DataSourceSpec]:
     """The data sources of this package."""
     return [
+        DataSourceSpec(
+            name="curriculum",
+            factory="slime_datasources.curriculum:Curriculum",
+            options=CurriculumOptions,
+            summary="prompts by difficulty, at a level that follows the pass rate",
+        ),
         DataSourceSpec(
             name="prompts",
             factory="slime_datasources.prompts:Prompts",
@@ -45,5 +58,23 @@ def slime_register_buffer_filters() -> list[BufferFilterSpec]:
             factory="slime_datasources.bounded_staleness:BoundedStaleness",
             options=BoundedStalenessOptions,
             summary="drops groups that waited for more than max_age rollouts",
+        ),
+        BufferFilterSpec(
+            name="keep_with_fallback",
+            factory="slime_datasources.keep_with_fallback:KeepWithFallback",
+            options=KeepWithFallbackOptions,
+            summary="keeps groups whose rewards differ, and others where those are too few",
+        ),
+        BufferFilterSpec(
+            name="stratified",
+            factory="slime_datasources.stratified:Stratified",
+            options=StratifiedOptions,
+            summary="keeps groups of all levels of mean reward in equal numbers",
+        ),
+        BufferFilterSpec(
+            name="replay",
+            factory="slime_datasources.replay:Replay",
+            options=ReplayOptions,
+            summary="keeps new groups and, up to a share, such as were trained on before (--max-reuse)",
         ),
     ]

@@ -1,0 +1,168 @@
+"""Over-sampling on real engines behind the real router: what is aborted is continued token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.engines import cpu_engine, fork_server, running
+from tests.support.tiny_models import make_tiny_model
+
+from slime.config.options import DataOptions, RewardOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.engine.client import HttpPolicyClient
+from slime.engine.router import RouterServer
+from slime.engine.server import EngineServer
+from slime.plugins import load_plugins
+from slime.rollout.manager import Rollout, RolloutManager
+from slime.types import Sample
+
+__all__ = ["fork_server"]
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+
+ROLLOUTS = 6
+LIMIT = 220
+#: how far log-probs of engine and reference may lie apart, both float32 on this machine
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same architecture with other weights."""
+    return [
+        make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", seed=seed, max_position_embeddings=512)
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def engines(
+    models: list[Path], fork_server: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[list[EngineServer], str]]:
+    """Two engines, and the address of the router in front of them."""
+    logs = tmp_path_factory.mktemp("engines")
+    servers = [cpu_engine(models[0], logs, fork_server=fork_server) for _ in range(2)]
+    with running(*servers), contextlib.ExitStack() as stack:
+        router = RouterServer([server.url for server in servers], log_path=logs / "router.log")
+        stack.callback(router.stop)
+        router.start()
+        router.wait_ready(60)
+        yield servers, router.url
+
+
+def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
+    for server in servers:
+        server.control.update_weights_from_disk(str(model), weight_version=str(version))
+
+
+async def run(
+    config: RunConfig, tokenizer: Any, servers: list[EngineServer], router: str, models: list[Path], folder: Path
+) -> list[Rollout]:
+    """Rollouts under weights that change after each: version v are those of model v modulo 2."""
+    policy = HttpPolicyClient(router, timeout_s=60)
+    policy.connect(router, [server.url for server in servers])
+    manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
+    await manager.start()
+    done = []
+    try:
+        for number in range(ROLLOUTS):
+            await asyncio.to_thread(set_weights, servers, models[number % 2], number)
+            done.append(await asyncio.wait_for(manager.generate(number), 60))
+            manager.trained(number + 1)
+    finally:
+        await manager.close()
+        await policy.close()
+    return done
+
+
+class Reference:
+    """Log-probs of whole sequences by Hugging Face's own models."""
+
+    def __init__(self, models: list[Path]) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in models]
+
+    def response(self, sample: Sample) -> torch.Tensor:
+        """[2, T] log-probs of the response under both models."""
+        tokens = torch.tensor([sample.tokens])
+        rows = []
+        with torch.no_grad():
+            for model in self.models:
+                log_probs = model(tokens).logits[0, :-1].log_softmax(-1)
+                rows.append(log_probs.gather(1, tokens[0, 1:, None])[:, 0][sample.prompt_length - 1 :])
+        return torch.stack(rows)
+
+
+def parts(sample: Sample, reference: Reference) -> list[int]:
+    """How many response tokens are of each of the sample's weight versions; every one agrees with its weights."""
+    versions = [int(version) for version in sample.weight_versions]
+    expected = reference.response(sample)
+    lengths, now = [0] * len(versions), 0
+    for place, log_prob in enumerate(sample.rollout_log_probs or []):
+        while abs(float(expected[versions[now] % 2, place]) - log_prob) > TOLERANCE:
+            now += 1
+            assert now < len(versions), f"token {place} of sample {sample.index} is of none of its weights {versions}"
+        lengths[now] += 1
+    return lengths
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["trained", "masked"])
+def test_continued_responses_agree_with_one_forward_pass_under_the_weights_that_made_each_part(
+    mask: bool,
+    engines: tuple[list[EngineServer], str],
+    models: list[Path],
+    prompt_file: Path,
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoTokenizer
+
+    config = RunConfig(
+        data=DataOptions(prompt_data=[str(prompt_file)]),
+        rollout=RolloutOptions(
+            num_rollout=ROLLOUTS,
+            rollout_batch_size=2,
+            over_sampling_batch_size=6,
+            n_samples_per_prompt=2,
+            rollout_max_response_len=LIMIT,
+            partial_rollout=True,
+            mask_offpolicy_in_partial_rollout=mask,
+        ),
+        reward=RewardOptions(reward="exact_match"),
+    )
+    servers, router = engines
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path))
+    reference, seen, continued = Reference(models), set[int | None](), 0
+    for done, group in [(each, group) for each in rollouts for group in each.groups]:
+        for sample in group.samples:
+            seen.add(sample.index)
+            assert sample.trainable, sample.failure
+            assert sample.response_length <= LIMIT
+            assert len(sample.rollout_log_probs or []) == sample.response_length
+            text = tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
+            assert text == sample.response
+            lengths = parts(sample, reference)
+            continued += len(lengths) > 1
+            finished_in = str(done.number - group.age)
+            assert sample.loss_mask == [
+                int(not mask or version == finished_in)
+                for version, length in zip(sample.weight_versions, lengths, strict=True)
+                for _ in range(length)
+            ]
+    assert len(seen) == 4 * ROLLOUTS
+    assert continued >= 4
+    assert sum(rollout.metrics["rollout/given_back"] for rollout in rollouts) > ROLLOUTS
+    last = rollouts[-1].metrics
+    assert (
+        last["ledger/taken"]
+        == last["ledger/in_batches"] + last["ledger/trained"] + last["ledger/waiting"] + last["ledger/buffered"]
+    )
+    for server in servers:
+        server.control.flush_cache()  # refused while anything runs: nothing was left behind
