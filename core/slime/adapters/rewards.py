@@ -48,10 +48,10 @@ class AsyncReward:
 
 def sample_reward(function: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
     """A function `(args, sample)` that returns a number, or a dictionary with one."""
-    args = args_of(context)
+    args, key = args_of(context), _key(options, context)
 
     def read(answers: object, count: int) -> list[Reward]:  # noqa: ARG001 - one answer for each sample by construction
-        return [_reward(answer, options.reward_key) for answer in _listed(answers)]
+        return [_reward(answer, key) for answer in _listed(answers)]
 
     if not function.is_async:
         return PlainReward(lambda samples: [_plain(function(args=args, sample=sample)) for sample in samples], read)
@@ -64,10 +64,10 @@ def sample_reward(function: LocalFunction, options: ScoreOptions, context: Conte
 
 def batch_reward(function: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
     """A function `(args, samples)` that returns one number or dictionary for each."""
-    args = args_of(context)
+    args, key = args_of(context), _key(options, context)
 
     def read(answers: object, count: int) -> list[Reward]:
-        return [_reward(answer, options.reward_key) for answer in _as_many(answers, count)]
+        return [_reward(answer, key) for answer in _as_many(answers, count)]
 
     def answers(samples: Sequence[Sample]) -> Any:
         return function(args=args, samples=list(samples))
@@ -100,6 +100,11 @@ def model_reward(
     return (AsyncReward if function.is_async else PlainReward)(answers, read)
 
 
+def _key(options: ScoreOptions, context: Context) -> str:
+    """The function's own `reward_key`, else `--reward-key`."""
+    return options.reward_key or context.config.reward.reward_key or "score"
+
+
 def _reward(answer: object, key: str) -> Reward:
     """A number, or the entry `key` of a dictionary with its other numbers as parts."""
     if not isinstance(answer, Mapping):
@@ -107,8 +112,7 @@ def _reward(answer: object, key: str) -> Reward:
     if key not in answer:
         keys = ", ".join(map(repr, answer)) or "none"
         raise PluginContractError(
-            f"returned a dictionary with the keys {keys}, expected {key!r} among them (--reward.reward-key names"
-            " another)"
+            f"returned a dictionary with the keys {keys}, expected {key!r} among them (--reward-key names another)"
         )
     parts = {str(name): float(value) for name, value in answer.items() if name != key and _is_number(value)}
     return Reward(_number(answer[key]), parts)

@@ -110,6 +110,11 @@ def function_problems(config: RunConfig) -> Iterator[str]:
     reward = config.reward
     if reward.group_rm and reward.custom_rm_path is None and not is_local(reward.reward or ""):
         yield "--group-rm has no effect: it says how the function of --custom-rm-path is called"
+    if reward.reward_key is not None and reward.terms:
+        yield (
+            f"--reward-key {reward.reward_key} chooses a part of the run's only reward, and [[reward.terms]] are several;"
+            " state reward-key in the term of a function"
+        )
 
 
 def _target(config: RunConfig, flag: FunctionFlag, stated: str) -> Target:

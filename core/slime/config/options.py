@@ -314,6 +314,10 @@ class RewardOptions(Section):
         default=None, description="reward function or class in FILE.py[:NAME] or package.module.NAME"
     )
     group_rm: bool = Field(default=False, description="call that function with whole groups of samples")
+    reward_key: str | None = Field(
+        default=None,
+        description="entry of a dictionary reward, or part of a component's, that is the score; default: `score`",
+    )
     custom_reward_post_process_path: str | None = Field(
         default=None, description="function (args, samples) -> (raw rewards, rewards) over a finished batch"
     )

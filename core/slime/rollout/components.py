@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.engine.fair_slots import FairSlots
 from slime.plugin import Context, DataSource, PolicyClient
+from slime.plugins.local import is_local
 from slime.rollout.budget import JUDGED_FROM
 from slime.rollout.filters import GroupFilter
 from slime.rollout.generation import SampleGenerator
@@ -153,6 +154,8 @@ class Builder:
                 health=self.health(one, place if uses[one.component.id] > 1 else None),
                 key=key,
                 weight=one.use.weight,
+                # A function of the user's has chosen among the entries of its dictionary already.
+                part=None if is_local(one.use.name) else self.config.reward.reward_key,
             )
             for place, (one, key) in enumerate(zip(rewards, keys, strict=True))
         ]

@@ -31,6 +31,8 @@ class Term:
     #: its place in `Sample.reward` and its parts'; None: it is the run's only reward, and its value the reward
     key: str | None = None
     weight: float = 1.0
+    #: the part that is the reward, in place of the value; None: the value
+    part: str | None = None
 
 
 class Scorer:
@@ -124,7 +126,7 @@ class Scorer:
         passive.untouched(title, before, shipment.samples)
         if isinstance(outcome.verdicts, Fault):
             return [outcome.verdicts] * len(shipment.samples)
-        results = [_result(verdict, title) for verdict in outcome.verdicts]
+        results = [_result(verdict, term) for verdict in outcome.verdicts]
         looked_at = before is not None or (not in_loop and passive.due(title, len(shipment.samples)))
         if looked_at and term.spec.deterministic:
             await self._check_again(term, shipment, results)
@@ -139,7 +141,7 @@ class Scorer:
         both = [
             (before, after)
             for before, verdict in zip(results, outcome.verdicts, strict=True)
-            if isinstance(before, Reward) and isinstance(after := _result(verdict, title), Reward)
+            if isinstance(before, Reward) and isinstance(after := _result(verdict, term), Reward)
         ]
         try:
             recheck_rewards([before for before, _ in both], [after for _, after in both])
@@ -159,10 +161,17 @@ class Scorer:
             sample.reward = _combined(self._terms, rewards)
 
 
-def _result(verdict: Verdict, who: str) -> Reward | Fault:
+def _result(verdict: Verdict, term: Term) -> Reward | Fault:
+    title = term.health.watched.title
     if isinstance(verdict, str):
-        return Fault(Cause.CONTRACT, shorten(f"{who} {verdict}"))
-    return Reward(*verdict)
+        return Fault(Cause.CONTRACT, shorten(f"{title} {verdict}"))
+    value, parts = verdict
+    if term.part is None:
+        return Reward(value, parts)
+    if term.part not in parts:
+        known = ", ".join(parts) or "none"
+        return Fault(Cause.CONTRACT, shorten(f"{title} gave no part {term.part!r} (--reward-key); its parts: {known}"))
+    return Reward(parts[term.part], {"value": value, **parts})
 
 
 def _as_stored(reward: Reward) -> float | dict[str, float]:

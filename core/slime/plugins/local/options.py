@@ -10,7 +10,10 @@ from slime.plugin import Options
 class ScoreOptions(Options):
     """Options of a reward function."""
 
-    reward_key: str = Field(default="score", description="entry of the dictionary it returns that is the reward")
+    reward_key: str | None = Field(
+        default=None,
+        description="entry of the dictionary it returns that is the reward; default: --reward-key, else `score`",
+    )
 
 
 class ModelOptions(Options):
