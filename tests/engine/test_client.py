@@ -154,6 +154,50 @@ def test_an_aborted_request_without_tokens_is_an_empty_response(faulty_engine: C
     assert (generation.tokens, generation.log_probs, generation.finish_reason) == ([], [], "abort")
 
 
+def test_an_abort_is_told_to_every_engine_by_the_name_of_the_request(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    router, one, two = (faulty_engine(lambda _: (200, answer())) for _ in range(3))
+
+    async def run() -> None:
+        async with HttpPolicyClient(router.url, timeout_s=5) as client:
+            client.connect(router.url, [one.url, two.url])
+            await client.generate(PROMPT, ONE, rid="a" * 32)
+            await client.abort(["a" * 32, "b" * 32])
+
+    asyncio.run(run())
+    assert (router.requests, one.requests, two.requests) == (1, 2, 2)
+
+
+def test_an_engine_that_takes_no_abort_is_an_error_that_names_it(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (500, b"{}"))
+
+    async def run() -> None:
+        async with HttpPolicyClient(stub.url, timeout_s=5) as client:
+            await client.abort(["a"])
+
+    with pytest.raises(EngineError, match=f"POST {stub.url}/abort_request: status 500"):
+        asyncio.run(run())
+
+
+def test_an_engine_answers_an_aborted_request_with_what_it_has(endless_engine: EngineServer) -> None:
+    async def run() -> list[Generation]:
+        async with HttpPolicyClient(endless_engine.url, timeout_s=60) as client:
+            long = SamplingParams(max_new_tokens=3000)
+            names = ["a" * 32, "b" * 32]
+            asked = [asyncio.ensure_future(client.generate(PROMPT, long, rid=name)) for name in names]
+            await asyncio.sleep(1)
+            await client.abort(names[:1])
+            first = await asyncio.wait_for(asked[0], 20)
+            assert not asked[1].done(), "another request goes on"
+            await client.abort(names[1:])
+            return [first, await asyncio.wait_for(asked[1], 20)]
+
+    for generation in asyncio.run(run()):
+        assert generation.finish_reason == "abort"
+        assert 0 < len(generation.tokens) == len(generation.log_probs) < 3000
+
+
 def test_a_log_prob_that_is_no_number_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, answer(output_token_logprobs=[[-1.0, 5, None], [None, 6, None]])))
     with pytest.raises(EngineError, match="log-prob of response token 1 is not a number"):
@@ -210,6 +254,25 @@ def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine
 
     stub = faulty_engine(slow)
     assert len(generate(stub.url, *[ONE] * 6, concurrency=1, timeout_s=0.9)) == 6
+
+
+def test_beyond_the_limit_evaluation_and_training_take_turns(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer()))
+    order: list[bool] = []
+
+    async def main() -> None:
+        async with HttpPolicyClient(stub.url, timeout_s=10, concurrency=1024) as client:
+            client.limit(2)
+
+            async def one(*, evaluation: bool) -> None:
+                await client.generate(PROMPT, SamplingParams(max_new_tokens=2, evaluation=evaluation))
+                order.append(evaluation)
+
+            # A whole rollout waits before the evaluation begins.
+            await asyncio.gather(*(one(evaluation=n >= 20) for n in range(24)))
+
+    asyncio.run(main())
+    assert max(place for place, evaluation in enumerate(order) if evaluation) < 12
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ def in_flight(server: EngineServer, during: Callable[[], None], num_tokens: int 
     return asyncio.run(both())
 
 
+def test_an_engine_says_how_many_requests_it_runs_at_once(engine: EngineServer) -> None:
+    assert engine.control.capacity() == 256
+
+
 def test_weights_from_disk_change_what_is_generated_and_the_version(
     engine: EngineServer, tiny_model: Path, other_model: Path
 ) -> None:

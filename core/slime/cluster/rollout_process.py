@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: where requests go before `connect`: nowhere
 _NOT_CONNECTED = "http://engines-still-starting.invalid"
+#: requests in flight for each that the engines can run: those above 1 keep an engine busy while answers travel
+_IN_FLIGHT = 1.25
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,11 @@ class RolloutActor:
 
     async def connect(self, router_url: str, engine_urls: list[str]) -> None:
         """The engines are up at `engine_urls`, behind the router at `router_url`."""
+        from slime.engine.control import EngineControl
+
         self._client.connect(router_url, engine_urls)
+        capacities = await asyncio.gather(*(asyncio.to_thread(EngineControl(url).capacity) for url in engine_urls))
+        self._client.limit(int(sum(capacities) * _IN_FLIGHT))
 
     def _on_progress(self, done: int, total: int) -> None:
         self._done = (done, total)

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from slime.engine.fair_slots import FairSlots
 from slime.errors import DeadlineError, EngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
@@ -57,7 +58,8 @@ class HttpPolicyClient:
     ) -> None:
         self.connect(base_url)
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._slots = FairSlots(concurrency)
         self._connect_attempts = connect_attempts
         self._connect_backoff_s = connect_backoff_s
         self._vocab_size = vocab_size
@@ -70,6 +72,14 @@ class HttpPolicyClient:
         """
         self._url = URL(base_url.rstrip("/") + "/generate")
         self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines or (base_url,)]
+
+    def limit(self, requests: int) -> None:
+        """No more than this many requests in flight from now on, nor more than `concurrency`.
+
+        What the engines cannot run yet waits here, where training and evaluation take turns; their own queues are
+        first come, first served, and an evaluation would wait behind a whole rollout.
+        """
+        self._slots.limit(min(requests, self._concurrency))
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,7 +106,7 @@ class HttpPolicyClient:
         self._check_tokens(tokens)
         body = _request_body(tokens, sampling, rid)
         headers = _HEADERS if session is None else {**_HEADERS, _SESSION_HEADER: session}
-        async with self._slots:
+        async with self._slots.of(evaluation=sampling.evaluation):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answer = await self._post(body, headers)

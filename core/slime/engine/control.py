@@ -43,6 +43,14 @@ class EngineControl:
         from the start: ask `weight_version`.)"""
         return self._call("GET", "/server_info")
 
+    def capacity(self) -> int:
+        """How many requests it runs at once; more wait in its queue."""
+        states = self.server_info().get("internal_states") or []
+        sizes = [state.get("effective_max_running_requests_per_dp") for state in states]
+        if not sizes or not all(isinstance(size, int) for size in sizes):
+            raise EngineError(f"{self.url}/server_info does not say how many requests the engine runs at once: {sizes}")
+        return sum(sizes)
+
     def weight_version(self) -> str:
         """Version of the weights that generate now."""
         return str(self.model_info()["weight_version"])
