@@ -113,6 +113,28 @@ def test_an_abort_keeps_the_partial_tokens_and_the_engines_reason() -> None:
     assert sample.response_length == 3
 
 
+def test_a_response_that_was_cut_short_is_continued_for_what_is_left_of_its_limit() -> None:
+    first, then = Scripted("abort", {"spec_verify_ct": 1, "spec_num_correct_drafts": 2}), Scripted("length")
+    sample = single_turn(first, pending())
+    sample.status, sample.failure = Status.PENDING, None
+    sample.loss_mask = [0, 0, 0]
+    then.answer.weight_versions.append("5")
+    sample = single_turn(then, sample)
+    assert then.asked[0][0] == [54, 42, 55, 61, 52, 50, EOS]
+    assert then.asked[0][1].max_new_tokens == SAMPLING.max_new_tokens - 3
+    assert sample.tokens == [54, 42, 55, 61, 52, 50, EOS, 52, 50, EOS]
+    assert (sample.response, sample.response_length, sample.status) == ("4242", 6, Status.TRUNCATED)
+    assert sample.loss_mask == [0, 0, 0, 1, 1, 1]
+    assert sample.rollout_log_probs == [-0.5, -0.25, -0.125] * 2
+    assert sample.weight_versions == ["3", "4", "5"]
+    assert sample.spec_info.spec_accept_token_num == 2
+
+
+def test_what_is_over_a_limit_that_was_lowered_is_truncated_without_asking() -> None:
+    sample = pending(tokens=[54, 42, *range(70, 78)], response_length=8, rollout_log_probs=[-1.0] * 8)
+    assert single_turn(Unasked(), sample).status is Status.TRUNCATED
+
+
 def test_an_unknown_finish_reason_is_visible_and_not_trained_on() -> None:
     sample = single_turn(Scripted("asteroid"), pending())
     assert (sample.status, sample.failure) == (Status.FAILED, "unknown finish reason 'asteroid'")

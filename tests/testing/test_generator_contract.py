@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 import pytest
@@ -159,6 +160,50 @@ def test_a_breach_is_named(generator: Single, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_generator_contract(generator)
     assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value
+
+
+RESUMES = GeneratorSpec(name="x", factory="a:B", resumes=True)
+
+
+class GoesOn(Single):
+    """Continues what a sample has."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        begun, log_probs = sample.tokens[sample.prompt_length :], sample.rollout_log_probs or []
+        left = dataclasses.replace(sampling, max_new_tokens=self.left(sampling.max_new_tokens, len(begun)))
+        answer = await policy.generate(sample.tokens, left)
+        sample.tokens = sample.tokens[: sample.prompt_length]
+        whole = dataclasses.replace(
+            answer, tokens=[*begun, *answer.tokens], log_probs=[*self.kept(log_probs), *answer.log_probs]
+        )
+        return [self.filled(sample, whole)]
+
+    def left(self, limit: int, begun: int) -> int:
+        return limit - begun
+
+    def kept(self, log_probs: list[float]) -> list[float]:
+        return log_probs
+
+
+class AsksForAll(GoesOn):
+    def left(self, limit: int, begun: int) -> int:
+        return limit
+
+
+class LosesLogProbs(GoesOn):
+    def kept(self, log_probs: list[float]) -> list[float]:
+        return [0.0] * len(log_probs)
+
+
+def test_a_generator_that_resumes_passes_and_one_that_only_says_so_is_named() -> None:
+    assert_generator_contract(GoesOn(), spec=RESUMES)
+    for generator, detail in (
+        (Single(), "returned 6 prompt tokens that are not the 4 it was given"),
+        (AsksForAll(), "asked its policy for 16 tokens after .* expected 14 after"),
+        (LosesLogProbs(), "does not begin with the 2 tokens and log-probs it was to continue"),
+    ):
+        with pytest.raises(AssertionError, match=f"goes on where a response was cut short.*{detail}"):
+            assert_generator_contract(generator, spec=RESUMES)
 
 
 def test_a_generator_without_engines_must_not_ask() -> None:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from slime.contracts.generated import Asked, check_generated
+from slime.contracts.generated import Asked, check_cut_short, check_generated
 from slime.contracts.passive import check_tokens_generated, copy_samples
 from slime.errors import EngineError
 from slime.plugin import Generator, GeneratorSpec, SamplingParams
@@ -70,6 +70,8 @@ def generator_rules(
             Rule("lets an error of the engines pass", tried.engine_error),
             Rule("stops when it is cancelled and leaves nothing running", tried.cancelled),
         ]
+    if spec is not None and spec.resumes:
+        rules.append(Rule("goes on where a response was cut short, as its spec says", tried.resumes))
     if hasattr(generator, "close"):
         rules.append(Rule("ends what it has started when it is closed, and may be closed twice", tried.closed))
     return rules
@@ -220,6 +222,30 @@ class _Tried:
         with attributed(what, "twice"):
             problem = self._caller.call(twice, timeout_s=_DEADLINE_S, what=what)
         check(not problem, f"{what} {problem}")
+
+    def resumes(self) -> None:
+        """Cut off after two tokens, then handed out again as slime hands it out."""
+        first, then = ScriptedPolicy([Say([20, 21], finish_reason="abort")]), ScriptedPolicy(self._script)
+        case = "a response that was aborted after two tokens"
+        with attributed(self._call, case):
+            asked = Asked.of(self._samples[0])
+            produced = self._caller.call(lambda: self._start(first), timeout_s=_DEADLINE_S, what=self._call)
+            check_cut_short(check_generated(produced, asked), asked)
+        [sample] = produced
+        sample.status, sample.failure, sample.finish_reason, sample.rollout_id = Status.PENDING, None, None, None
+        before = Asked.of(sample)
+        with attributed(self._call, f"{case}, again"):
+            again = self._caller.call(
+                lambda: self._generator.generate(sample, _sampling(), then), timeout_s=_DEADLINE_S, what=self._call
+            )
+            check_generated(again, before)
+        check(bool(then.calls), f"{self._call} did not ask its policy to go on with {case}")
+        asked_for, left = then.calls[0], _LIMIT - len(before.begun)
+        check(
+            asked_for.tokens == before.prompt_tokens + before.begun and asked_for.sampling.max_new_tokens == left,
+            f"{self._call} asked its policy for {asked_for.sampling.max_new_tokens} tokens after {asked_for.tokens};"
+            f" expected {left} after {before.prompt_tokens + before.begun}, the prompt and the tokens there were",
+        )
 
     # --- asking --------------------------------------------------------------------------------------
 
