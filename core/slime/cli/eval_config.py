@@ -19,6 +19,7 @@ from slime.config.own_flags import flag_table
 from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
 from slime.config.settings import Setting, Settings
+from slime.errors import CheckpointError, ConfigError
 
 #: options of [rollout] that say how a response is generated; the others say what is trained on
 _GENERATION = ("generator", "custom_generate_function_path", "max_turns", "passive_checks")
@@ -48,8 +49,7 @@ class EvalRequest:
 def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
     """`[RUN.toml | CHECKPOINT | MODEL] [--flag value]...`; flags win over the file, or over a checkpoint's own.
 
-    `default_name` names the run folder where no flag does.  Raises `ConfigError`, and `CheckpointError` for a folder
-    that holds none.
+    `default_name` names the run folder where no flag does.  Raises `ConfigError`.
     """
     flags = flag_table()
     line = parse_command_line(argv, flags)
@@ -58,7 +58,7 @@ def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
         settings = settings.followed_by(_settings_of(Path(path)))
     stated = assemble(without_rivals(settings, line.settings).followed_by(line.settings))
     load = stated.checkpoint.load
-    checkpoint = None if load is None else read_checkpoint(Path(load))
+    checkpoint = None if load is None else _read(Path(load))
     named = any((setting.target, setting.key) == ("run", "run_name") for setting in line.settings.items)
     name = stated.run.run_name if named else default_name
     stated = stated.model_copy(update={"run": stated.run.model_copy(update={"run_name": name})})
@@ -72,9 +72,17 @@ def _settings_of(path: Path) -> Settings:
         return read_run_file(path, flags)
     if (path / "config.json").is_file():
         return Settings([_setting("hf_checkpoint", path)])
-    checkpoint = read_checkpoint(path)
+    checkpoint = _read(path)
     own = read_run_file(checkpoint.path / "config.toml", flags)
     return own.followed_by(Settings([_setting("load", checkpoint.path)]))
+
+
+def _read(folder: Path) -> Checkpoint:
+    """A checkpoint that the user names; what is wrong with it is bad input."""
+    try:
+        return read_checkpoint(folder)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _setting(key: str, path: Path) -> Setting:

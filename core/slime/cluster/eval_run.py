@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,6 +68,8 @@ class EvaluationRun:
 
     def _start(self) -> None:
         config = self._config
+        provenance = self._plugins.provenance(config)
+        (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         placement = place(config, with_engines=True, with_trainer=False)
         self._ending.callback(placement.release)
         self._engines = EngineGroup(config, self._run_dir, placement.engines)

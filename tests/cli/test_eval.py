@@ -1,0 +1,180 @@
+"""`slime eval` up to where processes start: what it is told, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Slime, split
+
+from slime.checkpoint.folder import FORMAT, Checkpoint
+from slime.config import RunConfig, config_from_toml
+from slime.config.eval_sets import eval_sets
+
+Refused = Callable[..., str]
+
+
+class Loop(ModuleType):
+    """Stands where Ray would start, and remembers how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__("slime.loop")
+        self.calls: list[tuple[Any, ...]] = []
+
+    def evaluate(self, *arguments: Any) -> int:
+        self.calls.append(arguments)
+        return 0
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    import slime
+
+    module = Loop()
+    monkeypatch.setitem(sys.modules, "slime.loop", module)
+    monkeypatch.setattr(slime, "loop", module, raising=False)
+    return module
+
+
+@pytest.fixture
+def words(described_model: Path, prompts: Path) -> list[str]:
+    """The words of an evaluation that is right."""
+    sets = ["--eval-prompt-data", "sums", str(prompts), "--n-samples-per-eval-prompt", "4", "--eval-temperature", "1"]
+    return [str(described_model), *sets, *split("--reward exact_match --eval-max-response-len 8 --device cpu")]
+
+
+@pytest.fixture
+def refused(slime: Slime) -> Refused:
+    """The message of an evaluation that is refused before anything starts."""
+
+    def message(*words: str) -> str:
+        ended = slime("eval", *words)
+        assert (ended.code, ended.out) == (2, ""), ended
+        assert "Traceback" not in ended.err and not Path("outputs").exists()
+        return ended.err.removeprefix("slime: error: ")
+
+    return message
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, base_words: list[str], prompts: Path) -> Path:
+    """A folder that a run with these words could have saved, as far as a look at it tells."""
+    from slime.config import load_config
+
+    sets = ["--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--save-hf", "hf", "--save", "saved"]
+    folder = tmp_path / "saved" / "rollout_000002"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(load_config([*base_words, *sets]).to_toml())
+    state = {"format": FORMAT, "rollouts_done": 2, "weight_version": 3, "trained_at": [[3, 2]], "data_order": {}}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "plugins.json").write_text("{}")
+    (folder.parent / "latest").write_text("rollout_000002\n")
+    return folder.parent
+
+
+def test_a_dry_run_says_what_would_be_evaluated(slime: Slime, words: list[str], described_model: Path) -> None:
+    ended = slime("eval", *words, "--dry-run")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"weights      {described_model}\n" in ended.out
+    assert "sums: 4 responses a prompt at temperature 1, at most 8 tokens; pass@1, pass@2, pass@4 with reward 1" in (
+        ended.out
+    )
+    assert "3 rows" in ended.out and "rewards/exact_match" in ended.out
+    assert not Path("outputs").exists()
+
+
+def test_a_model_folder_is_evaluated_without_any_option_of_training(
+    slime: Slime, words: list[str], loop: Loop, described_model: Path
+) -> None:
+    assert slime("eval", *words, "--run-name", "e").code == 0
+    [(config, run_dir, _plugins, checkpoint, _exporting)] = loop.calls
+    assert (config.checkpoint.hf_checkpoint, checkpoint) == (str(described_model), None)
+    assert (config.data.prompt_data, config.rollout.rollout_batch_size) == (RunConfig().data.prompt_data, None)
+    assert run_dir == Path("outputs/e")
+    assert eval_sets(config_from_toml((run_dir / "config.toml").read_text())) == eval_sets(config)
+
+
+def test_a_checkpoint_brings_the_options_of_its_run_and_flags_win(
+    slime: Slime, loop: Loop, checkpoint: Path, prompts: Path
+) -> None:
+    assert slime("eval", str(checkpoint), "--eval-temperature", "0.5", "--run-name", "e").code == 0
+    [(config, run_dir, _plugins, saved, exporting)] = loop.calls
+    assert isinstance(saved, Checkpoint)
+    assert (saved.path, saved.rollouts_done) == (checkpoint / "rollout_000002", 2)
+    [own] = eval_sets(config)
+    assert (own.name, own.path, own.temperature, config.reward.reward) == ("own", str(prompts), 0.5, "exact_match")
+    # Nothing of the training run is written over.
+    for one in (config, exporting):
+        assert (one.checkpoint.save, one.checkpoint.save_hf, one.checkpoint.load) == (None, None, None)
+    assert run_dir == Path("outputs/e")
+
+
+def test_the_run_folder_of_a_checkpoints_run_is_left_alone(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+    assert slime("eval", str(checkpoint)).code == 0
+    assert loop.calls[0][1].name.startswith("eval_")
+
+
+def test_one_checkpoint_of_several_can_be_named(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+    assert slime("eval", str(checkpoint / "rollout_000002")).code == 0
+    assert loop.calls[0][3].path == checkpoint / "rollout_000002"
+
+
+def test_a_supervised_runs_model_is_asked_for_answers(
+    slime: Slime, loop: Loop, tmp_path: Path, words: list[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[algorithm]\nloss_type = "sft_loss"\n[generator]\nname = "supervised"\n')
+    assert slime("eval", str(file), "--hf-checkpoint", *words).code == 0
+    assert loop.calls[0][0].generator_name == "single_turn"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("--eval-pass-k 1 8", "pass@8 needs at least 8 responses a prompt, and there are 4"),
+        ("--eval-pass-threshold nan", "--eval-pass-threshold: got 'nan', expected a number"),
+        ("--eval-pass-threshold high", "--eval-pass-threshold: got 'high', expected a number"),
+        ("--eval-pass-k 0", "--eval-pass-k: got '0', expected at least 1"),
+        ("--eval-prompt-data sums other.jsonl", "2 evaluation sets are called 'sums'"),
+        ("--eval-prompt-data gone gone.jsonl", "gone.jsonl does not exist"),
+        ("--eval-prompt-data empty empty.jsonl", "empty.jsonl has no rows"),
+        ("--eval-prompt-data broken broken.jsonl", "broken.jsonl:2"),
+        ("--reward nosuch", "nosuch"),
+        ("--load nothing", "no checkpoint in nothing"),
+        ("--nosuch 1", "unknown flag --nosuch"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    refused: Refused, words: list[str], tmp_path: Path, more: str, told: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n{"prompt": \n')
+    (tmp_path / "other.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
+    assert told in refused(*words, *split(more))
+
+
+def test_what_is_missing_is_told_at_once(refused: Refused) -> None:
+    message = refused()
+    assert "--hf-checkpoint is missing" in message and "--eval-prompt-data is missing" in message
+
+
+def test_a_set_without_any_reward_is_refused(refused: Refused, described_model: Path, prompts: Path) -> None:
+    told = refused(str(described_model), "--eval-prompt-data", "sums", str(prompts), "--eval-max-response-len", "8")
+    assert "--eval-prompt-data sums needs --reward (or a reward of its own)" in told
+
+
+def test_a_folder_that_is_neither_model_nor_checkpoint_is_refused(slime: Slime, tmp_path: Path) -> None:
+    ended = slime("eval", str(tmp_path))
+    assert ended.code in (1, 2) and "no checkpoint in" in ended.err
+
+
+def test_the_help_tells_the_options_of_evaluation(slime: Slime) -> None:
+    out = slime("eval", "--help").out
+    assert "usage: slime eval" in out and "--eval-pass-k" in out and "[[evaluation.sets]]" in out
+    assert "--eval-interval" not in out
+    assert "eval " in slime("--help").out

@@ -1,0 +1,144 @@
+"""Evaluation sets with settings, rewards and generators of their own, through the rollout room's front doors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.conftest import ScriptedPolicy
+
+from slime.config import RunConfig, config_from_toml
+from slime.errors import SlimeError
+from slime.plugin import PolicyClient
+from slime.plugins import load_plugins
+from slime.rollout.eval_manager import EvaluationManager
+from slime.rollout.evaluation import EvalReport
+from slime.rollout.manager import RolloutManager
+
+REWARDS = """
+async def half(args, sample, **kwargs):
+    return 0.5
+"""
+
+
+def config(prompts: Path, more: str = "") -> RunConfig:
+    rewards = prompts.parent / "rewards.py"
+    rewards.write_text(REWARDS)
+    return config_from_toml(
+        f"""
+        [rollout]
+        rollout_batch_size = 3
+        n_samples_per_prompt = 4
+        rollout_max_response_len = 8
+        num_rollout = 4
+        [data]
+        prompt_data = "{prompts}"
+        [reward]
+        name = "exact_match"
+        [evaluation]
+        eval_interval = 1
+        [[evaluation.sets]]
+        name = "plain"
+        path = "{prompts}"
+        [[evaluation.sets]]
+        name = "own"
+        path = "{prompts}"
+        n_samples = 4
+        temperature = 0.7
+        top_p = 0.9
+        top_k = 5
+        stop = ["!"]
+        max_response_len = 2
+        pass_threshold = 0.5
+        reward = "local:{rewards}:half"
+        [[evaluation.sets]]
+        name = "same_reward"
+        path = "{prompts}"
+        reward = "local:{rewards}:half"
+        {more}
+        """
+    )
+
+
+def evaluate(
+    door: type[RolloutManager | EvaluationManager], run: RunConfig, tokenizer: Any, folder: Path, policy: PolicyClient
+) -> EvalReport:
+    async def main() -> EvalReport:
+        manager = door(run, load_plugins(run.plugins), policy, folder, tokenizer)
+        await manager.start()
+        try:
+            return await manager.evaluate(5)
+        finally:
+            await manager.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("door", [RolloutManager, EvaluationManager])
+def test_every_set_is_sampled_and_scored_its_own_way(
+    door: type[RolloutManager | EvaluationManager], prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(tokenizer)
+    report = evaluate(door, config(prompt_file), tokenizer, tmp_path, policy)
+    asked = Counter((s.temperature, s.top_p, s.top_k, s.stop, s.max_new_tokens) for _, s in policy.requests)
+    assert asked == {(0.0, 1.0, -1, (), 8): 24, (0.7, 0.9, 5, ("!",), 2): 48}
+    assert all(sampling.evaluation for _, sampling in policy.requests)
+    metrics = report.metrics
+    assert (metrics["eval/plain"], metrics["eval/own"], metrics["eval/same_reward"]) == (1.0, 0.5, 0.5)
+    assert (metrics["eval/own/pass@1"], metrics["eval/own/pass@4"], metrics["eval/same_reward/pass@1"]) == (1, 1, 0)
+    assert report.weight_versions == ["3"]
+    rows = [json.loads(line) for line in report.files["own"].read_text().splitlines()]
+    assert [(row["group"], row["attempt"], row["passed"]) for row in rows[:5]] == [
+        (0, 0, True), (0, 1, True), (0, 2, True), (0, 3, True), (1, 0, True),
+    ]  # fmt: skip
+
+
+def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_only(
+    prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Of 2 slots, with 120 samples of a rollout before it, the evaluation's 12 have every second."""
+    run = config(prompt_file)
+    few = run.rollout.model_copy(update={"rollout_concurrency": 2, "n_samples_per_prompt": 40})
+    sets = run.evaluation.model_copy(update={"sets": run.evaluation.sets[:1]})
+    run = run.model_copy(update={"rollout": few, "evaluation": sets})
+    policy = ScriptedPolicy(tokenizer, {f"{n}+1=": 0.002 for n in range(12)})
+
+    async def main() -> None:
+        manager = RolloutManager(run, load_plugins(run.plugins), policy, tmp_path, tokenizer)
+        await manager.start()
+        rollout = asyncio.ensure_future(manager.generate(0))
+        await asyncio.sleep(0.01)
+        await manager.evaluate(0)
+        assert not rollout.done()
+        await rollout
+        await manager.close()
+
+    asyncio.run(main())
+    order = [sampling.evaluation for _, sampling in policy.requests]
+    last = max(place for place, evaluation in enumerate(order) if evaluation)
+    assert last < 60 and len(order) == 132  # neither waits for the other's 120 or 12
+    assert sum(not evaluation for evaluation in order[: last + 1]) >= 6
+
+
+def test_an_unscored_set_fails_the_evaluation_by_its_name(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
+    broken = prompt_file.parent / "broken.py"
+    broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
+    reward = f'{{ name = "local:{broken}:judge", error-budget = 1 }}'
+    more = f'[[evaluation.sets]]\nname = "bad"\npath = "{prompt_file}"\nreward = {reward}\n'
+    with pytest.raises(SlimeError, match="evaluation set bad: none of its 12 samples has a reward"):
+        evaluate(EvaluationManager, config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
+
+
+def test_a_reward_over_its_budget_is_told_with_where_its_options_stand(
+    prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    broken = prompt_file.parent / "broken.py"
+    broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
+    reward = f'{{ name = "local:{broken}:judge", error-budget = 0 }}'
+    more = f'[[evaluation.sets]]\nname = "bad"\npath = "{prompt_file}"\nreward = {reward}\n'
+    with pytest.raises(SlimeError, match=r"error_budget in the reward of its \[\[evaluation.sets\]\] table"):
+        evaluate(EvaluationManager, config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
