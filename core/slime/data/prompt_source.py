@@ -104,7 +104,5 @@ def _weight(text: str) -> tuple[str, Fraction | None]:
             raise DataError(f"{text}: got the weight {number!r}, expected a number above 0") from None
         return text, None
     if not math.isfinite(value) or value <= 0:
-        raise DataError(
-            f"{text}: got the weight {number}, expected a number above 0. Leave out a file that is not used"
-        )
+        raise DataError(f"{text}: got the weight {number}, expected a number above 0: leave out what is not used")
     return path, Fraction(number)
