@@ -1,0 +1,79 @@
+"""The calculator example in short: its data keep what they promise, and both of its runs work, with real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_generators.tools.calculator import calculate
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tool-calculator"
+
+
+def run(words: list[str], folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example's model and data where its run files look for them."""
+    folder = tmp_path_factory.mktemp("tool-calculator")
+    run([str(EXAMPLE / "make_data.py"), "outputs/tool-calculator/data"], folder)
+    run([str(EXAMPLE / "make_model.py"), "outputs/tool-calculator/model"], folder)
+    return folder
+
+
+def test_answers_are_what_the_calculator_says_and_no_question_is_asked_twice(root: Path) -> None:
+    data = {
+        name: rows(root / f"outputs/tool-calculator/data/{name}.jsonl") for name in ("train", "held_out", "teacher")
+    }
+    for row in data["train"] + data["held_out"]:
+        assert row["label"] == calculate(row["prompt"][0]["content"].rstrip("="))
+    questions = {name: {row["prompt"][0]["content"] for row in part} for name, part in data.items()}
+    assert len(questions["train"]) + len(questions["held_out"]) == len(data["train"]) + len(data["held_out"])
+    assert not questions["train"] & questions["held_out"]
+    assert not questions["teacher"] & (questions["train"] | questions["held_out"])
+
+
+def test_the_teacher_is_right_every_third_time(root: Path) -> None:
+    answers = [row for row in rows(root / "outputs/tool-calculator/data/teacher.jsonl") if row["label"].isdecimal()]
+    right = sum(row["label"] == calculate(row["prompt"][0]["content"].rstrip("=")) for row in answers)
+    assert 0.3 < right / len(answers) < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_both_runs_work_and_the_calculator_is_called(root: Path) -> None:
+    slime = ["-m", "slime.cli.main", "train"]
+    # Long enough for the model to begin calls, not for right ones: the whole example shows that the reward rises.
+    run([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "6", "--run-name", "warm"], root)
+    flags = ["--num-rollout", "1", "--rollout-batch-size", "8", "--global-batch-size", "64", "--eval-interval", "1"]
+    run([*slime, str(EXAMPLE / "grpo.toml"), *flags, "--skip-eval-before-train", "--run-name", "grpo"], root)
+    found = rows(root / "outputs/grpo/metrics.jsonl")
+    [step] = [row for row in found if "time/step" in row]
+    assert step["rollout/tools/calculator/calls"] > 0.1
+    assert step["rollout/failed"] == 0
+    assert 1.1 < step["rollout/turns"] <= 3
+    assert step["train/logprob_gap_max"] < 1e-4
+    assert next(row for row in found if "eval/held_out" in row)["eval/held_out/turns"] > 1.1
