@@ -1,0 +1,37 @@
+"""Code reward: a small model learns to write functions that pass their tests.
+
+    python examples/code-reward/run.py
+
+Exit code 1 when the reward did not rise.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from example import ROOT, reward_rises, train
+from make_data import lesson, make_data
+from teach import teach
+
+from slime.sandbox import machine_isolation
+
+WORK = Path("outputs/code-reward")
+
+
+def main(words: list[str]) -> int:
+    """`words` are further words of the `slime train` command."""
+    started = time.monotonic()
+    machine = machine_isolation()
+    print(f"this machine runs code with isolation {machine.isolation.value!r} {machine.reason}", flush=True)
+    rows = make_data(ROOT / WORK / "data")
+    print(f"1. {rows['train.jsonl']} functions to write; a teacher who is right less than half the time", flush=True)
+    loss = teach(ROOT / WORK / "model", lesson, steps=300)
+    print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
+    print("2. reinforcement learning: programs run, and those that pass are made likelier", flush=True)
+    return reward_rises("code-reward", train("code-reward", words), by=0.2, started=started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
