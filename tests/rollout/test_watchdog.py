@@ -6,12 +6,15 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.scoring import health
 
 from slime.observe.timing import BusyClock
-from slime.plugin import PolicyClient, SamplingParams
+from slime.plugin import Group, PolicyClient, SamplingParams, Selection
+from slime.rollout.filters import GroupFilter
 from slime.rollout.generation import SampleGenerator
 from slime.rollout.sampling import Sampling
 from slime.rollout.watchdog import LoopWatchdog
@@ -80,6 +83,34 @@ def test_code_that_is_no_components_is_reported_and_left_alone(caplog: pytest.Lo
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(main()) >= 1.0
     assert "has stood still for" in caplog.text and "test_watchdog.py" in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_a_component_that_does_not_return_is_named_in_a_note_as_long_as_it_holds_the_loop(tmp_path: Path) -> None:
+    note, seen = tmp_path / "held.txt", list[str]()
+
+    class Slow:
+        def select(self, buffer: Sequence[Group], want: int) -> Selection:
+            end = time.monotonic() + 10
+            while not seen and time.monotonic() < end:
+                time.sleep(0.01)
+                seen.extend([note.read_text(encoding="utf-8")] if note.exists() else [])
+            return Selection(list(range(len(buffer)))[:want])
+
+    async def main() -> None:
+        watchdog = LoopWatchdog({}, stall_s=0.2, note=note)
+        watchdog.start()
+        GroupFilter(Slow(), "buffer filter p/slow").select([], 0)
+        end = time.monotonic() + 10
+        while note.exists() and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        watchdog.close()
+
+    asyncio.run(main())
+    assert re.match(
+        r"buffer filter p/slow has not returned for \d+ s, at \S+test_watchdog\.py:\d+ in .*Slow\.select", seen[0]
+    )
+    assert not note.exists()
 
 
 def test_a_loop_that_runs_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,9 @@ from slime.checkpoint.rollout_part import read_rollout_part, write_rollout_part
 from slime.cluster.actor_process import load_same_plugins, redirect_output
 from slime.cluster.waiting import Watch, wait_for
 from slime.config import RunConfig
+from slime.errors import DeadlineError
 from slime.observe.excerpt import Excerpt
+from slime.rollout.watchdog import STALL_NOTE
 
 if TYPE_CHECKING:
     from slime.rollout.manager import EvalReport
@@ -164,6 +166,7 @@ class RolloutProcess:
     def __init__(self, config: RunConfig, run_dir: Path, fingerprint: str, *, evaluates_only: bool = False) -> None:
         """`evaluates_only`: nothing is trained, and there is no data source to take prompts from."""
         self._config = config
+        self._run_dir = run_dir
         self._begun: int | None = None
         self._starting: list[Any] = []
         remote = ray.remote(RolloutActor)
@@ -234,7 +237,19 @@ class RolloutProcess:
             if not asked:
                 asked.append(self._actor.progress.remote())
 
-        return wait_for([ref], what, self._config.cluster.step_timeout_s, tick)[0]
+        try:
+            return wait_for([ref], what, self._config.cluster.step_timeout_s, tick)[0]
+        except DeadlineError as error:
+            if held := self._who_holds():
+                raise DeadlineError(f"{error} {held}.") from None
+            raise
+
+    def _who_holds(self) -> str:
+        """What does not let go of the actor's event loop, where its watchdog has found out; else nothing."""
+        try:
+            return (self._run_dir / STALL_NOTE).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def save(self, folder: Path, done: int, watch: Watch | None) -> None:
         """Write the rollout part of a checkpoint after `done` rollouts."""

@@ -32,7 +32,7 @@ from slime.rollout.post_process import PostProcess
 from slime.rollout.progress import ProgressBoard, ProgressCallback
 from slime.rollout.sampling import Sampling
 from slime.rollout.source import CheckedSource
-from slime.rollout.watchdog import LoopWatchdog
+from slime.rollout.watchdog import STALL_NOTE, LoopWatchdog
 from slime.types import Group
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class RolloutManager:
         self._evaluation = EvaluationBuilder(
             config, build, used, RunsOwn(self._generator, self._scorer), policy, slots
         ).evaluation(load_eval_sets(config, tokenizer), run_dir, board)
-        self._watchdog = LoopWatchdog(build.in_loop)
+        self._watchdog = LoopWatchdog(build.in_loop, note=run_dir / STALL_NOTE)
         self._last: int | None = None
 
     def _make_collector(self, components: Components, policy: PolicyClient, sampling: Sampling) -> Collector:

@@ -43,6 +43,8 @@ class PostProcess:
         rewards_name: str = "--custom-reward-post-process-path",
     ) -> None:
         """The names are those that errors give the functions."""
+        #: the function that is being called
+        self.who = filter_name
         self._sample_filter = sample_filter
         self._rewards = rewards
         self._filter_name = filter_name
@@ -73,6 +75,7 @@ class PostProcess:
         """
         if self._sample_filter is None:
             return
+        self.who = self._filter_name
         try:
             # Lists of its own: it may mark samples, and has no way to take them out of the batch.
             self._sample_filter([list(group.samples) for group in groups])
@@ -95,6 +98,7 @@ class PostProcess:
         """
         if self._rewards is None:
             return None
+        self.who = self._rewards_name
         samples = [sample for group in groups for sample in group.samples if sample.trainable]
         try:
             answer = self._rewards(list(samples))

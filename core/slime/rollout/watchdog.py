@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: seconds an event loop may stand still
 STALL_S = 30.0
+#: where, in the run folder, it stands who holds the event loop, while somebody does
+STALL_NOTE = Path("logs", "rollout-held.txt")
 #: attempts to free it in one stall
 ATTEMPTS = 3
 
@@ -47,8 +49,12 @@ class LoopHeldError(PluginError):
 class LoopWatchdog:
     """Watches the event loop that `start` is called in."""
 
-    def __init__(self, components: Mapping[str, object], *, stall_s: float = STALL_S) -> None:
-        """`components`: what runs in the loop, by the title that messages call it."""
+    def __init__(self, components: Mapping[str, object], *, stall_s: float = STALL_S, note: Path | None = None) -> None:
+        """`components`: what runs in the loop, by the title that messages call it.
+
+        `note`: a file that says where the loop stands still, as long as it does.
+        """
+        self._note = note
         self._code = {title: set(code_places(component)) for title, component in components.items()}
         self._stall_s = stall_s
         self._every_s = stall_s / 10
@@ -85,6 +91,9 @@ class LoopWatchdog:
             beat_at = self._beat_at
             still_s = time.monotonic() - beat_at
             if still_s < self._stall_s:
+                if attempts:
+                    attempts = 0
+                    self._tell(None)
                 continue
             attempts = attempts + 1 if beat_at == noticed else 1
             noticed = beat_at
@@ -98,13 +107,30 @@ class LoopWatchdog:
         culprit = self._culprit(frame)
         if culprit is None:
             stack = "".join(traceback.format_stack(frame))
-            logger.error("the event loop of the rollout has stood still for %.1f s, here:\n%s", still_s, stack)
+            who = called(frame)
+            waits = "the event loop of the rollout has stood still" if who is None else f"{who} has not returned"
+            logger.error("%s for %.1f s, here:\n%s", waits, still_s, stack)
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+            self._tell(f"{waits} for {still_s:.0f} s, at {place}")
             return
         title, place = culprit
         text = f"held the event loop of the rollout for {still_s:.1f} s at {place}, so that no sample could go on"
         error = type("LoopHeldError", (LoopHeldError,), {"text": text})
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
         logger.error("%s %s; its sample is failed", title, text)
+        self._tell(f"{title} {text}")
+
+    def _tell(self, text: str | None) -> None:
+        """Write the note, or remove it."""
+        if self._note is None:
+            return
+        try:
+            if text is None:
+                self._note.unlink(missing_ok=True)
+            else:
+                self._note.write_text(text, encoding="utf-8")
+        except OSError as error:  # the log has it
+            logger.warning("%s cannot be written: %s", self._note, error)
 
     def _culprit(self, frame: FrameType) -> tuple[str, str] | None:
         """(component, `FILE:LINE`) where the innermost frame outside the standard library is a component's."""
@@ -118,6 +144,21 @@ class LoopWatchdog:
             if file in places or any(parent in places for parent in file.parents):
                 return title, f"{file}:{current.f_lineno} in {current.f_code.co_qualname}"
         return None
+
+
+def called(frame: FrameType) -> str | None:
+    """The component whose boundary is innermost on a stack: data sources, filters and functions over a batch."""
+    current: FrameType | None = frame
+    while current is not None:
+        boundary = current.f_locals.get("self")
+        if type(boundary).__module__.startswith("slime.rollout.") and isinstance(who := _who(boundary), str):
+            return who
+        current = current.f_back
+    return None
+
+
+def _who(boundary: object) -> object:
+    return getattr(boundary, "who", None)
 
 
 def code_places(component: object) -> Iterator[Path]:
