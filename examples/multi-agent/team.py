@@ -3,8 +3,8 @@
     slime train ... --custom-generate-function-path team.py --custom-rm-path team.py
 
 The solver answers.  The reviewer is a branch of the conversation that is asked `ok?` and says `yes` or `no`.  If it
-says anything but `yes`, the solver reads `no` and answers once more.  Both branches are trained on: the tokens they share
-only in the solver's.  They are one rollout, and count once.
+says anything but `yes`, the solver reads `no` and answers once more.  Both branches are trained on; what they share is
+trained on in the solver's only.  They are one rollout, and count once.
 """
 
 from __future__ import annotations

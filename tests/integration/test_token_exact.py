@@ -164,7 +164,7 @@ def test_every_request_is_the_last_one_with_its_answer_and_what_is_new(
         assert sample.tokens == last_request + last_answer.tokens
         assert sample.prompt_length == len(rounds[0][0])
         assert sample.metrics["turns"] == len(rounds)
-    assert turns > 2 * PER_TEMPLATE, "the conversations are too short to show anything"
+    assert turns > PER_TEMPLATE, "the conversations are too short to show anything"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
