@@ -184,11 +184,18 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
                 f"| {workers} | {row['first']:.2f} | {row['before']:.0f} | {row['half'][0]:.0f} | {row['end'][0]:.0f}"
                 f" | {row['end'][1]:.0f} |"
             )
+        from tokenizers import Tokenizer
+
         from slime.cli.preflight_data import look
         from slime.data.prompt_source import parse_source
 
         began = time.perf_counter()
-        facts = look(parse_source(str(path)), Columns("prompt", "label"), tokenizer=None, limit=0)
+        facts = look(
+            parse_source(str(path)),
+            Columns("prompt", "label"),
+            tokenizer=FastTokenizer(Tokenizer.from_file(str(definition))),
+            limit=8192,
+        )
         print(f"\nA look at it as in a dry run: {time.perf_counter() - began:.2f} s ({facts})")
 
 

@@ -80,6 +80,11 @@ class LocalDataSource:
         """`data/...`: how far it is in the dataset, and what was left out of it."""
         return {} if self._dataset is None else self._dataset.metrics()
 
+    def close(self) -> None:
+        """End what reads ahead, and close the files."""
+        if self._dataset is not None:
+            self._dataset.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Numbers, the place in the dataset, what was given back, and the class's own `state_dict`."""
         own = getattr(self._source, "state_dict", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.cli.preflight_model import ModelFacts
@@ -15,7 +15,7 @@ from slime.data.prompt_source import PromptSource, parse_source, parse_sources
 from slime.data.readers.opening import open_reader
 from slime.data.readers.reader import Reader
 from slime.data.rows import Columns
-from slime.data.tokenize import PromptFormat
+from slime.data.tokenize import PLAIN, PromptFormat
 from slime.errors import ConfigError, DataError
 
 #: pieces of 64 KiB of text, or of 1,024 rows of a table, up to which a file is read whole
@@ -41,7 +41,7 @@ class DataFacts:
     with_tools: int = 0  #: rows with tools
     looked_at: int | None = None  #: rows that were read; None: all
     share: float | None = None  #: of the prompts, where files are mixed
-    later: str = ""  #: when the other rows are checked
+    later: str = "when the run begins"  #: when the other rows are checked
 
     def __str__(self) -> str:
         parts = [
@@ -108,73 +108,92 @@ def check_data(
     Without a tokenizer, prompts are not counted.  Raises `DataError` for the first row that stops the run,
     `ConfigError` when no prompt would have room.
     """
+    data = config.data
     limit = 0
     if tokenizer is not None and model is not None:
         limit = prompt_room(config, model, prompts.response, prompts.max_prompt)
     sources = [parse_source(prompts.files[0])] if prompts.evaluation else parse_sources(prompts.files)
+    if prompts.evaluation and sources[0].weight is not None:
+        raise DataError(f"{sources[0]}: an evaluation set has no weight")
     total = sum(source.weight for source in sources if source.weight is not None)
-    facts = [
-        _look(config, prompts, source, tokenizer if limit else None, limit, float(source.weight / total))
-        if source.weight is not None and total
-        else _look(config, prompts, source, tokenizer if limit else None, limit, None)
-        for source in sources
-    ]
+    facts = []
+    for source in sources:
+        found = look(
+            source,
+            prompts.columns,
+            tokenizer=tokenizer if limit else None,
+            limit=limit,
+            form=PromptFormat(prompts.apply_chat_template, data.apply_chat_template_kwargs),
+            max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" and not prompts.evaluation else None,
+            drop_overlong=data.overlong_prompts == "drop" and not prompts.evaluation,
+        )
+        facts.append(
+            replace(
+                found,
+                name=prompts.name,
+                share=None if source.weight is None else float(source.weight / total),
+                later="when they are reached" if data.streaming_data and not prompts.evaluation else found.later,
+            )
+        )
     key = prompts.columns.tool_key
     if key is not None and not prompts.evaluation and not any(one.with_tools for one in facts):
         raise DataError(f"{', '.join(prompts.files)}: no row has tools under the key {key!r} (--tool-key)")
     return facts
 
 
-def _look(
-    config: RunConfig, prompts: PromptSet, source: PromptSource, tokenizer: Any, limit: int, share: float | None
+def look(
+    source: PromptSource,
+    columns: Columns,
+    *,
+    tokenizer: Any = None,
+    limit: int = 0,
+    form: PromptFormat = PLAIN,
+    max_bad_rows: int | None = None,
+    drop_overlong: bool = False,
 ) -> DataFacts:
-    """The facts of one file."""
-    data = config.data
-    if prompts.evaluation and source.weight is not None:
-        raise DataError(f"{source}: an evaluation set has no weight")
-    reader = open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)
+    """The facts of one file: of all its rows, or of a sample where it is large.
+
+    tokenizer, limit   None and 0: prompts are not counted
+    max_bad_rows       None: no row may be left out
+
+    Raises `DataError` for a row that may not be left out, and where no row is left.
+    """
+    reader = open_reader(source, columns, by_block=True, most_unpacked=WHOLE * 2**16)
     try:
         jobs, whole = _jobs(reader)
-        form = PromptFormat(prompts.apply_chat_template, data.apply_chat_template_kwargs)
         work = Work([reader], tokenizer, form, limit or None)
-        budget = data.max_bad_rows if data.bad_rows == "skip" and not prompts.evaluation else None
-        drop = data.overlong_prompts == "drop" and not prompts.evaluation
         rows = bad = overlong = longest = with_tools = 0
         for drawn in (one for job in jobs for one in work.perform(job)):
             rows += 1
             if drawn.row is not None:
                 longest = max(longest, len(drawn.row.tokens or ()))
                 with_tools += drawn.row.tools is not None
-            elif drawn.fault == "overlong" and drop:
+            elif drawn.fault == "overlong" and drop_overlong:
                 overlong += 1
-            elif drawn.fault == "bad" and budget is not None:
+            elif drawn.fault == "bad" and max_bad_rows is not None:
                 bad += 1
-                if bad > budget:
-                    raise too_many(bad, budget, _message(reader, drawn))
+                if bad > max_bad_rows:
+                    raise too_many(bad, max_bad_rows, _message(reader, drawn))
             else:
                 raise DataError(_message(reader, drawn))
+        if not rows:
+            raise DataError(f"{source} has no rows, expected one JSON object per line")
         if rows == bad + overlong:
             raise DataError(
                 f"{source} has no rows that can be used: {bad} are bad, and {overlong} over the limit of {limit} tokens"
-                if rows
-                else f"{source} has no rows, expected one JSON object per line"
             )
         about, exact = (rows, True) if whole else reader.rows_about()
-        nearly = "" if exact else "more than " if reader.incomplete else "about "
-        later = "when they are reached" if data.streaming_data and not prompts.evaluation else "when the run begins"
         return DataFacts(
-            prompts.name,
-            source,
-            about,
-            nearly,
-            longest,
-            limit,
-            bad,
-            overlong,
-            with_tools,
-            None if whole else rows,
-            share,
-            later,
+            name="",
+            source=source,
+            rows=about,
+            nearly="more than " if reader.incomplete else "" if exact else "about ",
+            longest=longest,
+            limit=limit,
+            bad=bad,
+            overlong=overlong,
+            with_tools=with_tools,
+            looked_at=None if whole else rows,
         )
     finally:
         reader.close()

@@ -35,6 +35,10 @@ class PromptFormat:
         return cls(data.apply_chat_template, data.apply_chat_template_kwargs)
 
 
+#: texts as they are
+PLAIN = PromptFormat(apply_chat_template=False)
+
+
 def tokenize_prompt(
     tokenizer: Any,
     prompt: str | list[dict[str, Any]],

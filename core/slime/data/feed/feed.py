@@ -17,7 +17,7 @@ from slime.data.prompt_source import PromptSource, parse_sources
 from slime.data.readers.opening import open_reader
 from slime.data.readers.reader import Reader
 from slime.data.rows import Columns, PromptRow
-from slime.data.tokenize import PromptFormat
+from slime.data.tokenize import PLAIN, PromptFormat
 from slime.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class FeedOptions:
     """How the files are read."""
 
     columns: Columns
-    form: PromptFormat = PromptFormat(apply_chat_template=False)  # noqa: RUF009 - frozen
+    form: PromptFormat = PLAIN
     #: None: as the rows stand
     shuffle_seed: int | None = None
     streaming: bool = False

@@ -1,0 +1,145 @@
+"""What `slime train --dry-run` tells of the prompts, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Slime
+from tests.support.prompt_files import FORMATS, numbered, write_rows
+
+from slime.cli import preflight_data
+from slime.cli.preflight_data import look
+from slime.data.prompt_source import parse_source
+from slime.data.rows import Columns
+
+Refused = Callable[..., str]
+COLUMNS = Columns("prompt", "label")
+
+
+def data_lines(text: str) -> list[str]:
+    """The lines of the plan about the data."""
+    _, _, rest = text.partition("\ndata ")
+    return [line.strip() for line in re.split(r"\n(?=\S)", rest)[0].splitlines()]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_counted(dry_run: Slime, kind: str, tmp_path: Path) -> None:
+    path = write_rows(tmp_path, kind, numbered(120))
+    ended = dry_run("--prompt-data", f"{path}@[5:]")
+    assert ended.code == 0, ended.err
+    assert data_lines(ended.out) == [f"training: {path}@[5:]: 115 rows, longest prompt 4 of at most 56 tokens"]
+
+
+def test_files_are_told_one_by_one_with_their_shares(dry_run: Slime, tmp_path: Path) -> None:
+    a = write_rows(tmp_path, "jsonl", numbered(3), name="a")
+    b = write_rows(tmp_path, "parquet", numbered(9), name="b")
+    lines = data_lines(dry_run("--prompt-data", f"{a}=3", f"{b}=1").out)
+    assert lines[0].endswith("a.jsonl: 3 rows, longest prompt 2 of at most 56 tokens, 75.0% of the prompts")
+    assert lines[1].endswith("b.parquet: 9 rows, longest prompt 2 of at most 56 tokens, 25.0% of the prompts")
+
+
+def test_files_of_a_run_file(slime: Slime, base_words: list[str], tmp_path: Path) -> None:
+    write_rows(tmp_path, "jsonl", numbered(3), name="a")
+    write_rows(tmp_path, "jsonl", numbered(4), name="b")
+    (tmp_path / "run.toml").write_text('[data]\nprompt_data = ["a.jsonl=1", "b.jsonl@[1:]=1"]\nstreaming_data = true\n')
+    at = base_words.index("--prompt-data")
+    ended = slime("train", "run.toml", "--dry-run", *base_words[:at], *base_words[at + 2 :])
+    assert ended.code == 0, ended.err
+    assert "b.jsonl@[1:]: 3 rows" in ended.out
+
+
+def test_what_is_left_out_is_counted(dry_run: Slime, refused: Refused, tmp_path: Path) -> None:
+    rows: list[Any] = [*numbered(4), "{", {"prompt": "x" * 70, "label": ""}, {"prompt": "y" * 80, "label": ""}]
+    path = str(write_rows(tmp_path, "jsonl", rows))
+    tolerant = ("--bad-rows", "skip", "--overlong-prompts", "drop")
+    ended = dry_run("--prompt-data", path, *tolerant)
+    assert "4 of at most 56 tokens" not in ended.out
+    assert data_lines(ended.out) == [
+        f"training: {path}: 7 rows, longest prompt 2 of at most 56 tokens, 1 bad rows are left out,"
+        " 2 prompts over the limit are left out"
+    ]
+    assert f"{path}:6: the prompt has 70 tokens, expected at most 56" in refused("--prompt-data", path, *tolerant[:2])
+    assert f"{path}:5 is no JSON" in refused("--prompt-data", path, *tolerant[2:])
+    assert "1 rows cannot be used, and --max-bad-rows is 0" in refused(
+        "--prompt-data", path, *tolerant, "--max-bad-rows", "0"
+    )
+
+
+def test_an_evaluation_set_leaves_nothing_out(refused: Refused, tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", [*numbered(4), "{"], name="e")
+    words = ("--eval-prompt-data", "held", str(path), "--eval-interval", "1", "--bad-rows", "skip")
+    assert f"{path}:5 is no JSON" in refused(*words)
+
+
+def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", [{"prompt": "x" * 70, "label": ""}] * 3)
+    assert "has no rows that can be used: 0 are bad, and 3 over the limit of 56 tokens" in refused(
+        "--prompt-data", str(path), "--overlong-prompts", "drop"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("a.jsonl=0.5 b.jsonl", "b.jsonl has no weight and a.jsonl has one"),
+        ("a.jsonl=0", "got the weight 0, expected a number above 0"),
+        ("a.jsonl a.jsonl", "a.jsonl is named twice"),
+        ("a.jsonl@[9:3]", "a.jsonl@[9:3] is empty: a.jsonl has 3 rows"),
+        ("a.jsonl@[0-3]", "got the slice @[0-3], expected @[START:STOP]"),
+        ("c.parquet", "c.parquet has no column 'label' (--label-key). Its columns: 'prompt', 'lable'."),
+        ("a.jsonl --tool-key tools", "--tool-key tools needs --apply-chat-template"),
+        ("a.jsonl --apply-chat-template --tool-key tolls", "no row has tools under the key 'tolls' (--tool-key)"),
+        ("d.jsonl --apply-chat-template --tool-key tools", "d.jsonl:1: the row has tools, and the chat template"),
+        ('a.jsonl --apply-chat-template-kwargs {"a":1}', "has no effect without --apply-chat-template"),
+        (
+            'a.jsonl --apply-chat-template --apply-chat-template-kwargs {"tools":1}',
+            "'tools' is not for users to state",
+        ),
+        ("a.jsonl --apply-chat-template-kwargs no", "--apply-chat-template-kwargs"),
+        ("a.jsonl --bad-rows ignore", "--bad-rows"),
+        ("a.jsonl --num-data-workers -1", "--num-data-workers"),
+    ],
+)
+def test_bad_statements_are_refused(refused: Refused, words: str, message: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_rows(tmp_path, "jsonl", numbered(3), name=name)
+    write_rows(tmp_path, "parquet", [{"prompt": "a", "lable": "b"}], name="c")
+    write_rows(tmp_path, "jsonl", [{"prompt": "a", "label": "b", "tools": [{"name": "f"}]}], name="d")
+    assert message in refused("--prompt-data", *words.split())
+
+
+# --- large files -----------------------------------------------------------------------------------
+
+
+def test_of_a_large_file_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_data, "WHOLE", 3)
+    monkeypatch.setattr(preflight_data, "SAMPLED", 4)
+    rows = [{"prompt": "x" * 200, "label": f"{n:06}"} for n in range(5000)]
+    path = write_rows(tmp_path, "jsonl", rows)
+    facts = look(parse_source(str(path)), COLUMNS)
+    assert facts.looked_at is not None and facts.looked_at < 1200
+    assert abs(facts.rows - 5000) < 100
+    assert re.search(
+        r": about \d+ rows, .* by \d+ rows of a sample; the others are checked when the run begins", str(facts)
+    )
+
+
+def test_of_a_large_gzip_file_only_the_beginning_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_data, "WHOLE", 2)
+    text = "".join(json.dumps(row) + "\n" for row in numbered(20_000))
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])  # its end is never read
+    facts = look(parse_source(f"{tmp_path}/p.jsonl.gz"), COLUMNS)
+    assert str(facts).startswith(f"{tmp_path}/p.jsonl.gz: more than ")
+
+
+def test_of_a_large_parquet_file_a_few_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_data, "WHOLE", 3)
+    path = write_rows(tmp_path, "parquet", numbered(24_000), group=2_000)
+    facts = look(parse_source(str(path)), COLUMNS)
+    assert (facts.rows, facts.nearly, facts.looked_at) == (24_000, "", 8_000)
