@@ -45,7 +45,11 @@ class Echo:
 
 
 def rollout(
-    folder: Path, rows: Sequence[dict[str, Any]], reward: RewardOptions, options: dict[str, Any] | None = None
+    folder: Path,
+    rows: Sequence[dict[str, Any]],
+    reward: RewardOptions,
+    options: dict[str, Any] | None = None,
+    engine_url: str | None = None,
 ) -> Rollout:
     """One rollout of these rows, two samples each, which the reward may fail as it likes."""
     path = folder / "prompts.jsonl"
@@ -60,7 +64,8 @@ def rollout(
     )
 
     async def main() -> Rollout:
-        manager = RolloutManager(config, load_plugins(config.plugins), Echo(), folder, make_tokenizer())
+        plugins = load_plugins(config.plugins)
+        manager = RolloutManager(config, plugins, Echo(), folder, make_tokenizer(), engine_url=engine_url)
         await manager.start()
         try:
             return await manager.generate(0)
@@ -142,6 +147,16 @@ def test_a_judge_without_score_fails_its_samples(tmp_path: Path) -> None:
     assert "the judge wrote no score from 0 to 10 in 2 attempts, but 'I pass'" in (of(result, "bad")[0].failure or "")
     assert [sample.reward_value for sample in of(result, "good")] == [0.8, 0.8]
     assert result.metrics["plugin/reward/rewards/llm_judge/failed"] == 2
+
+
+def test_a_reward_in_a_worker_process_learns_where_the_runs_engines_are(tmp_path: Path) -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return {"choices": [{"message": {"content": "Score: 10"}}]}
+
+    with serving(answer) as service:
+        result = rollout(tmp_path, [{"prompt": "x"}], RewardOptions(reward="llm_judge"), engine_url=service.url)
+    assert [sample.reward_value for sample in of(result, "x")] == [1.0, 1.0]
+    assert set(service.paths) == {"/v1/chat/completions"}
 
 
 def test_samples_without_label_or_tests_fail_by_name_and_the_others_are_scored(tmp_path: Path) -> None:
