@@ -49,7 +49,7 @@ async def run_program(
     When the call is cancelled, the program ends.
     """
     allowed = limits or Limits()
-    level = _level(require, isolation)
+    level = await asyncio.to_thread(_level, require, isolation)  # the first time it tries out the machine
     with tempfile.TemporaryDirectory(prefix="slime-box-", ignore_cleanup_errors=True) as place:
         request = _request(argv, stdin, files, allowed, readable, place, level)
         process = await asyncio.create_subprocess_exec(
