@@ -95,11 +95,12 @@ def _without_training(stated: RunConfig) -> RunConfig:
         for name in stated.rollout.model_fields_set
         if name in _GENERATION or (name.startswith(_GENERATION_PREFIX) and name not in _TRAINING)
     }
+    slots = {"reward", "generator"}
     # Training on given answers needs no engine; what is evaluated is what the model says itself.
     if rollout.get("generator") == DEFAULT_GENERATORS["sft_loss"]:
         del rollout["generator"]
+        slots.remove("generator")
     data = {name: getattr(stated.data, name) for name in _READING}
-    slots = {"reward", "generator"} if "generator" in rollout else {"reward"}
     reward = stated.reward.model_dump(exclude_unset=True, exclude={"custom_reward_post_process_path", "terms"})
     return stated.model_copy(
         update={

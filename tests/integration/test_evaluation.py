@@ -1,0 +1,94 @@
+"""`slime eval`, and evaluations beside training, with real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import SlimeRun
+
+Start = Callable[..., SlimeRun]
+
+SETTINGS = ("--n-samples-per-eval-prompt", "4", "--eval-temperature", "1", "--eval-max-response-len", "8")
+
+
+def slime_eval(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("slime")), "eval", *words, "--run-name", "scored"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=350)
+
+
+def results(folder: Path) -> Any:
+    return json.loads((folder / "outputs" / "scored" / "results.json").read_text())
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_a_model_folder_is_scored_on_two_sets(model: Path, data: Path, tmp_path: Path) -> None:
+    run_file = tmp_path / "sets.toml"
+    run_file.write_text(
+        f"""
+        reward = "exact_match"
+        hf-checkpoint = "{model}"
+        [sglang]
+        max-total-tokens = 16384
+        [[evaluation.sets]]
+        name = "one"
+        path = "{data}"
+        n_samples = 2
+        temperature = 1.0
+        max_response_len = 6
+        [[evaluation.sets]]
+        name = "other"
+        path = "{data}"
+        max_response_len = 3
+        reward = {{ name = "length", free = 0, limit = 10 }}
+        """
+    )
+    ended = slime_eval(tmp_path, str(run_file))
+    assert ended.returncode == 0, ended.stderr
+    assert "eval of " in ended.stdout and "pass@2" in ended.stdout and "95% interval" in ended.stdout
+    one, other = results(tmp_path)["sets"]
+    assert (one["name"], one["metrics"]["samples"], one["metrics"]["prompts"], one["metrics"]["failed"]) == (
+        *("one", 128, 64, 0),
+    )
+    assert set(one["pass_at_k"]) == {"1", "2"} and set(other["pass_at_k"]) == {"1"}
+    assert one["mean_reward"]["low"] <= one["mean_reward"]["value"] <= one["mean_reward"]["high"]
+    rows = [json.loads(line) for line in (tmp_path / one["samples"]).read_text().splitlines()]
+    assert len(rows) == 128 and max(row["response_tokens"] for row in rows) <= 6
+    assert {row["attempt"] for row in rows} == {0, 1}
+    assert other["mean_reward"]["value"] == pytest.approx(1 - other["metrics"]["response_length_mean"] / 10)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(800)
+def test_a_checkpoint_scores_as_its_run_did_and_training_went_on_meanwhile(slime_train: Start, data: Path) -> None:
+    run = slime_train(
+        *("--num-rollout", "4", "--async", "--save", "saved", "--eval-prompt-data", "held", str(data)),
+        *("--eval-interval", "2", *SETTINGS),
+    )
+    assert run.wait(400) == 0, run.output
+    told = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [row for row in told if "eval/held" in row]
+    assert [row["step"] for row in evaluations] == [0, 2, 4]
+    for row in evaluations:  # of the weights they are of, whatever was trained meanwhile
+        path = run.run_dir / "rollouts" / f"eval_held_{row['step']:06d}.jsonl"
+        versions = {tuple(json.loads(line)["weight_versions"]) for line in path.read_text().splitlines()}
+        assert versions == {(str(int(row["eval/held/weight_version"])),)}
+    assert evaluations[1]["eval/held/weight_version"] == 3
+
+    ended = slime_eval(run.root, str(run.root / "saved"))
+    assert ended.returncode == 0, ended.stderr
+    names = ("held", "held/response_length_mean", "held/truncated_ratio", "held/pass@4")
+    [held] = results(run.root)["sets"]
+    scored = {"held": held["mean_reward"]["value"], **{f"held/{key}": value for key, value in held["metrics"].items()}}
+    assert {name: scored[name] for name in names} == {name: evaluations[-1][f"eval/{name}"] for name in names}
+    assert results(run.root)["rollouts_done"] == 4
+    assert not list((run.root / "outputs" / "scored").glob(".model*"))
