@@ -56,11 +56,11 @@ async def talking(script: Sequence[Step] | Callable[..., Step], **limits: Any) -
         await server.close()
 
 
-def run(work: Awaitable[Any]) -> Any:
+def run(work: Awaitable[Any], timeout_s: float = 30.0) -> Any:
     """Run a test's coroutine, with a deadline."""
 
     async def bounded() -> Any:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(timeout_s):
             return await work
 
     return asyncio.run(bounded())

@@ -16,8 +16,8 @@ from slime.engine.client import HttpPolicyClient
 from slime.engine.server import EngineServer
 from slime.plugin import Generation, Sample, SamplingParams, Status
 from slime.testing import make_context, make_sample
-from slime_generators.black_box import BlackBox
-from slime_generators.options import BlackBoxOptions
+from slime_generators.endpoint import EndpointGenerator
+from slime_generators.options import AgentOptions
 
 pytestmark = pytest.mark.engine
 
@@ -72,10 +72,9 @@ def test_every_trained_token_is_one_that_the_engine_sampled_there(engine: Engine
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
     async def work() -> tuple[list[list[Sample]], list[tuple[list[int], Generation]]]:
-        context = make_context(tokenizer=tokenizer)
-        generator = BlackBox(
-            BlackBoxOptions(command="true"),
-            context,
+        generator = EndpointGenerator(
+            AgentOptions(),
+            make_context(tokenizer=tokenizer),
             lambda task: wandering(task.base_url, task.api_key, str(task.prompt), task.metadata),
         )
         async with Listening(engine.url, timeout_s=60) as policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime.plugin import GeneratorSpec, hookimpl
-from slime_generators.options import BlackBoxOptions, SupervisedOptions, ToolLoopOptions
+from slime_generators.options import BlackBoxOptions, SupervisedOptions, ToolLoopOptions, VerifiersOptions
 
 slime_api = 1
 
@@ -36,5 +36,11 @@ def slime_register_generators() -> list[GeneratorSpec]:
             factory="slime_generators.black_box:BlackBox",
             options=BlackBoxOptions,
             summary="an agent of yours, unmodified, that talks to an OpenAI-compatible endpoint",
+        ),
+        GeneratorSpec(
+            name="verifiers_env",
+            factory="slime_generators.verifiers_env.generator:VerifiersEnv",
+            options=VerifiersOptions,
+            summary="an environment of the verifiers package, unmodified, with its own harness and rewards",
         ),
     ]

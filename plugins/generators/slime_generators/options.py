@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -90,3 +90,25 @@ class BlackBoxOptions(AgentOptions):
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         return f"{path}{colon}{name}"
+
+
+class VerifiersOptions(AgentOptions):
+    """Options of `verifiers_env`."""
+
+    taskset: str = Field(min_length=1, description="id of the taskset, as `vf-eval` takes it")
+    env: dict[str, Any] = Field(
+        default={},
+        description="JSON object with more of verifiers' `env` settings, such as `taskset` and `agent`",
+    )
+    python: str = Field(
+        default="", description="Python that has `verifiers` and the taskset installed; default: slime's own"
+    )
+    path: tuple[Path, ...] = Field(default=(), description="folders to import the taskset from, with commas")
+    startup_timeout_s: float = Field(default=120.0, gt=0, description="seconds for the taskset to load")
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """A command line gives one word; a relative folder is one of where the run was started."""
+        folders = value.split(",") if isinstance(value, str) else value
+        return [Path(one).absolute() for one in folders if one] if isinstance(folders, list | tuple) else folders

@@ -1,0 +1,199 @@
+"""What generators have in common whose agents talk to an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
+from slime.sessions import Session, SessionLimits, SessionServer, parser_factory
+from slime_generators.agents.task import AgentResult, AgentTask, result_of
+from slime_generators.options import AgentOptions
+
+#: seconds an agent that was cancelled has to end
+_ENDING_S = 5.0
+_MODEL = "policy"
+
+
+class Agent(Protocol):
+    """Works on one task; what it returns is for `result_of`."""
+
+    def __call__(self, task: AgentTask) -> Awaitable[object]:
+        """Its answer, its reward, both, or nothing."""
+        ...
+
+
+class EndpointGenerator:
+    """Runs an agent for each sample, with an endpoint of the sample's own to talk to.
+
+    One sample comes back for each conversation that the agent had with the policy, and for each branch of one; all
+    share the rollout.  See `slime.sessions` for how they stay token for token what the engine saw.
+
+    - An agent that raises fails its sample, unless it ran into the end of its context or of its requests: what was
+      said until then is kept, TRUNCATED.  So is what an agent said that takes longer than `agent_timeout_s`.
+    - One that ends without a single answer of the policy fails its sample.
+    - An answer that the engine aborted makes the sample ABORTED; an error of the engines passes.
+    """
+
+    def __init__(self, options: AgentOptions, context: Context, agent: Agent) -> None:
+        """Raises `ValueError` for a tokenizer without chat template and a parser that SGLang does not have."""
+        config = context.config
+        self._agent = agent
+        self._timeout_s = options.agent_timeout_s
+        self._limits = SessionLimits(config.rollout.rollout_max_context_len, config.rollout.max_turns)
+        parser = parser_factory(options.parser, context.tokenizer)
+        variables = config.data.apply_chat_template_kwargs
+        self._servers = _Servers(lambda: SessionServer(context.tokenizer, template_variables=variables, parser=parser))
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        """The sample's conversations.  Raises what failed the agent, or the policy."""
+        server = await self._servers.running()
+        session = server.open(policy, sampling, limits=self._limits)
+        run = _Run()
+        try:
+            await self._work(run, session, _task(server, session, sample, sampling))
+        finally:
+            await server.end(session)
+            run.seconds = time.monotonic() - run.started
+        return _finished(sample, session, run, late=server.take_strays())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._servers.close()
+
+    async def _work(self, run: _Run, session: Session, task: AgentTask) -> None:
+        """Run the agent until it ends, its time is over, or the policy fails it."""
+        working = asyncio.ensure_future(self._agent(task))
+        broken = asyncio.ensure_future(session.broken.wait())
+        try:
+            await asyncio.wait({working, broken}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                run.timed_out = not broken.done()
+                return
+            if working.cancelled():
+                run.error = RuntimeError("the agent cancelled itself")
+                return
+            run.error = working.exception()
+            if run.error is None:
+                run.result = result_of(working.result())
+        except ValueError as error:
+            run.error = error
+        finally:
+            for one in (working, broken):
+                one.cancel()
+            await asyncio.wait({working, broken}, timeout=_ENDING_S)
+            if working.done() and not working.cancelled():
+                working.exception()  # it has been looked at: nobody else will
+
+
+@dataclass(slots=True)
+class _Run:
+    """How an agent fared."""
+
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    result: AgentResult = field(default_factory=AgentResult)
+    error: BaseException | None = None
+    timed_out: bool = False
+
+
+def _task(server: SessionServer, session: Session, sample: Sample, sampling: SamplingParams) -> AgentTask:
+    prompt = sample.prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+    return AgentTask(
+        base_url=server.base_url(session),
+        api_key=session.key,
+        model=_MODEL,
+        prompt=prompt if isinstance(prompt, str) else [dict(one) for one in prompt],
+        messages=messages,
+        metadata=dict(sample.metadata),
+        label=sample.label,
+        evaluation=sampling.evaluation,
+    )
+
+
+def _finished(sample: Sample, session: Session, run: _Run, *, late: int) -> list[Sample]:
+    """The samples of a session that is over; raises where there are none."""
+    counts = session.counts
+    sample.metrics |= {
+        "agent/requests": float(counts.answered),
+        "agent/refused": float(counts.refused),
+        "agent/disconnects": float(counts.disconnected),
+        "agent/late_requests": float(late),
+        "agent/tool_calls": float(counts.tool_calls),
+        "agent/timeouts": float(run.timed_out),
+        "agent/errors": float(run.error is not None),
+        "agent/seconds": run.seconds,
+    }
+    sample.non_generation_time += max(0.0, run.seconds - session.engine_seconds)
+    if session.error is not None:
+        raise session.error
+    if session.aborted is not None:
+        sample.status, sample.failure = Status.ABORTED, session.aborted
+        return [sample]
+    if run.error is not None and not session.full:
+        raise run.error
+    if run.timed_out:
+        session.cut()
+    samples = session.samples(sample)
+    if not samples:
+        problem = f"took {run.seconds:.0f} s (agent_timeout_s) without" if run.timed_out else "ended without"
+        raise RuntimeError(f"the agent {problem} one answer of the policy ({counts.refused} requests were refused)")
+    _add_result(samples, run.result)
+    first = samples[0]
+    first.metrics = {
+        **sample.metrics,
+        "agent/conversations": float(len(samples)),
+        **first.metrics,
+        **run.result.metrics,
+    }
+    for other in samples[1:]:
+        other.non_generation_time = 0.0
+    return samples
+
+
+def _add_result(samples: list[Sample], result: AgentResult) -> None:
+    for sample in samples:
+        if result.answer is not None:
+            sample.response = result.answer
+        if result.reward is not None:
+            sample.reward = result.reward
+        sample.metadata |= result.metadata
+
+
+class _Servers:
+    """The server of the event loop that is running, started when it is first wanted."""
+
+    def __init__(self, make: Callable[[], SessionServer]) -> None:
+        self._make = make
+        # A tokenizer without chat template is refused when the run starts, and not by its first sample.
+        self._next: SessionServer | None = make()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[SessionServer] | None = None
+
+    async def running(self) -> SessionServer:
+        """A server that listens."""
+        loop = asyncio.get_running_loop()
+        if self._starting is None or self._loop is not loop or _failed(self._starting):
+            self._loop, self._starting = loop, loop.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def close(self) -> None:
+        """Close it, where there is one."""
+        starting, self._starting = self._starting, None
+        if starting is not None and self._loop is asyncio.get_running_loop():
+            with contextlib.suppress(OSError):
+                await (await starting).close()
+
+    async def _start(self) -> SessionServer:
+        server, self._next = self._next or self._make(), None
+        await server.start()
+        return server
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

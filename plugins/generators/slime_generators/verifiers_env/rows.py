@@ -1,0 +1,54 @@
+"""Writes a taskset's tasks as rows for `--prompt-data`.
+
+python -m slime_generators.verifiers_env.rows TASKSET [--out FILE] [--limit N] [--python PYTHON] [--path DIR,...]
+                                              [--env JSON]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from slime_generators.options import VerifiersOptions
+from slime_generators.verifiers_env.worker_handle import answers_of, end_worker, start_worker
+
+
+async def write_rows(options: VerifiersOptions, out: Path, limit: int) -> int:
+    """Write at most `limit` rows (-1: all); returns how many.  Raises `RuntimeError` where the taskset fails."""
+    process = await start_worker(options, limit)
+    try:
+        rows = [answer["row"] async for answer in answers_of(process)]
+        code = await process.wait()
+    finally:
+        await end_worker(process)
+    if code != 0:
+        raise RuntimeError(f"taskset {options.taskset} could not be read: its process ended with exit code {code}")
+    out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Write a verifiers taskset's tasks as rows for --prompt-data.")
+    parser.add_argument("taskset")
+    parser.add_argument("--out", type=Path, default=Path("prompts.jsonl"))
+    parser.add_argument("--limit", type=int, default=-1, help="rows; -1: all, which an endless taskset never ends with")
+    parser.add_argument("--python", default="")
+    parser.add_argument("--path", default="")
+    parser.add_argument("--env", type=json.loads, default={})
+    given = parser.parse_args()
+    options = VerifiersOptions(taskset=given.taskset, python=given.python, path=given.path, env=given.env)
+    try:
+        written = asyncio.run(write_rows(options, given.out, given.limit))
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{given.out}: {written} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

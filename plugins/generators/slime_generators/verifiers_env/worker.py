@@ -1,0 +1,155 @@
+"""Runs episodes of a verifiers environment; started by `worker_handle`, in whatever Python has `verifiers`.
+
+Imports nothing of slime, which that Python need not have.  The first line on standard input says what to load; then
+each line is a request, and each line on standard output an answer to one.  Whatever the environment prints goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+#: bytes of one request
+_LARGEST = 64 * 2**20
+
+
+def load(settings: dict[str, Any]) -> Any:
+    """The environment that the settings describe (`VerifiersOptions`)."""
+    sys.path[:0] = settings["path"]
+    import verifiers.v1 as vf
+
+    env = dict(settings["env"])
+    env["taskset"] = {**env.get("taskset", {}), "id": settings["taskset"]}
+    config_type = type(vf.resolve_env_config(env))
+    for name, field in config_type.model_fields.items():
+        if isinstance(field.default, vf.AgentConfig):
+            # Else an agent would run in a sandbox of the vendor's, which cannot reach the endpoint.
+            env[name] = {"runtime": {"type": "subprocess"}, **env.get(name, {})}
+    return vf.load_environment(vf.resolve_env_config(env))
+
+
+def row_of(task: Any) -> dict[str, Any]:
+    """A row of a prompt file for a task: what it asks, for people, and which one it is."""
+    data = task.data
+    prompt = data.prompt if data.prompt is not None else data.name or f"task {data.idx}"
+    messages: list[Any] = (
+        [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str)
+        else [message.model_dump(exclude_none=True) for message in prompt]
+    )
+    if data.system_prompt is not None:
+        messages = [{"role": "system", "content": data.system_prompt}, *messages]
+    return {"prompt": messages, "label": "", "metadata": {"verifiers": {"idx": data.idx, "key": task.key}}}
+
+
+class Worker:
+    """Episodes of one environment, as many at once as are asked for."""
+
+    def __init__(self, env: Any, answers: int) -> None:
+        """`answers`: file descriptor for the answers."""
+        self._env = env
+        self._answers = answers
+        self._tasks: list[Any] = []
+        self._more = iter(env.taskset)
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def say(self, **answer: Any) -> None:
+        """One answer."""
+        line = json.dumps(answer, default=str).encode() + b"\n"
+        while line:
+            line = line[os.write(self._answers, line) :]
+
+    async def serve(self, requests: asyncio.StreamReader) -> None:
+        """Until standard input ends."""
+        async with self._env.serving():
+            self.say(ready=True)
+            while line := await requests.readline():
+                request = json.loads(line)
+                number = request["id"]
+                if request["op"] == "cancel":
+                    if number in self._running:
+                        self._running[number].cancel()
+                    continue
+                task = asyncio.ensure_future(self._episode(request))
+                self._running[number] = task
+            for task in list(self._running.values()):
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _episode(self, request: dict[str, Any]) -> None:
+        try:
+            result = await self._run(request)
+        except Exception as error:  # noqa: BLE001 - the boundary around the environment
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            self._running.pop(request["id"], None)
+        self.say(id=request["id"], **result)
+
+    async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+        import verifiers.v1 as vf
+
+        task = self._task(request["idx"], request["key"])
+        # The address says which session it is; the endpoint needs no key.
+        client = vf.EvalClientConfig(base_url=request["base_url"], api_key_var="SLIME_ENDPOINT_NEEDS_NO_KEY")
+        episode = await self._env.run_episode(task, vf.ModelContext(model=request["model"], client=client))
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        if not episode.ok:
+            return {"error": "; ".join(f"{one.type}: {one.message}" for one in errors) or "the episode is not ok"}
+        traces = [trace for trace in episode.traces if trace.agent.trainable] or list(episode.traces)
+        return {
+            "reward": _mean([named_rewards(trace) for trace in traces]),
+            "metrics": _mean([t.metrics for t in traces]),
+        }
+
+    def _task(self, idx: int, key: str) -> Any:
+        while len(self._tasks) <= idx:
+            task = next(self._more, None)
+            if task is None:
+                raise LookupError(f"the taskset has {len(self._tasks)} tasks, and no number {idx}")
+            self._tasks.append(task)
+        task = self._tasks[idx]
+        if task.key != key:
+            raise LookupError(f"task {idx} is another one than when the rows were written; write them again")
+        return task
+
+
+def named_rewards(trace: Any) -> dict[str, float]:
+    """What the trace's rewards add up to, as `score`, and each of them."""
+    named = {name: one.score for name, one in trace.rewards.items() if one is not None and name != "score"}
+    return {**named, "score": trace.reward}
+
+
+def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The mean of every name over the rows that have it."""
+    names = {name for row in rows for name in row}
+    values = {name: [float(row[name]) for row in rows if row.get(name) is not None] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items() if found}
+
+
+async def main() -> None:
+    """Serve what standard input asks."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what the environment prints is no answer
+    loop = asyncio.get_running_loop()
+    requests = asyncio.StreamReader(limit=_LARGEST)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    settings = json.loads(await requests.readline())
+    env = load(settings)
+    worker = Worker(env, answers)
+    if settings["rows"] is None:
+        await worker.serve(requests)
+        return
+    for number, task in enumerate(env.taskset):
+        if number == settings["rows"]:
+            break
+        worker.say(row=row_of(task))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
