@@ -1,0 +1,43 @@
+"""Curriculum: questions become harder as fast as the model learns them.
+
+    python examples/curriculum/run.py
+
+Exit code 1 when the level did not rise by three.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from example import ROOT, train
+from make_data import lesson, make_data
+from teach import teach
+
+from slime.observe.metrics import read_metrics
+
+WORK = Path("outputs/curriculum")
+
+
+def main(words: list[str]) -> int:
+    """`words` are further words of the `slime train` command."""
+    started = time.monotonic()
+    rows = make_data(ROOT / WORK / "train.jsonl")
+    print(f"1. {rows} questions of eight difficulties; a teacher who is right about the easy ones", flush=True)
+    loss = teach(ROOT / WORK / "model", lesson, steps=150)
+    print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
+    print("2. reinforcement learning: the level rises when most answers are right", flush=True)
+    metrics = [row for row in read_metrics(train("curriculum", words)) if "curriculum/level" in row]
+    levels = [row["curriculum/level"] for row in metrics]
+    print("\nlevel  " + " ".join(f"{level:4.0f}" for level in levels))
+    print("reward " + " ".join(f"{row['rollout/reward_mean']:4.2f}" for row in metrics))
+    print(f"curriculum: level {levels[0]:.0f} -> {levels[-1]:.0f}, {time.monotonic() - started:.0f} s")
+    return 0 if levels[-1] >= levels[0] + 3 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

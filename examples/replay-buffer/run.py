@@ -1,0 +1,42 @@
+"""Replay buffer: half of every batch was trained on before, and generation costs half.
+
+    python examples/replay-buffer/run.py
+
+Exit code 1 when the reward did not rise.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "curriculum"))
+
+from example import ROOT, reward_rises, train
+from make_data import lesson, make_data
+from teach import teach
+
+from slime.observe.metrics import read_metrics
+
+WORK = Path("outputs/replay-buffer")
+
+
+def main(words: list[str]) -> int:
+    """`words` are further words of the `slime train` command."""
+    started = time.monotonic()
+    make_data(ROOT / WORK / "train.jsonl")
+    print("1. questions of eight difficulties; a teacher who is right about the easy ones", flush=True)
+    loss = teach(ROOT / WORK / "model", lesson, steps=150)
+    print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
+    print("2. reinforcement learning: half of every batch is new", flush=True)
+    run_dir = train("replay-buffer", words)
+    rows = [row for row in read_metrics(run_dir) if "ledger/taken" in row]
+    generated = sum(row["rollout/groups_generated"] for row in rows)
+    print(f"\ngroups: {generated:.0f} generated, {rows[-1]['ledger/reused']:.0f} times one was trained on again")
+    return reward_rises("replay-buffer", run_dir, by=0.1, started=started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

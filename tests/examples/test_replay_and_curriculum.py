@@ -1,0 +1,92 @@
+"""The examples curriculum and replay-buffer in short: their data keep what they promise, and both runs work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+PREPARE = """
+import random, sys
+from pathlib import Path
+sys.path[:0] = [f"{EXAMPLES}/curriculum", f"{EXAMPLES}/code-reward"]
+from make_data import lesson, make_data
+from teach import teach
+for name in ("curriculum", "replay-buffer"):
+    print(make_data(Path(f"outputs/{name}/train.jsonl"), copies=4))
+    teach(Path(f"outputs/{name}/model"), lesson, steps=30)
+"""
+
+
+def run(words: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models and data where the run files look for them."""
+    folder = tmp_path_factory.mktemp("examples")
+    run([sys.executable, "-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], folder)
+    return folder
+
+
+def train(root: Path, example: str, *words: str) -> list[dict[str, Any]]:
+    slime = str(Path(sys.executable).with_name("slime"))
+    short = ["--rollout-batch-size", "4", "--global-batch-size", "32", "--startup-timeout-s", "300"]
+    run([slime, "train", str(EXAMPLES / example / "grpo.toml"), "--run-name", example, *short, *words], root)
+    lines = (root / "outputs" / example / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if "ledger/taken" in row]
+
+
+def test_questions_have_their_difficulty_and_the_lessons_are_often_wrong(root: Path) -> None:
+    rows = [json.loads(line) for line in (root / "outputs/curriculum/train.jsonl").read_text().splitlines()]
+    assert len(rows) == 32
+    for row in rows:
+        assert row["prompt"][0]["content"] == f"say {row['metadata']['difficulty']}"
+        assert row["label"] == "a" * row["metadata"]["difficulty"]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(500)
+def test_the_curriculum_begins_with_the_easiest_and_moves(root: Path) -> None:
+    steps = train(
+        root, "curriculum", "--num-rollout", "3", "--data-source.window", "32", "--data-source.raise-above", "0"
+    )
+    assert [step["curriculum/level"] for step in steps] == [2, 3, 4]
+    rows = (root / "outputs/curriculum/rollouts/000000.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(row)["label"] for row in rows} == {"a"}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(500)
+def test_with_replay_less_is_generated_and_no_group_is_used_too_often(root: Path) -> None:
+    steps = train(root, "replay-buffer", "--num-rollout", "4")
+    assert sum(step.get("rollout/reused", 0) for step in steps) > 0
+    assert sum(step["rollout/groups_generated"] for step in steps) < 16
+    uses: dict[int, int] = {}
+    for file in sorted((root / "outputs/replay-buffer/rollouts").glob("0*.jsonl")):
+        groups = {json.loads(row)["group"] for row in file.read_text(encoding="utf-8").splitlines()}
+        assert len(groups) == 4
+        for group in groups:
+            uses[group] = uses.get(group, 0) + 1
+    assert max(uses.values()) in (2, 3)
