@@ -89,7 +89,7 @@ def test_nothing_a_tool_raises_ends_the_run(raised: BaseException) -> None:
 
     async def async_wild() -> str:
         """Break out."""
-        raise asyncio.CancelledError
+        raise raised
 
     assert run(wild).kind == "error"
     assert run(async_wild).kind == "error"
@@ -163,6 +163,28 @@ def test_a_tool_that_always_hangs_is_not_called_for_ever() -> None:
     assert [result.kind for result in results] == ["timeout"] * 67 + ["ok"]
     assert results[-2].text == "error: hang does not answer"
     assert calls == 65
+
+
+def test_a_coroutine_that_ignores_its_cancellation_is_given_up_too() -> None:
+    async def stubborn() -> str:
+        """Go on."""
+        for _ in range(20):
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    async def scenario() -> tuple[ToolResult, int, int]:
+        box = Toolbox([tool_of(stubborn)], timeout_s=0.1)
+        result = await box.run(ToolCall("stubborn"))
+        hanging = box._hung["stubborn"]
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+        return result, hanging, box._hung["stubborn"]
+
+    result, hanging, left = asyncio.run(scenario())
+    assert result.kind == "timeout"
+    assert (hanging, left) == (1, 0)
 
 
 def test_calls_of_one_turn_run_at_the_same_time() -> None:

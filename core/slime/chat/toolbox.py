@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +21,10 @@ from slime.errors import did_you_mean
 #: "unknown": no such tool; "malformed": the call cannot be read
 Kind: TypeAlias = Literal["ok", "error", "timeout", "invalid", "unknown", "malformed"]
 
-#: threads of one tool that may hang before it is not called any more
+#: kind, text, and whether the text was cut
+_Answer: TypeAlias = tuple[Kind, str, bool]
+
+#: calls of one tool that may hang before it is not called any more
 _HUNG = 64
 
 
@@ -43,7 +47,7 @@ class Toolbox:
 
     - Plain functions run in a thread of their own, `async def` ones are awaited in the event loop.
     - A call that takes longer than `timeout_s` is given up.  A coroutine is cancelled; a thread cannot be ended and is
-      left behind, and after 64 of one tool it is not called any more: every further call is a timeout at once.
+      left behind.  While 64 calls of one tool hang, it is not called any more: every further call is a timeout at once.
     - Results of more than `max_chars` characters are cut, and end with a note that says so.
     - A text is taken as it is, bytes as UTF-8 (what is none becomes U+FFFD), None as no output, anything else as JSON
       or, where JSON cannot carry it, as `str` gives it.
@@ -89,67 +93,74 @@ class Toolbox:
 
     async def _timed(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
         started = time.perf_counter()
-        deadline = asyncio.timeout(self._timeout_s)
+        answer = self._start(tool, arguments)
         try:
-            async with deadline:
-                if inspect.iscoroutinefunction(tool.function):
-                    text, cut = _as_text(await tool.function(**arguments), self._max_chars)
-                else:
-                    text, cut = await self._in_thread(
-                        tool, lambda: _as_text(tool.function(**arguments), self._max_chars)
-                    )
-            kind: Kind = "ok"
+            # Not `asyncio.timeout`, which would wait for a tool that ignores its cancellation.
+            await asyncio.wait({answer}, timeout=self._timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            kind, text, cut = "error", f"error: {tool.name} cancelled itself", False
-        except Exception as error:  # noqa: BLE001 - the boundary around the tool
-            if deadline.expired():
-                kind, text, cut = "timeout", f"error: {tool.name} did not answer within {self._timeout_s:g} s", False
-            else:
-                kind = "error"
-                text, cut = _clean(f"error: {type(error).__name__}: {_said(error)}", self._max_chars)
-        return ToolResult(text, kind, tool.name, time.perf_counter() - started, cut)
+            self._abandon(tool, answer)
+            raise
+        seconds = time.perf_counter() - started
+        if not answer.done():
+            self._abandon(tool, answer)
+            text = f"error: {tool.name} did not answer within {self._timeout_s:g} s"
+            return ToolResult(text, "timeout", tool.name, seconds)
+        if answer.cancelled():
+            return ToolResult(f"error: {tool.name} cancelled itself", "error", tool.name, seconds)
+        kind, text, cut = answer.result()
+        return ToolResult(text, kind, tool.name, seconds, cut)
 
-    async def _in_thread(self, tool: Tool, work: Callable[[], tuple[str, bool]]) -> tuple[str, bool]:
-        """`work()` in a thread that does not keep the process alive, so that one that hangs harms nobody."""
+    def _start(self, tool: Tool, arguments: dict[str, Any]) -> asyncio.Future[_Answer]:
+        """The answer to come; it is never an exception."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[tuple[str, bool]] = loop.create_future()
-        # Deadlines of other calls need the loop, and a thread pool would fill up with what hangs.
+        if inspect.iscoroutinefunction(tool.function):
+            return loop.create_task(_awaited(tool.function(**arguments), self._max_chars))
+        answer: asyncio.Future[_Answer] = loop.create_future()
         context = contextvars.copy_context()
 
-        def settle(result: tuple[str, bool] | None, error: BaseException | None) -> None:
-            if done.cancelled():
-                self._hung[tool.name] -= 1
-            elif error is None and result is not None:
-                done.set_result(result)
-            else:
-                # An exception that asyncio gives a meaning of its own must not pass through a future.
-                plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-                done.set_exception(
-                    error if plain and error is not None else RuntimeError(f"{type(error).__name__}: {error}")
-                )
-
         def run() -> None:
-            result, error = None, None
-            try:
-                result = context.run(work)
-            except BaseException as raised:  # noqa: BLE001 - the boundary around the tool, SystemExit included
-                error = raised
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result, error)
+            said = context.run(_called, tool.function, arguments, self._max_chars)
+            with contextlib.suppress(RuntimeError):  # the loop may have ended long ago
+                loop.call_soon_threadsafe(answer.set_result, said)
 
+        # A thread of its own, because a pool would fill up with what hangs; it does not keep the process alive.
         threading.Thread(target=run, name=f"tool-{tool.name}", daemon=True).start()
-        try:
-            return await done
-        except asyncio.CancelledError:
-            self._hung[tool.name] += 1
-            raise
+        return answer
+
+    def _abandon(self, tool: Tool, answer: asyncio.Future[_Answer]) -> None:
+        """Go on without an answer: it counts as hanging until it comes."""
+
+        def came(_: asyncio.Future[_Answer]) -> None:
+            self._hung[tool.name] -= 1
+
+        self._hung[tool.name] += 1
+        answer.add_done_callback(came)
+        if isinstance(answer, asyncio.Task):
+            answer.cancel()
 
     def _told(self, kind: Kind, tool: str, text: str) -> ToolResult:
         text, cut = _clean(f"error: {text}", self._max_chars)
         return ToolResult(text, kind, tool, 0.0, cut)
+
+
+def _called(function: Callable[..., Any], arguments: dict[str, Any], limit: int) -> _Answer:
+    try:
+        return "ok", *_as_text(function(**arguments), limit)
+    except BaseException as error:  # noqa: BLE001 - the boundary around the tool, SystemExit included
+        return _failed(error, limit)
+
+
+async def _awaited(work: Awaitable[Any], limit: int) -> _Answer:
+    try:
+        return "ok", *_as_text(await work, limit)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the boundary around the tool; SystemExit would end the event loop
+        return _failed(error, limit)
+
+
+def _failed(error: BaseException, limit: int) -> _Answer:
+    return "error", *_clean(f"error: {type(error).__name__}: {_said(error)}", limit)
 
 
 def _as_text(value: Any, limit: int) -> tuple[str, bool]:
@@ -175,7 +186,7 @@ def _clean(text: str, limit: int) -> tuple[str, bool]:
     return text.encode("utf-8", "replace").decode("utf-8"), cut
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - an exception of the tool's own that cannot even be printed
