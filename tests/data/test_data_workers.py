@@ -27,7 +27,7 @@ from slime.data.rows import Columns
 from slime.data.tokenize import PromptFormat, tokenize_prompt
 from slime.errors import DataError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 TEMPLATED = PromptFormat(apply_chat_template=True)
 
 

@@ -153,7 +153,7 @@ def test_a_state_is_small_whatever_was_drawn(folder: Path) -> None:
         assert len(json.dumps(source.state_dict())) < 300
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("kind", "streaming"), [("jsonl", False), ("gz", True), ("parquet", True), ("folder", False)])
 def test_the_order_does_not_depend_on_the_workers(folder: Path, kind: str, streaming: bool, workers: int) -> None:

@@ -115,3 +115,33 @@ def test_a_source_that_fails_on_what_was_generated_is_named() -> None:
     finished.samples[0].label = 3  # type: ignore[assignment]  # a label that is none
     with pytest.raises(PluginError, match="data source curious: AttributeError"):
         CheckedSource(Curious(), "data source curious", 1).generated([finished])
+
+
+class Reporting(FaultySource):
+    """Reports of itself, and can be closed."""
+
+    def __init__(self, reported: Any) -> None:
+        super().__init__()
+        self.reported, self.closed = reported, False
+
+    def metrics(self) -> Any:
+        return self.reported
+
+    def close(self) -> None:
+        self.closed = True
+        raise OSError("no such worker")
+
+
+def test_what_a_source_reports_is_numbers() -> None:
+    assert CheckedSource(Reporting({"data/epoch": 1}), "s", 2).metrics() == {"data/epoch": 1.0}
+    assert CheckedSource(FaultySource(), "s", 2).metrics() == {}
+    for value in (float("nan"), "1", None):
+        with pytest.raises(PluginContractError, match=r"s gave the metric 'data/epoch': .*, expected a finite"):
+            CheckedSource(Reporting({"data/epoch": value}), "s", 2).metrics()
+
+
+def test_a_source_that_cannot_be_closed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    source = Reporting({})
+    CheckedSource(source, "data source s", 2).close()
+    CheckedSource(FaultySource(), "s", 2).close()
+    assert source.closed and "data source s cannot be closed" in caplog.text
