@@ -52,4 +52,4 @@ def teach(folder: Path, lesson: Lesson, *, steps: int, seed: int = 0) -> float:
         optimizer.step()
         schedule.step()
     model.save_pretrained(folder)
-    return float(loss)
+    return float(loss.detach())
