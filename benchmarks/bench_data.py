@@ -223,12 +223,43 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
         print(f"\nA look at it as in a dry run: {time.perf_counter() - began:.2f} s ({facts})")
 
 
+def measure_speed(folder: Path, lines: list[str], tokenizer: FastTokenizer, args: argparse.Namespace) -> None:
+    print(f"{args.rows:,} rows, byte-level BPE of {VOCABULARY:,} tokens\n")
+    print(
+        "| file | prompt | template | way | workers | prompts/s | CPU µs a prompt here | in the workers"
+        " | s to the first |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for characters, rows in ((30, args.rows), (120, args.rows), (2_000, args.rows // 10)):
+        jsonl = write_jsonl(folder / f"{characters}.jsonl", questions(lines, rows, characters))
+        parquet = write_parquet(folder / f"{characters}.parquet", questions(lines, rows, characters))
+        sample = [row["prompt"] for row in questions(lines, 200, characters)]
+        tokens = sum(map(len, (tokenizer.encode(text, add_special_tokens=False) for text in sample))) / 200
+        for path, chat, streaming in (
+            (jsonl, False, False),
+            (jsonl, True, False),
+            (jsonl, False, True),
+            (parquet, False, True),
+            (parquet, False, False),
+        ):
+            for workers in args.workers:
+                how = options(workers=workers, streaming=streaming, chat=chat)
+                found = speed(path, rows, tokenizer, how)
+                way, kind = "streamed" if streaming else "whole", path.suffix[1:]
+                print(
+                    f"| {kind} | {tokens:.0f} tokens | {'chat' if chat else 'none'} | {way} | {workers} |"
+                    f" {found.per_second:,.0f} | {found.own_us:.1f} | {found.worker_us:.1f} |"
+                    f" {found.first_s:.2f} |",
+                    flush=True,
+                )
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--draw-big"]:
         draw_big(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=200_000, help="0: no table of speeds")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--big-gb", type=float, default=5.0, help="0: no big file")
     parser.add_argument("--big-rows", type=int, default=400_000)
@@ -240,32 +271,8 @@ def main() -> None:
         tokenizer = trained(lines)
         definition = folder / "tokenizer.json"
         tokenizer.backend_tokenizer.save(str(definition))
-        print(f"{args.rows:,} rows, byte-level BPE of {VOCABULARY:,} tokens\n")
-        print(
-            "| file | prompt | template | way | workers | prompts/s | CPU µs a prompt here | in the workers | s to the first |"
-        )
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        for characters, rows in ((30, args.rows), (120, args.rows), (2_000, args.rows // 10)):
-            jsonl = write_jsonl(folder / f"{characters}.jsonl", questions(lines, rows, characters))
-            parquet = write_parquet(folder / f"{characters}.parquet", questions(lines, rows, characters))
-            sample = [row["prompt"] for row in questions(lines, 200, characters)]
-            tokens = sum(map(len, (tokenizer.encode(text, add_special_tokens=False) for text in sample))) / 200
-            for path, chat, streaming in (
-                (jsonl, False, False),
-                (jsonl, True, False),
-                (jsonl, False, True),
-                (parquet, False, True),
-                (parquet, False, False),
-            ):
-                for workers in args.workers:
-                    how = options(workers=workers, streaming=streaming, chat=chat)
-                    found = speed(path, rows, tokenizer, how)
-                    way, kind = "streamed" if streaming else "whole", path.suffix[1:]
-                    print(
-                        f"| {kind} | {tokens:.0f} tokens | {'chat' if chat else 'none'} | {way} | {workers} |"
-                        f" {found.per_second:,.0f} | {found.own_us:.1f} | {found.worker_us:.1f} | {found.first_s:.2f} |",
-                        flush=True,
-                    )
+        if args.rows:
+            measure_speed(folder, lines, tokenizer, args)
         if args.big_gb:
             measure_big(folder, lines, definition, args)
 

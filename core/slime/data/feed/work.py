@@ -80,11 +80,21 @@ class Work:
         return [one for one in drawn if one is not None]
 
     def _blocks(self, job: BlocksJob) -> list[Drawn]:
+        if job.parts > 1:
+            return self._part(job)
         rows = [(file, *placed) for file, block in job.blocks for placed in self._readers[file].block(block)]
         if job.shuffle is not None:
             random.Random(job.shuffle).shuffle(rows)
-        part = rows[len(rows) * job.part // job.parts : len(rows) * (job.part + 1) // job.parts]
-        return [_drawn(*one) for one in part]
+        return [_drawn(*one) for one in rows]
+
+    def _part(self, job: BlocksJob) -> list[Drawn]:
+        """Of a large block only the rows that are wanted become objects."""
+        [(file, block)] = job.blocks
+        places = list(self._readers[file].block_places(block))
+        if job.shuffle is not None:
+            random.Random(job.shuffle).shuffle(places)
+        part = places[len(places) * job.part // job.parts : len(places) * (job.part + 1) // job.parts]
+        return [_drawn(file, *one) for one in zip(part, self._readers[file].rows_at(part), strict=True)]
 
     def _tokenize(self, drawn: list[Drawn], encode: BatchEncoder) -> None:
         texts, asked = [], []

@@ -15,6 +15,9 @@ from slime.data.readers.unpacked import Unpacked
 from slime.data.rows import Columns, require_columns
 from slime.errors import DataError
 
+#: rows of a batch of an unpacked file
+_BATCH = 16 * ROWS
+
 
 class RowGroups(Table):
     """A Parquet file whose blocks are its row groups: one of them is in memory at a time."""
@@ -55,10 +58,13 @@ class RowGroups(Table):
         low, high = self._range(number)
         return max(1, -(-(high - low) // ROWS))
 
+    def block_places(self, number: int) -> range:
+        """The numbers of a group's rows."""
+        return range(*self._range(number))
+
     def block(self, number: int) -> list[Placed]:
         """The rows of a group."""
-        low, high = self._range(number)
-        numbers = range(low, high)
+        numbers = self.block_places(number)
         return list(zip(numbers, self.rows_at(numbers), strict=True))
 
     def block_range(self, first: int, last: int) -> str:
@@ -107,9 +113,10 @@ class ArrowRows(Table):
         self._unpacked: Unpacked | None = unpacked
         self._path, self._per_batch = unpacked.path, per_batch
         self._file: Any = None
+        self._batches: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_file": None, "_unpacked": None}
+        return self.__dict__ | {"_file": None, "_batches": {}, "_unpacked": None}
 
     def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as dictionaries."""
@@ -119,13 +126,15 @@ class ArrowRows(Table):
             self._file = pa.ipc.open_file(pa.memory_map(self._path, "r"))
         values: list[dict[str, Any]] = []
         for number in numbers:
-            batch = self._file.get_batch(number // self._per_batch)
-            values += batch.slice(number % self._per_batch, 1).to_pylist()
+            batch, row = divmod(number, self._per_batch)
+            if batch not in self._batches:
+                self._batches[batch] = self._file.get_batch(batch)  # names what is mapped, copies nothing
+            values += self._batches[batch].slice(row, 1).to_pylist()
         return values
 
     def close(self) -> None:
         """What was unpacked is gone."""
-        self._file = None
+        self._file, self._batches = None, {}
         if self._unpacked is not None:
             self._unpacked.close()
             self._unpacked = None
@@ -155,18 +164,18 @@ def unpack_parquet(name: str, path: str, columns: Columns) -> ArrowRows:
                 pending.append(batch)
                 held += batch.num_rows
                 rows += batch.num_rows
-                while held >= ROWS:
-                    # Batches end with their row group; rows are found by division, so all but the last have ROWS.
+                while held >= _BATCH:
+                    # Batches end with their row group; rows are found by division, so all but the last are as long.
                     table = pa.Table.from_batches(pending).combine_chunks()
-                    out.write_table(table.slice(0, ROWS))
-                    rest = table.slice(ROWS)
+                    out.write_table(table.slice(0, _BATCH))
+                    rest = table.slice(_BATCH)
                     pending, held = rest.to_batches(), rest.num_rows
             if held:
                 out.write_table(pa.Table.from_batches(pending).combine_chunks())
 
     with _errors(name):
         unpacked = Unpacked(write, name)
-    return ArrowRows(name, unpacked, columns, rows, ROWS)
+    return ArrowRows(name, unpacked, columns, rows, _BATCH)
 
 
 @contextmanager

@@ -61,6 +61,10 @@ class Reader(ABC):
     def block(self, number: int) -> list[Placed]:
         """The rows of a block, in their order; a block may have none."""
 
+    def block_places(self, number: int) -> Sequence[int]:
+        """The places of a block's rows, for formats whose blocks have parts."""
+        return [place for place, _ in self.block(number)]
+
     def parts(self, number: int) -> int:  # noqa: ARG002 - for formats whose blocks may be large
         """Pieces in which a block's rows are handled."""
         return 1
