@@ -51,8 +51,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(root: Path, example: str, *words: str) -> list[dict[str, Any]]:
     slime = str(Path(sys.executable).with_name("slime"))
     short = ["--rollout-batch-size", "4", "--global-batch-size", "32", "--startup-timeout-s", "300"]
-    run([slime, "train", str(EXAMPLES / example / "grpo.toml"), "--run-name", example, *short, *words], root)
-    lines = (root / "outputs" / example / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    run([slime, "train", str(EXAMPLES / example / "grpo.toml"), "--run-name", f"{example}-run", *short, *words], root)
+    lines = (root / "outputs" / f"{example}-run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if "ledger/taken" in row]
 
 
@@ -72,7 +72,7 @@ def test_the_curriculum_begins_with_the_easiest_and_moves(root: Path) -> None:
         root, "curriculum", "--num-rollout", "3", "--data-source.window", "32", "--data-source.raise-above", "0"
     )
     assert [step["curriculum/level"] for step in steps] == [2, 3, 4]
-    rows = (root / "outputs/curriculum/rollouts/000000.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (root / "outputs/curriculum-run/rollouts/000000.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.loads(row)["label"] for row in rows} == {"a"}
 
 
@@ -84,7 +84,7 @@ def test_with_replay_less_is_generated_and_no_group_is_used_too_often(root: Path
     assert sum(step.get("rollout/reused", 0) for step in steps) > 0
     assert sum(step["rollout/groups_generated"] for step in steps) < 16
     uses: dict[int, int] = {}
-    for file in sorted((root / "outputs/replay-buffer/rollouts").glob("0*.jsonl")):
+    for file in sorted((root / "outputs/replay-buffer-run/rollouts").glob("0*.jsonl")):
         groups = {json.loads(row)["group"] for row in file.read_text(encoding="utf-8").splitlines()}
         assert len(groups) == 4
         for group in groups:
