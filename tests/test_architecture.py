@@ -50,8 +50,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "checkpoint": _CONFIGURED | {"data", "observe", "rollout", "train", "weights"},
     "cluster": _ENGINES | {"engine", "weights", "train", "rollout", "checkpoint"},
     "loop": _CONFIGURED | {"observe", "cluster"},
+    "evaluate": _CONFIGURED | {"observe", "cluster"},
     "scaffold": _BASE | {"plugins"},
-    "cli": _ENGINES | {"scaffold", "testing", "engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop"},
+    "cli": _ENGINES
+    | {"scaffold", "testing", "engine", "weights", "train", "rollout", "checkpoint", "cluster", "loop", "evaluate"},
 }
 #: what slime's own plugins may use of slime: what a third party may
 PUBLIC = frozenset({"plugin", "types", "errors", "data", "sandbox", "chat", "sessions"})
@@ -79,6 +81,7 @@ LIGHT = frozenset(
         "observe",
         "rollout",
         "loop",
+        "evaluate",
     }
 )
 LIGHT_FILES = [path for path in CORE_SOURCES if path.relative_to(CORE).parts[0].removesuffix(".py") in LIGHT] + [

@@ -10,8 +10,8 @@ import pytest
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.cli.preflight_tokenizer import load_tokenizer
-from slime.data.light_tokenizer import LightTokenizer
 from slime.data import tokenize_prompt
+from slime.data.light_tokenizer import LightTokenizer
 from slime.errors import ConfigError
 
 CHAT = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "1+1=?\n"}]

@@ -19,11 +19,11 @@ from slime.config.eval_sets import eval_sets
 Refused = Callable[..., str]
 
 
-class Loop(ModuleType):
+class Evaluation(ModuleType):
     """Stands where Ray would start, and remembers how it was called."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.evaluate")
         self.calls: list[tuple[Any, ...]] = []
 
     def evaluate(self, *arguments: Any) -> int:
@@ -32,12 +32,12 @@ class Loop(ModuleType):
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+def evaluation(monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     import slime
 
-    module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    module = Evaluation()
+    monkeypatch.setitem(sys.modules, "slime.evaluate", module)
+    monkeypatch.setattr(slime, "evaluate", module, raising=False)
     return module
 
 
@@ -89,10 +89,10 @@ def test_a_dry_run_says_what_would_be_evaluated(slime: Slime, words: list[str], 
 
 
 def test_a_model_folder_is_evaluated_without_any_option_of_training(
-    slime: Slime, words: list[str], loop: Loop, described_model: Path
+    slime: Slime, words: list[str], evaluation: Evaluation, described_model: Path
 ) -> None:
     assert slime("eval", *words, "--run-name", "e").code == 0
-    [(config, run_dir, _plugins, checkpoint, _exporting)] = loop.calls
+    [(config, run_dir, _plugins, checkpoint, _exporting)] = evaluation.calls
     assert (config.checkpoint.hf_checkpoint, checkpoint) == (str(described_model), None)
     assert (config.data.prompt_data, config.rollout.rollout_batch_size) == (RunConfig().data.prompt_data, None)
     assert run_dir == Path("outputs/e")
@@ -100,10 +100,10 @@ def test_a_model_folder_is_evaluated_without_any_option_of_training(
 
 
 def test_a_checkpoint_brings_the_options_of_its_run_and_flags_win(
-    slime: Slime, loop: Loop, checkpoint: Path, prompts: Path
+    slime: Slime, evaluation: Evaluation, checkpoint: Path, prompts: Path
 ) -> None:
     assert slime("eval", str(checkpoint), "--eval-temperature", "0.5", "--run-name", "e").code == 0
-    [(config, run_dir, _plugins, saved, exporting)] = loop.calls
+    [(config, run_dir, _plugins, saved, exporting)] = evaluation.calls
     assert isinstance(saved, Checkpoint)
     assert (saved.path, saved.rollouts_done) == (checkpoint / "rollout_000002", 2)
     [own] = eval_sets(config)
@@ -114,23 +114,25 @@ def test_a_checkpoint_brings_the_options_of_its_run_and_flags_win(
     assert run_dir == Path("outputs/e")
 
 
-def test_the_run_folder_of_a_checkpoints_run_is_left_alone(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+def test_the_run_folder_of_a_checkpoints_run_is_left_alone(
+    slime: Slime, evaluation: Evaluation, checkpoint: Path
+) -> None:
     assert slime("eval", str(checkpoint)).code == 0
-    assert loop.calls[0][1].name.startswith("eval_")
+    assert evaluation.calls[0][1].name.startswith("eval_")
 
 
-def test_one_checkpoint_of_several_can_be_named(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+def test_one_checkpoint_of_several_can_be_named(slime: Slime, evaluation: Evaluation, checkpoint: Path) -> None:
     assert slime("eval", str(checkpoint / "rollout_000002")).code == 0
-    assert loop.calls[0][3].path == checkpoint / "rollout_000002"
+    assert evaluation.calls[0][3].path == checkpoint / "rollout_000002"
 
 
 def test_a_supervised_runs_model_is_asked_for_answers(
-    slime: Slime, loop: Loop, tmp_path: Path, words: list[str]
+    slime: Slime, evaluation: Evaluation, tmp_path: Path, words: list[str]
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[algorithm]\nloss_type = "sft_loss"\n[generator]\nname = "supervised"\n')
     assert slime("eval", str(file), "--hf-checkpoint", *words).code == 0
-    assert loop.calls[0][0].generator_name == "single_turn"
+    assert evaluation.calls[0][0].generator_name == "single_turn"
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ def run(argv: Sequence[str]) -> int:
         print(f"slime: note: {note}", file=sys.stderr)
     make_run_folder(checked.run_dir, checked.config)
 
-    # The loop brings Ray with it; nothing above this line needs it.
-    from slime import loop
+    # It brings Ray with it; nothing above this line needs it.
+    from slime import evaluate
 
-    return loop.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
+    return evaluate.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
 
 
 def _plan(request: EvalRequest, checked: Preflight, notes: list[str]) -> Iterator[str]:

@@ -112,8 +112,8 @@ def function_problems(config: RunConfig) -> Iterator[str]:
         yield "--group-rm has no effect: it says how the function of --custom-rm-path is called"
     if reward.reward_key is not None and reward.terms:
         yield (
-            f"--reward-key {reward.reward_key} chooses a part of the run's only reward, and [[reward.terms]] are several;"
-            " state reward-key in the term of a function"
+            f"--reward-key {reward.reward_key} chooses a part of the run's only reward, and [[reward.terms]] are"
+            " several; state reward-key in the term of a function"
         )
 
 

@@ -148,8 +148,8 @@ class RolloutOptions(Section):
     over_sampling_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="prompts begun for a batch: those that finish first are the batch and the others are aborted; with a"
-        " buffer filter, it chooses from all of them; default: --rollout-batch-size",
+        description="prompts begun for a batch: those that finish first are the batch and the others are aborted; with"
+        " a buffer filter, it chooses from all of them; default: --rollout-batch-size",
     )
     partial_rollout: bool = Field(
         default=False,
