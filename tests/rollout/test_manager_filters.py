@@ -42,7 +42,7 @@ class Mine(RolloutDataSource):
 @pytest.fixture
 def config(prompt_file: Path) -> RunConfig:
     return RunConfig(
-        data=DataOptions(prompt_data=str(prompt_file)),
+        data=DataOptions(prompt_data=[str(prompt_file)]),
         rollout=RolloutOptions(
             num_rollout=4,
             rollout_batch_size=3,
