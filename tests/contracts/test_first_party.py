@@ -11,8 +11,9 @@ from slime.plugins import Component, survey_plugins
 from slime.plugins.kinds import KINDS
 from slime.testing.check import check_component
 
-#: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones
-SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model"}
+#: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones; and the
+#: generator that needs an environment, in tests/sessions/test_verifiers.py
+SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model", "generators/verifiers_env"}
 OWN = [one for one in survey_plugins().components() if one.found.own and one.id not in SERVED]
 #: what components cannot be built without
 NEEDED: dict[str, dict[str, Any]] = {

@@ -192,7 +192,7 @@ def test_an_agent_that_fills_its_context_is_truncated_and_not_failed() -> None:
     [sample] = work(black_box("talks_on"), [Say.text("well")])
     assert sample.status is Status.TRUNCATED
     assert sample.response_length <= SAMPLING.max_new_tokens
-    assert sample.metrics["agent/refused"] == 1.0
+    assert sample.metrics["agent/refused"] == 1.0 and sample.metrics["agent/errors"] == 0.0
 
 
 def test_a_request_that_its_client_gives_up_is_cancelled_and_not_trained_on() -> None:

@@ -166,6 +166,9 @@ def test_a_sample_keeps_its_prompt_where_the_agent_asked_with_its_very_tokens() 
             own.prompt = [user("hi")]
             [sample] = talk.samples(own)
             assert sample.prompt == own.prompt and sample.index == own.index
+            own.tokens = encode("hi")
+            [same_words] = talk.samples(own)
+            assert same_words.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
             [other] = talk.samples(make_sample("hello", None))
             assert other.prompt == [{"role": "user", "content": "hi"}]
 

@@ -18,7 +18,7 @@ from tests.sessions.talking import run
 
 from slime.data.prompt_dataset import PromptFile
 from slime.plugin import Sample, SamplingParams, Status
-from slime.testing import Say, ScriptedPolicy, decode, make_context, make_sample
+from slime.testing import Say, ScriptedPolicy, assert_generator_contract, decode, make_context, make_sample
 from slime_generators.options import VerifiersOptions
 from slime_generators.verifiers_env.generator import VerifiersEnv
 
@@ -153,6 +153,11 @@ def test_its_rewards_metrics_and_turns_become_the_samples(folder: Path) -> None:
     assert right.status is Status.COMPLETED and right.response == "1"
     assert sum(right.loss_mask or []) == len("let me think") + len("1"), "both turns, in one sequence"
     assert {call.sampling.temperature for call in policy.calls} == {1.0}, "the run's, not the harness's"
+
+
+def test_it_keeps_the_contract_of_generators(folder: Path) -> None:
+    generator = VerifiersEnv(VerifiersOptions(taskset="sums_v1", path=(folder,)), make_context())
+    assert_generator_contract(generator, samples=tasks(folder)[:2])
 
 
 def test_what_goes_wrong_in_it_fails_its_sample_alone(folder: Path) -> None:

@@ -136,10 +136,13 @@ def _sample(path: Sequence[Node], trained: set[Node], like: Sample, template: Ch
         mask += [0 if masked else 1] * len(node.tokens)
         log_probs += [0.0] * len(node.tokens) if masked else node.log_probs
         messages.append({"role": "assistant", "content": node.text})
-    same_prompt = root.new_tokens == like.tokens
+    prompt: str | list[dict[str, Any]] = like.prompt
+    if root.new_tokens != like.tokens:
+        # The data's messages in other tokens, with tools perhaps: the text tells it from the data's prompt.
+        prompt = template.text(root.new_tokens) if root.messages == like.prompt else root.messages
     sample = replace(
         like,
-        prompt=like.prompt if same_prompt else root.messages,
+        prompt=prompt,
         tokens=root.new_tokens + response,
         response_length=len(response),
         response=template.plain_text(leaf.tokens),

@@ -126,7 +126,7 @@ def _finished(sample: Sample, session: Session, run: _Run, *, late: int) -> list
         "agent/late_requests": float(late),
         "agent/tool_calls": float(counts.tool_calls),
         "agent/timeouts": float(run.timed_out),
-        "agent/errors": float(run.error is not None),
+        "agent/errors": float(run.error is not None and not session.full),
         "agent/seconds": run.seconds,
     }
     sample.non_generation_time += max(0.0, run.seconds - session.engine_seconds)

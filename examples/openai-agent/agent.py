@@ -1,0 +1,41 @@
+"""An agent for sums, as anybody writes one: OpenAI's client, a question, and a look at the answer.
+
+It knows nothing of slime, and runs against any OpenAI-compatible server:
+
+    OPENAI_API_KEY=... python examples/openai-agent/agent.py https://api.openai.com/v1 gpt-5-mini "27+58="
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from openai import OpenAI
+
+#: questions and objections of one task
+TRIES = 3
+
+
+def solve(base_url: str, api_key: str, model: str, messages: list[dict[str, Any]]) -> str:
+    """The model's answer to a sum, after objections where its last digit cannot be right."""
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        talk: list[Any] = list(messages)
+        for _ in range(TRIES):
+            answer = client.chat.completions.create(model=model, messages=talk, temperature=0.2)
+            said = (answer.choices[0].message.content or "").strip()
+            if last_digit_fits(str(messages[-1]["content"]), said):
+                break
+            talk += [answer.choices[0].message, {"role": "user", "content": "no. again"}]
+    return said
+
+
+def last_digit_fits(question: str, answer: str) -> bool:
+    """Casting out tens: the sum of the last digits is the last digit of the sum."""
+    first, _, second = question.rstrip("= ").partition("+")
+    return answer[-1:] == str((int(first) + int(second)) % 10)
+
+
+if __name__ == "__main__":
+    base_url, model, question = sys.argv[1:]
+    print(solve(base_url, os.environ["OPENAI_API_KEY"], model, [{"role": "user", "content": question}]))

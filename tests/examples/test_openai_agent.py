@@ -1,0 +1,70 @@
+"""The openai-agent example in short: the agent is nobody's, and one rollout of its run works with real engines."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "openai-agent"
+
+
+def test_the_agent_knows_nothing_of_slime() -> None:
+    tree = ast.parse((EXAMPLE / "agent.py").read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert modules == {"__future__", "typing", "openai", "os", "sys"}
+
+
+@pytest.mark.parametrize(("answer", "fits"), [("85", True), ("75", True), ("84", False), ("", False), ("eight", False)])
+def test_it_objects_to_a_last_digit_that_cannot_be(answer: str, fits: bool) -> None:
+    spec = importlib.util.spec_from_file_location("openai_agent_example", EXAMPLE / "agent.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.last_digit_fits("27+58=", answer) is fits
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(700)
+def test_a_rollout_of_the_agent_is_trained_on(tmp_path: Path) -> None:
+    quickstart = ROOT / "examples" / "quickstart"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    work = tmp_path / "outputs" / "quickstart"
+    for script, target in (("make_model.py", "warm_start"), ("make_data.py", "data")):
+        subprocess.run([sys.executable, str(quickstart / script), str(work / target)], check=True, env=environment)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    held_out = work / "data" / "held_out.jsonl"
+    held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:8]))
+    flags = ["--num-rollout", "2", "--rollout-batch-size", "4", "--global-batch-size", "32", "--eval-interval", "2"]
+    flags += ["--skip-eval-before-train"]
+    done = subprocess.run(
+        [sys.executable, "-m", "slime.cli.main", "train", str(EXAMPLE / "grpo.toml"), *flags, "--run-name", "short"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in (tmp_path / "outputs/short/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in found if "time/step" in row]
+    assert len(steps) == 2
+    for step in steps:
+        assert step["rollout/failed"] == 0
+        # A random model is wrong nine times in ten: the agent objects, as often as there is room for it.
+        assert 1.2 < step["rollout/agent/requests"] <= 3
+        assert step["rollout/agent/errors"] == step["rollout/agent/timeouts"] == 0
+    # The trainer's own numbers for the very tokens: masks, positions and log-probs of all turns fit.
+    assert steps[0]["train/logprob_gap_max"] < 1e-4
+    evaluation = next(row for row in found if "eval/held_out" in row)
+    assert evaluation["eval/held_out/agent/requests"] > 1.2
