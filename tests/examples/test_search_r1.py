@@ -40,7 +40,7 @@ def run(words: list[str], folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,7 +134,7 @@ def test_a_call_is_a_handful_of_tokens_and_any_text_has_some(root: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1700)
 def test_both_runs_work_and_train_on_what_the_model_wrote_and_nothing_else(root: Path) -> None:
     from transformers import AutoTokenizer
 
