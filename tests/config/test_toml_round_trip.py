@@ -51,7 +51,10 @@ configs = st.builds(
     RunConfig,
     run=st.builds(RunOptions, output_dir=texts, run_name=st.none() | texts, seed=st.integers(0, 2**31)),
     data=st.builds(
-        DataOptions, prompt_data=st.none() | texts, label_key=st.none() | texts, apply_chat_template=st.booleans()
+        DataOptions,
+        prompt_data=st.none() | texts | st.lists(texts, max_size=3),
+        label_key=st.none() | texts,
+        apply_chat_template=st.booleans(),
     ),
     rollout=st.builds(
         RolloutOptions,

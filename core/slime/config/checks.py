@@ -62,6 +62,9 @@ def prompts(config: RunConfig) -> Iterator[str]:
             yield f"--tool-key {data.tool_key} needs --apply-chat-template: the template tells the model about tools"
         if data.apply_chat_template_kwargs:
             yield "--apply-chat-template-kwargs has no effect without --apply-chat-template"
+    for name, value in data.apply_chat_template_kwargs.items():
+        if value is None:
+            yield f"--apply-chat-template-kwargs: {name!r} is null, which a run file cannot hold. Leave it out"
     for name in _TOLD:
         if name in data.apply_chat_template_kwargs:
             yield f"--apply-chat-template-kwargs: {name!r} is not for users to state, slime does"
