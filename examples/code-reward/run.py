@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
     loss = teach(ROOT / WORK / "model", lesson, steps=300)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: programs run, and those that pass are made likelier", flush=True)
-    return reward_rises("code-reward", train("code-reward", words), by=0.2, started=started)
+    return reward_rises("code-reward", train("code-reward", words), by=0.1, started=started)
 
 
 if __name__ == "__main__":
