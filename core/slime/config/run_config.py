@@ -159,7 +159,7 @@ class RunConfig(BaseModel):
         """A run file that gives this configuration again."""
         tables: dict[str, dict[str, Any]] = {}
         for name in SECTIONS:
-            tables[name] = getattr(self, name).model_dump(by_alias=True, mode="json", exclude_none=True)
+            tables[name] = getattr(self, name).model_dump(by_alias=True, exclude_none=True)
         if self.data.label_key is None:
             tables["data"]["label_key"] = "none"
         for slot, (section, key) in COMPONENTS.items():
