@@ -32,11 +32,20 @@ def test_a_good_component_is_one_line(install_reward: Any, capsys: pytest.Captur
 
 def test_a_broken_rule_is_named_and_fails_the_command(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("math", "boxed", impl=SHORT)
-    assert run(["check", "math"]) == 1
+    assert run(["check", "slime-reward-math"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("broken  reward math/boxed")
     assert "returned 6 rewards for 7 samples, expected one each" in out
     assert out.endswith("1 component checked, 1 with problems\n")
+
+
+def test_a_name_of_a_component_and_of_a_plugin_means_both(
+    install_reward: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_reward("math", "boxed", impl=GOOD)
+    assert run(["check", "math"]) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert "reward rewards/math" in first and "reward math/boxed" in second
 
 
 def test_without_ids_everything_of_a_kind_and_every_broken_plugin_counts(

@@ -101,8 +101,9 @@ def model_reward(
 
 
 def _key(options: ScoreOptions, context: Context) -> str:
-    """The function's own `reward_key`, else `--reward-key`."""
-    return options.reward_key or context.config.reward.reward_key or "score"
+    """The function's own `reward_key`, else `--reward-key`, where there is a run."""
+    run = None if context.config is None else context.config.reward.reward_key
+    return options.reward_key or run or "score"
 
 
 def _reward(answer: object, key: str) -> Reward:

@@ -76,7 +76,7 @@ class ToolLoop:
             if metrics.turns == self._max_turns:
                 cut = "max_turns"
                 break
-            # The engine's report has a row per token: nothing to keep while the tools and the next answer take their time.
+            # The engine's report has a row per token: nothing to keep while tools and the next answer take their time.
             del answer
             messages = await self._run(calls, metrics)
             new = talk.continuation(messages)

@@ -9,7 +9,7 @@ from slime.plugins.kinds import KINDS
 
 
 def selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component]:
-    """The components called `name`: NAME, PLUGIN/NAME, or the id or package of a plugin, which means all of it.
+    """The components called `name`: NAME, PLUGIN/NAME, and the id or package of a plugin, which means all of it.
 
     kind    of components; None: any
 
@@ -24,10 +24,10 @@ def selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component]
             raise
         except PluginNotFoundError:
             continue
-    found = found or [
+    found += [
         component
         for component in plugins.components(kind)
-        if name == component.plugin or canonical(name) == canonical(component.distribution)
+        if component not in found and (name == component.plugin or canonical(name) == canonical(component.distribution))
     ]
     if found:
         return found
