@@ -169,6 +169,34 @@ def test_an_abort_is_told_to_every_engine_by_the_name_of_the_request(
     assert (router.requests, one.requests, two.requests) == (1, 2, 2)
 
 
+def test_a_request_that_waits_for_its_turn_is_aborted_without_being_sent(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    aborted = threading.Event()
+
+    def reply(number: int) -> tuple[int, bytes]:
+        if number == 1:  # the one request that is sent; the message that ends it is the second
+            aborted.wait(10)
+        else:
+            aborted.set()
+        return 200, answer()
+
+    stub, names = faulty_engine(reply), [letter * 32 for letter in "abc"]
+
+    async def run() -> list[Generation]:
+        async with HttpPolicyClient(stub.url, timeout_s=20, concurrency=1) as client:
+            asked = [asyncio.ensure_future(client.generate(PROMPT, ONE, rid=name)) for name in names]
+            while not stub.requests:
+                await asyncio.sleep(0.01)
+            await client.abort(names)
+            return await asyncio.gather(*asked)
+
+    sent, *others = asyncio.run(run())
+    assert stub.requests == 2
+    assert sent.finish_reason == "stop"
+    assert [(one.tokens, one.finish_reason, one.weight_versions) for one in others] == [([], "abort", [])] * 2
+
+
 def test_an_engine_that_takes_no_abort_is_an_error_that_names_it(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (500, b"{}"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -165,6 +165,30 @@ def test_prompts_are_added_while_others_are_on_their_way_when_too_few_can_pass()
     assert first.metrics()["rollout/rounds"] == 2
     assert first.dropped == {"bad": 2}
     assert [(group.index, reason) for group, reason in first.dropped_groups] == [(1, "bad"), (2, "bad")]
+
+
+def test_a_filter_that_drops_two_of_three_does_not_use_up_the_rounds() -> None:
+    run = OverSampling(StubEngines(1), want=64, draw=96, sampling=drop_where(lambda g: g % 3 != 0))
+    [first] = asyncio.run(run.collect(0))
+    assert len(first.groups) == 64
+    assert first.metrics()["rollout/rounds"] == 2, "some 190 prompts, 96 of them at first"
+
+
+def test_groups_that_are_finished_while_the_rest_is_aborted_are_told_as_buffered() -> None:
+    # Group 2 ends while the requests of group 0 are being aborted: after the batch was chosen.
+    class Late(Paced):
+        async def abort(self, rids: Collection[str]) -> None:
+            for _ in range(3 * LIMIT):
+                await asyncio.sleep(0)
+            await super().abort(rids)
+
+        def pace(self, tokens: Sequence[int]) -> int:
+            return {0: 1000, 2: 2}.get(tokens[0], 1)
+
+    run = OverSampling(Late(lambda _: False), aborting=Aborting(keep=True))
+    [first] = asyncio.run(run.collect(0))
+    assert indices(first.groups) == [1, 3]
+    assert first.metrics()["rollout/buffer_size"] == len(run.ledger.buffer) == 1
 
 
 def test_batches_that_overlap_abort_their_own_prompts_only() -> None:

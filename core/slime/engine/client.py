@@ -32,6 +32,8 @@ _KEEP_ALIVE_S = 4.0
 #: messages to the engines at once, and seconds that each may take, when requests are aborted
 _ABORTS_AT_ONCE = 32
 _ABORT_TIMEOUT_S = 30.0
+#: what the answer to an aborted request says that no engine has seen
+_NOT_SENT = {"finish_reason": {"type": "abort", "message": "aborted before the request was sent"}}
 
 
 class HttpPolicyClient:
@@ -60,6 +62,8 @@ class HttpPolicyClient:
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._slots = FairSlots(concurrency)
+        #: name of a request that has no slot yet -> whether it was aborted meanwhile
+        self._unsent: dict[str, bool] = {}
         self._connect_attempts = connect_attempts
         self._connect_backoff_s = connect_backoff_s
         self._vocab_size = vocab_size
@@ -106,24 +110,34 @@ class HttpPolicyClient:
         self._check_tokens(tokens)
         body = _request_body(tokens, sampling, rid)
         headers = _HEADERS if session is None else {**_HEADERS, _SESSION_HEADER: session}
-        async with self._slots.of(evaluation=sampling.evaluation):
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await self._post(body, headers)
-            except TimeoutError:
-                raise DeadlineError(
-                    f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens "
-                    f"(max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's log."
-                ) from None
+        name = rid or ""
+        try:
+            if rid is not None:
+                self._unsent[rid] = False
+            async with self._slots.of(evaluation=sampling.evaluation):
+                if self._unsent.pop(name, False):
+                    return Generation([], [], "abort", [], _NOT_SENT)
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        answer = await self._post(body, headers)
+                except TimeoutError:
+                    raise DeadlineError(
+                        f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens "
+                        f"(max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's log."
+                    ) from None
+        finally:
+            self._unsent.pop(name, None)  # cancelled while it waited
         return self._generation(answer)
 
     async def abort(self, rids: Collection[str]) -> None:
         """End the requests of these names: they are answered with what they have, finish reason "abort".
 
-        Every engine is told of every one and ignores those it does not have; a request that is still on its way to an
-        engine is not ended.  Raises `EngineError` when an engine does not take the message.
+        Every engine is told of every one that was sent and ignores those it does not have; a request that is still on
+        its way to an engine is not ended.  One that waits here is not sent any more.  Raises `EngineError` when an engine does not take the message.
         """
         at_once = asyncio.Semaphore(_ABORTS_AT_ONCE)
+        sent = [rid for rid in rids if rid not in self._unsent]
+        self._unsent |= {rid: True for rid in rids if rid in self._unsent}
 
         async def tell(url: URL, rid: str) -> None:
             async with at_once:
@@ -139,7 +153,7 @@ class HttpPolicyClient:
             if response.status != 200:
                 raise EngineError(f"POST {url}: status {response.status}")
 
-        await asyncio.gather(*(tell(url, rid) for url in self._abort_urls for rid in rids))
+        await asyncio.gather(*(tell(url, rid) for url in self._abort_urls for rid in sent))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:

@@ -110,6 +110,7 @@ class Collector:
         finally:
             mine.set()
             self._turns.remove(mine)
+        collected.buffered_ages = [group.age for group in self._ledger.buffer.groups(rollout)]
         self._ledger.check()
         return collected
 
@@ -152,7 +153,6 @@ class Collector:
             return False
         _require_trainable(rollout, collected.groups)
         self._ledger.choose(collected.groups, rollout)
-        collected.buffered_ages = [group.age for group in self._ledger.buffer.groups(rollout)]
         return True
 
     def _drop(self, groups: Sequence[Group], selection: Selection, collected: Collected) -> None:

@@ -84,9 +84,10 @@ class FirstFinished(Collector):
 
     def _add(self, rollout: int, count: int, draw: Draw, collected: Collected) -> None:
         groups = self._ledger.take(count, rollout)
-        collected.rounds += 1
         collected.resumed += sum(_begun(sample) for group in groups for sample in group.samples)
         draw.add(groups)
+        # Groups are replaced as they are dropped, few at a time: what counts as a round is the prompts of a first draw.
+        collected.rounds = -(-(len(collected.generated) + draw.outstanding) // self._draw)
 
     def _give_back(self, rollout: int, unfinished: Sequence[Unfinished], collected: Collected) -> None:
         collected.given_back = len(unfinished)
