@@ -51,6 +51,16 @@ def test_groups_come_from_every_format(kind: str, streaming: bool, tmp_path: Pat
     assert (sample.tokens, sample.label, sample.metadata) == ([ord("q"), ord("3")], "3", {"row": 3})
 
 
+def test_what_is_done_to_a_conversation_reaches_no_sibling(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"prompt": [{"role": "user", "content": "q"}]}) + "\n")
+    [first, second] = prompts(file, label_key=None, apply_chat_template=True).take(1)[0].samples
+    assert isinstance(first.prompt, list) and isinstance(second.prompt, list)
+    first.prompt.append({"role": "assistant", "content": "a"})
+    first.prompt[0]["content"] = "changed"
+    assert second.prompt == [{"role": "user", "content": "q"}]
+
+
 @pytest.mark.parametrize(
     "data",
     [

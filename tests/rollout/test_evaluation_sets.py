@@ -12,12 +12,16 @@ import pytest
 from tests.rollout.conftest import ScriptedPolicy
 
 from slime.config import RunConfig, config_from_toml
+from slime.config.eval_sets import eval_sets
 from slime.errors import SlimeError
 from slime.plugin import PolicyClient
 from slime.plugins import load_plugins
 from slime.rollout.eval_manager import EvaluationManager
+from slime.rollout.eval_sets import EvalSet
 from slime.rollout.evaluation import EvalReport
+from slime.rollout.generation import SampleGenerator
 from slime.rollout.manager import RolloutManager
+from slime.types import Sample
 
 REWARDS = """
 async def half(args, sample, **kwargs):
@@ -95,6 +99,58 @@ def test_every_set_is_sampled_and_scored_its_own_way(
     assert [(row["group"], row["attempt"], row["passed"]) for row in rows[:5]] == [
         (0, 0, True), (0, 1, True), (0, 2, True), (0, 3, True), (1, 0, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", [RolloutManager, EvaluationManager])
+@pytest.mark.parametrize("sets", [slice(None), slice(3, 4)])
+def test_every_generator_is_closed_once(
+    door: type[RolloutManager | EvaluationManager],
+    sets: slice,
+    prompt_file: Path,
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking = prompt_file.parent / "asking.py"
+    asking.write_text("async def ask(args, sample, sampling_params):\n    return sample\n")
+    more = f"""
+        [[evaluation.sets]]
+        name = "asked"
+        path = "{prompt_file}"
+        generator = "local:{asking}:ask"
+    """
+    run = config(prompt_file, more)
+    evaluation = run.evaluation.model_copy(update={"sets": run.evaluation.sets[sets]})
+    closed: list[object] = []
+
+    async def close(generator: SampleGenerator) -> None:
+        closed.append(generator._generator)
+
+    async def main() -> None:
+        made = run.model_copy(update={"evaluation": evaluation})
+        manager = door(made, load_plugins(run.plugins), ScriptedPolicy(tokenizer), tmp_path, tokenizer)
+        await manager.start()
+        await manager.close()
+
+    monkeypatch.setattr(SampleGenerator, "close", close)
+    asyncio.run(main())
+    assert len(closed) == len(set(map(id, closed))) == 2
+
+
+def test_what_a_generator_does_to_a_prompt_reaches_no_other_attempt() -> None:
+    row = Sample(prompt=[{"role": "user", "content": "2+1="}], tokens=[1], metadata={"tests": ["a"]})
+    [settings] = eval_sets(
+        config_from_toml('evaluation = { sets = [{ name = "one", path = "p.jsonl", n_samples = 2 }] }')
+    )
+    prompts = EvalSet(settings, [row])
+    [first, second] = prompts.groups()[0].samples
+    for changed in (first, second):
+        assert isinstance(changed.prompt, list)
+        assert (len(changed.prompt), changed.metadata) == (1, {"tests": ["a"]})
+        changed.prompt.append({"role": "assistant", "content": "3"})
+        changed.metadata["tests"].append("b")
+    [again, _] = prompts.groups()[0].samples
+    assert (len(again.prompt), again.metadata) == (1, {"tests": ["a"]})
 
 
 def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_only(

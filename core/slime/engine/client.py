@@ -122,8 +122,9 @@ class HttpPolicyClient:
                         answer = await self._post(body, headers)
                 except TimeoutError:
                     raise DeadlineError(
-                        f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens "
-                        f"(max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's log."
+                        f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens"
+                        f" (max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's"
+                        " log."
                     ) from None
         finally:
             self._unsent.pop(name, None)  # cancelled while it waited
@@ -133,7 +134,8 @@ class HttpPolicyClient:
         """End the requests of these names: they are answered with what they have, finish reason "abort".
 
         Every engine is told of every one that was sent and ignores those it does not have; a request that is still on
-        its way to an engine is not ended.  One that waits here is not sent any more.  Raises `EngineError` when an engine does not take the message.
+        its way to an engine is not ended.  One that waits here is not sent any more.  Raises `EngineError` when an
+        engine does not take the message.
         """
         at_once = asyncio.Semaphore(_ABORTS_AT_ONCE)
         sent = [rid for rid in rids if rid not in self._unsent]

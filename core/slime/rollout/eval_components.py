@@ -39,22 +39,26 @@ class Evaluation:
     """All sets; every component they use has an error budget apart from training's."""
 
     def __init__(
-        self, evaluator: Evaluator, generators: list[SampleGenerator], scorers: list[Scorer], own: list[Scorer]
+        self,
+        evaluator: Evaluator,
+        generators: list[SampleGenerator],
+        scorers: list[Scorer],
+        own: tuple[list[SampleGenerator], list[Scorer]],
     ) -> None:
-        """`own`: the scorers that are started and closed here, and not with the run's."""
+        """`own`: those among them that are started and closed here, and not with the run's."""
         self._evaluator = evaluator
         self._generators = generators
         self._scorers = scorers
-        self._own = own
+        self._own_generators, self._own_scorers = own
 
     async def start(self) -> None:
         """Start the worker processes of the sets' own rewards.  Raises `SlimeError` where one cannot be built."""
-        await all_or_first_error(scorer.start() for scorer in self._own)
+        await all_or_first_error(scorer.start() for scorer in self._own_scorers)
 
     async def close(self) -> None:
-        """End them, and what the generators have started."""
-        await asyncio.gather(*(scorer.close() for scorer in self._own))
-        await asyncio.gather(*(generator.close() for generator in self._generators))
+        """End them, and what the sets' own generators have started."""
+        generators = (generator.close() for generator in self._own_generators)
+        await asyncio.gather(*generators, *(scorer.close() for scorer in self._own_scorers))
 
     async def evaluate(self, rollout: int) -> EvalReport:
         """All sets under the engines' weights after `rollout` rollouts.
@@ -91,7 +95,8 @@ class EvaluationBuilder:
         self._own = own
         self._generators: dict[str, SampleGenerator] = {}
         self._scorers: dict[str, Scorer] = {}
-        self._started_here: list[Scorer] = []
+        self._own_generators: list[SampleGenerator] = []
+        self._own_scorers: list[Scorer] = []
 
     def evaluation(self, sets: list[EvalSet], run_dir: Path, board: ProgressBoard) -> Evaluation:
         """The evaluation of `sets`.  Raises `PluginError` where a component cannot be built."""
@@ -108,17 +113,18 @@ class EvaluationBuilder:
             run_dir,
             seed,
         )
-        return Evaluation(evaluator, list(self._generators.values()), list(self._scorers.values()), self._started_here)
+        own = (self._own_generators, self._own_scorers)
+        return Evaluation(evaluator, list(self._generators.values()), list(self._scorers.values()), own)
 
     def _generator(self, settings: EvalSetSettings) -> SampleGenerator:
         resolved = self._used.get(f"generator[eval.{settings.name}]")
         key = _key(resolved)
         if key not in self._generators:
-            self._generators[key] = (
-                self._own.generator.for_evaluation()
-                if resolved is None
-                else self._build.generator(resolved, self._policy, self._slots)
-            )
+            if resolved is None:
+                self._generators[key] = self._own.generator.for_evaluation()
+            else:
+                self._generators[key] = self._build.generator(resolved, self._policy, self._slots)
+                self._own_generators.append(self._generators[key])
         return self._generators[key]
 
     def _scorer(self, settings: EvalSetSettings) -> Scorer | None:
@@ -132,7 +138,7 @@ class EvaluationBuilder:
                 self._scorers[key] = self._own.scorer.for_evaluation()
             else:
                 self._scorers[key] = self._build.single_scorer(resolved)
-                self._started_here.append(self._scorers[key])
+                self._own_scorers.append(self._scorers[key])
         return self._scorers[key]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ class EvaluationManager:
         used = plugins.resolve(config)
         slots = FairSlots(config.rollout.rollout_concurrency)
         self._scorer = build.scorer(rewards_of_run(used))
-        own = RunsOwn(build.generator(used["generator"], policy, slots), self._scorer)
+        self._generator = build.generator(used["generator"], policy, slots)
+        own = RunsOwn(self._generator, self._scorer)
         self._evaluation = EvaluationBuilder(config, build, used, own, policy, slots).evaluation(
             load_eval_sets(config, tokenizer), run_dir, ProgressBoard(on_progress)
         )
@@ -55,7 +57,7 @@ class EvaluationManager:
     async def close(self) -> None:
         """End what `start` started."""
         self._watchdog.close()
-        await self._evaluation.close()
+        await asyncio.gather(self._evaluation.close(), self._generator.close())
         if self._scorer is not None:
             await self._scorer.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,10 @@ class EvalSet:
                     Sample(
                         group_index=number,
                         index=number * copies + copy,
-                        prompt=prompt.prompt,
+                        prompt=deepcopy(prompt.prompt),
                         tokens=list(prompt.tokens),
                         label=prompt.label,
-                        metadata=dict(prompt.metadata),
+                        metadata=deepcopy(prompt.metadata),
                     )
                     for copy in range(copies)
                 ],

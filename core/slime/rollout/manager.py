@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -150,8 +151,7 @@ class RolloutManager:
     async def close(self) -> None:
         """End what `start` and the components started."""
         self._watchdog.close()
-        await self._evaluation.close()
-        await self._generator.close()
+        await asyncio.gather(self._evaluation.close(), self._generator.close())
         if self._scorer is not None:
             await self._scorer.close()
         self._source.close()

@@ -89,7 +89,7 @@ class Prompts:
             Sample(
                 group_index=group,
                 index=index,
-                prompt=row.prompt,
+                prompt=row.prompt if isinstance(row.prompt, str) else [dict(message) for message in row.prompt],
                 tokens=list(row.tokens),
                 label=row.label,
                 metadata=deepcopy(row.metadata),
