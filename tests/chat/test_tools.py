@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -114,9 +115,9 @@ def test_tools_are_loaded_by_name_or_place() -> None:
     ("names", "message"),
     [
         (["fnd"], "no tool is called 'fnd'; known: find.*Did you mean find"),
-        (["no_such_module:x"], "cannot be imported.*expected module:function"),
-        ([f"{__name__}:nothing"], "cannot be imported"),
-        ([f"{__name__}:pytestmark_"], "cannot be imported"),
+        (["no_such_module:x"], "cannot be loaded: ModuleNotFoundError"),
+        ([f"{__name__}:nothing"], "has no function 'nothing'"),
+        (["nowhere.py:tool"], "there is no file .*nowhere.py"),
         (["json:__name__"], "is a str, expected a function"),
         (["find", f"{__name__}:search"], "two tools are called 'search'"),
     ],
@@ -124,3 +125,12 @@ def test_tools_are_loaded_by_name_or_place() -> None:
 def test_tools_that_cannot_be_loaded_say_why(names: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_tools(names, {"find": f"{__name__}:search"})
+
+
+def test_a_tool_may_be_a_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "units.py").write_text("INCH = 2.54\n")
+    (tmp_path / "my_tools.py").write_text(
+        "import units\n\ndef to_cm(inches: float) -> float:\n    'Inches.'\n    return inches * units.INCH\n"
+    )
+    [tool] = load_tools([f"{tmp_path}/my_tools.py:to_cm"], {})
+    assert (tool.name, tool.function(2.0)) == ("to_cm", 5.08)

@@ -6,6 +6,7 @@ them only the new tokens are made.  Model output is never decoded and encoded ag
 
 from slime.chat.answers import Answers
 from slime.chat.conversation import Conversation
+from slime.chat.functions import load_function
 from slime.chat.sglang_parser import SGLangParser
 from slime.chat.template import ChatTemplate
 from slime.chat.tool_calls import TagParser, ToolCall, ToolCallParser
@@ -23,6 +24,7 @@ __all__ = [
     "ToolCallParser",
     "ToolResult",
     "Toolbox",
+    "load_function",
     "load_tools",
     "tool_of",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from slime.chat.functions import load_function
 from slime.errors import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -101,7 +101,7 @@ def tool_of(function: Callable[..., Any], *, name: str | None = None) -> Tool:
 
 
 def load_tools(names: Sequence[str], known: Mapping[str, str]) -> list[Tool]:
-    """Tools by name: one of `known` (name -> "module:function"), or "module:function" itself.
+    """Tools by name: one of `known` (name -> "module:function"), "module:function" itself, or "FILE.py:function".
 
     Raises `ValueError` for a name that is neither, one that cannot be imported, and two tools of one name.
     """
@@ -109,25 +109,22 @@ def load_tools(names: Sequence[str], known: Mapping[str, str]) -> list[Tool]:
     for name in names:
         if ":" not in name and name not in known:
             raise ValueError(
-                f"no tool is called {name!r}; known: {', '.join(sorted(known))}, or module:function of your own."
+                f"no tool is called {name!r}; known: {', '.join(sorted(known))}, or one of your own as"
+                f" module:function or FILE.py:function."
                 f"{did_you_mean(name, known)}"
             )
-        tool = tool_of(_import(known.get(name, name)))
+        tool = tool_of(_named(known.get(name, name)))
         if tool.name in tools:
             raise ValueError(f"two tools are called {tool.name!r}; a function's name is its tool's name")
         tools[tool.name] = tool
     return list(tools.values())
 
 
-def _import(path: str) -> Callable[..., Any]:
-    module, _, attribute = path.partition(":")
+def _named(reference: str) -> Callable[..., Any]:
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"tool {path!r} cannot be imported: {error}; expected module:function") from error
-    if not callable(function):
-        raise ValueError(f"tool {path!r} is a {type(function).__name__}, expected a function")
-    return function  # type: ignore[no-any-return]
+        return load_function(reference)
+    except ValueError as error:
+        raise ValueError(f"tool {error}") from error
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

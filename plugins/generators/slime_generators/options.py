@@ -21,7 +21,7 @@ class ToolLoopOptions(Options):
 
     tools: tuple[str, ...] = Field(
         default=("calculator",),
-        description="tools the model may call, with commas: calculator, python, search, or module:function of your own",
+        description="tools the model may call, with commas: calculator, python, search, or FILE.py:function",
     )
     parser: str = Field(
         default="tags",

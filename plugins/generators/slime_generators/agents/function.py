@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
-import sys
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from slime.chat import load_function
 from slime_generators.agents.task import AgentTask
 
 #: threads of agents that were given up; with more of them alive no further agent is started
@@ -30,11 +25,10 @@ class FunctionAgent:
 
     def __init__(self, reference: str) -> None:
         """Raises `ValueError` where the reference names no function that can be called so."""
-        where, _, name = reference.rpartition(":")
-        module = _load(where, reference)
-        function = getattr(module, name, None)
-        if not callable(function):
-            raise ValueError(f"{where} has no function {name!r}")
+        try:
+            function = load_function(reference)
+        except ValueError as error:
+            raise ValueError(f"agent {error}") from error
         self._function: Callable[..., Any] = function
         self._names = _names(function, reference)
         called = function if inspect.isfunction(function) or inspect.ismethod(function) else type(function).__call__
@@ -91,35 +85,6 @@ async def _without_exit(function: Callable[..., Any], given: dict[str, Any]) -> 
         return await function(**given)
     except SystemExit as exit_:
         raise RuntimeError(f"the agent called sys.exit({exit_.code!r})") from None
-
-
-def _load(where: str, reference: str) -> ModuleType:
-    if not where:
-        raise ValueError(f"agent {reference!r}: expected package.module:function or FILE.py:function")
-    try:
-        if not where.endswith(".py"):
-            return importlib.import_module(where)
-        path = Path(where).absolute()
-        name = f"slime_agent_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-        if name in sys.modules:
-            return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ValueError(f"agent {reference!r}: there is no file {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # for the files beside it, also those that it imports later
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:  # the boundary around the user's file
-        raise ValueError(f"agent {reference!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _names(function: Callable[..., Any], reference: str) -> tuple[str, ...]:
