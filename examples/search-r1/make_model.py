@@ -72,6 +72,7 @@ def make_model(folder: Path, *, seed: int = 0) -> int:
         head_dim=16,
         max_position_embeddings=512,
         tie_word_embeddings=True,
+        initializer_range=0.05,  # larger than usual: with 0.02 it takes twice as long to learn to copy
         bos_token_id=None,
         eos_token_id=SPECIAL.index(END),
         pad_token_id=SPECIAL.index(PAD),
