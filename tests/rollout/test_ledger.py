@@ -239,3 +239,17 @@ def test_an_index_of_a_group_that_is_done_with_may_come_again() -> None:
     source.next = 0
     assert indices(run.take(2)) == [0, 1]
     run.check()
+
+
+def test_a_state_stays_as_it_was_when_what_waits_is_handed_out_while_it_is_written() -> None:
+    run = ledger()
+    [group] = run.take(1)
+    for sample in group.samples:
+        sample.tokens, sample.response_length = [*sample.tokens, 7], 1
+    run.give_back(0, [[sample] for sample in group.samples], 0)
+    state = run.state(0)
+    [again] = run.take(1)
+    again.samples[0].tokens.append(8)
+    again.samples[0].metadata["turns"] = 2
+    assert state["groups"][0]["samples"][0]["tokens"] == [0, 7]
+    assert state["groups"][0]["samples"][0]["metadata"] == {}

@@ -22,7 +22,7 @@ from slime.config.settings import Setting, Settings
 from slime.errors import CheckpointError, ConfigError
 
 #: options of [rollout] that say how a response is generated; the others say what is trained on
-_GENERATION = ("generator", "custom_generate_function_path", "max_turns", "passive_checks")
+_GENERATION = ("generator", "custom_generate_function_path", "max_turns")
 _GENERATION_PREFIX = "rollout_"
 _TRAINING = ("rollout_batch_size", "rollout_sample_filter_path")
 #: options of [data] that say how a row is read

@@ -64,8 +64,11 @@ class InFlight:
         self._waiting.append(Group(index, samples))
 
     def snapshot(self) -> list[Group]:
-        """Everything in flight, as it was taken, in the order in which it shall be handed out again."""
-        return [*map(pickle.loads, self._generating.values()), *self._waiting]
+        """Copies of everything in flight, as it was taken, in the order in which it shall be handed out again.
+
+        Copies, since what waits now may be handed out, and changed by its generator, while a checkpoint is written.
+        """
+        return [*map(pickle.loads, self._generating.values()), *map(pickle.loads, map(self._as_taken, self._waiting))]
 
     def restore(self, groups: Sequence[Group]) -> None:
         """What `snapshot` gave in the run that is continued."""
