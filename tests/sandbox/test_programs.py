@@ -57,6 +57,21 @@ def test_processor_time_is_counted_over_all_processes() -> None:
     assert python(code, limits=Limits(wall_s=60.0, cpu_s=1.0, processes=16)).kind == "cpu"
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_processor_time_of_children_that_have_ended_is_counted(ignored: bool) -> None:
+    code = f"""
+import os, signal, time
+if {ignored}: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # then nobody is told what they used
+for _ in range(12):
+    if os.fork() == 0:
+        while time.process_time() < 0.3: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+"""
+    assert python(code, limits=Limits(wall_s=60.0, cpu_s=1.0)).kind == "cpu"
+
+
 def test_more_memory_than_allowed_is_refused_to_one_process() -> None:
     outcome = python("bytearray(10**10)")
     assert outcome.kind == "error" and b"MemoryError" in outcome.stderr

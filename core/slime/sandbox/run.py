@@ -8,17 +8,16 @@ import marshal
 import os
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from slime.errors import SandboxError
 from slime.sandbox.inside.main import ANSWER
 from slime.sandbox.limits import Isolation, Limits
-from slime.sandbox.machine import launcher_argv, machine_isolation
+from slime.sandbox.machine import killed_after, launcher_argv, machine_isolation
 from slime.sandbox.outcome import Outcome
+from slime.sandbox.place import new_place, own_place, remove_place
 
 #: seconds that starting and ending may take beside the program's own time, on a busy machine
 _SPARE_S = 30.0
@@ -50,7 +49,8 @@ async def run_program(
     """
     allowed = limits or Limits()
     level = await asyncio.to_thread(_level, require, isolation)  # the first time it tries out the machine
-    with tempfile.TemporaryDirectory(prefix="slime-box-", ignore_cleanup_errors=True) as place:
+    place = new_place()
+    try:
         request = _request(argv, stdin, files, allowed, readable, place, level)
         process = await asyncio.create_subprocess_exec(
             *launcher_argv(),
@@ -73,6 +73,9 @@ async def run_program(
             # The lifeline: what still runs is ended from within.
             process.stdin.close()
             await asyncio.shield(_ended(process))
+    finally:
+        # Beside the event loop: it may be a large tree.
+        await asyncio.shield(asyncio.to_thread(remove_place, place))
     return _outcome(argv, answer, level)
 
 
@@ -89,7 +92,7 @@ def run_program_sync(
     """`run_program` for code without an event loop."""
     allowed = limits or Limits()
     level = _level(require, isolation)
-    with tempfile.TemporaryDirectory(prefix="slime-box-", ignore_cleanup_errors=True) as place:
+    with own_place() as place:
         request = _request(argv, stdin, files, allowed, readable, place, level)
         with (
             subprocess.Popen(
@@ -100,7 +103,7 @@ def run_program_sync(
                 env={},
                 start_new_session=True,
             ) as process,
-            _killed_after(process, allowed.wall_s + _SPARE_S) as late,
+            killed_after(process, allowed.wall_s + _SPARE_S) as late,
         ):
             assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
@@ -190,20 +193,3 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-
-
-@contextlib.contextmanager
-def _killed_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from slime.sandbox.inside import kernel
 from slime.sandbox.inside.filter import refuse_calls
+from slime.sandbox.inside.landlock import write_only_in
 
 _MB = 1 << 20
 _FILES_OPEN = 256
@@ -35,7 +36,10 @@ def become_program(request: Mapping[str, object], *, folder: str, user: int | No
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if request["level"] != "limits":
-        refuse_calls(signals=request["level"] == "namespaces")
+        alone = request["level"] == "namespaces"
+        if not alone:
+            write_only_in(folder)
+        refuse_calls(signals_of=None if alone else os.getpid())
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     argv, env = request["argv"], request["env"]

@@ -67,7 +67,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "reboot": (169, 142),
     "acct": (163, 89),
 }
-#: signals to others: refused where the program shares its user with processes outside
+#: signals to others: refused where the program shares its processes with those outside
 _SIGNALS: dict[str, tuple[int | None, int | None]] = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -75,10 +75,19 @@ _SIGNALS: dict[str, tuple[int | None, int | None]] = {
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
 }
+_TGKILL = (234, 131)
+#: (x86_64, aarch64) -> second arguments that name who shall be signalled when there is something to read
+_OWNERS: dict[tuple[int, int], tuple[int, ...]] = {
+    (72, 25): (8, 15),  # fcntl: F_SETOWN, F_SETOWN_EX
+    (16, 29): (0x8901, 0x8902),  # ioctl: FIOSETOWN, SIOCSPGRP
+}
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _PRLIMIT = (302, 261)
 _NEW_NAMESPACES = 0x7E02_0000
+
+#: offsets of the first and the second argument, of which 32 bits count
+_FIRST, _SECOND = 16, 24
 
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW = 0x7FFF_0000
@@ -86,15 +95,15 @@ _KILL = 0x8000_0000
 _X32 = 0x4000_0000
 
 
-def filter_program(machine: str, *, signals: bool) -> bytes:
-    """The instructions for `machine`; `signals`: whether signals to other processes are allowed.
+def filter_program(machine: str, *, signals_of: int | None) -> bytes:
+    """The instructions for `machine`; `signals_of`: the one process that may be signalled, None: all of them.
 
     Raises `OSError` for an architecture whose numbers are not known.
     """
     if machine not in _ARCHITECTURES:
         raise OSError(f"no system-call filter for {machine}")
     column = list(_ARCHITECTURES).index(machine)
-    refused = {**_REFUSED, **({} if signals else _SIGNALS)}
+    refused = {**_REFUSED, **({} if signals_of is None else _SIGNALS)}
     deny = _RETURN, 0, 0, _refuse(errno.EPERM)
     program = [
         (_LOAD, 0, 0, 4),  # the architecture
@@ -108,17 +117,30 @@ def filter_program(machine: str, *, signals: bool) -> bytes:
         number = numbers[column]
         if number is not None:
             program += [(_JUMP_EQUAL, 0, 1, number), deny]
+    if signals_of is not None:
+        program += [
+            (_JUMP_EQUAL, 0, 4, _TGKILL[column]),
+            (_LOAD, 0, 0, _FIRST),  # whose thread: a program that aborts signals itself
+            (_JUMP_EQUAL, 1, 0, signals_of),
+            deny,
+            (_LOAD, 0, 0, 0),
+        ]
+        for numbers_of_call, wanted in _OWNERS.items():
+            program += [(_JUMP_EQUAL, 0, 2 * len(wanted) + 2, numbers_of_call[column]), (_LOAD, 0, 0, _SECOND)]
+            for argument in wanted:
+                program += [(_JUMP_EQUAL, 0, 1, argument), deny]
+            program.append((_LOAD, 0, 0, 0))
     program += [
         # its flags lie behind a pointer; the C library then falls back to `clone`
         (_JUMP_EQUAL, 0, 1, _CLONE3[column]),
         (_RETURN, 0, 0, _refuse(errno.ENOSYS)),
         (_JUMP_EQUAL, 0, 3, _CLONE[column]),
-        (_LOAD, 0, 0, 16),  # the first argument: flags
+        (_LOAD, 0, 0, _FIRST),  # flags
         (_JUMP_ANY, 0, 1, _NEW_NAMESPACES),
         deny,
         (_LOAD, 0, 0, 0),
         (_JUMP_EQUAL, 0, 3, _PRLIMIT[column]),
-        (_LOAD, 0, 0, 16),  # the first argument: whose limits
+        (_LOAD, 0, 0, _FIRST),  # whose limits
         (_JUMP_EQUAL, 1, 0, 0),
         deny,
         (_RETURN, 0, 0, _ALLOW),
@@ -126,9 +148,12 @@ def filter_program(machine: str, *, signals: bool) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def refuse_calls(*, signals: bool) -> None:
-    """Put the filter on this process and all that come of it, for good.  Raises `OSError`."""
-    program = filter_program(platform.machine(), signals=signals)
+def refuse_calls(*, signals_of: int | None) -> None:
+    """Put the filter on this process and all that come of it, for good.  Raises `OSError`.
+
+    signals_of  the one process that may be signalled; None: all that it sees
+    """
+    program = filter_program(platform.machine(), signals_of=signals_of)
     instructions = ctypes.create_string_buffer(program, len(program))
 
     class Program(ctypes.Structure):

@@ -47,6 +47,19 @@ def unshare(flags: int) -> None:
     _checked(_LIBC.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def call(number: int, *arguments: object) -> int:
+    """The system call of a number; -1 where it fails.  An argument is an integer or points to something."""
+    plain = (ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)
+    return int(_LIBC.syscall(ctypes.c_long(number), *plain))
+
+
+def checked_call(what: str, number: int, *arguments: object) -> int:
+    """`call` that raises `OSError`."""
+    result = call(number, *arguments)
+    _checked(result, what)
+    return result
+
+
 def prctl(option: int, value: int, pointer: object = 0) -> None:
     """Change a property of this process.  Raises `OSError`."""
     last = pointer if not isinstance(pointer, int) else ctypes.c_ulong(pointer)

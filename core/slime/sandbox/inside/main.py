@@ -77,12 +77,13 @@ def _run(
     """Start the program in `folder`, which gets its files, and watch it to its end."""
     _write_files(folder, request["files"], user)
     out, err, started = os.pipe(), os.pipe(), os.pipe()
+    # Before there is a program, which may be of the same user: it shall find no descriptors or memory of this process.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     program = os.fork()
     if program == 0:
         _start(request, folder, user, processes, out[1], err[1], started[1])
     for descriptor in (out[1], err[1], started[1]):
         os.close(descriptor)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     if failure := os.read(started[0], 4096):
         os.waitpid(program, 0)
         return {"refused": failure.decode(errors="replace")}
