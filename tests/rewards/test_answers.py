@@ -100,6 +100,18 @@ CHOICES = [
     ("answer: A", "B", 0.0),
     ("A good question, but I do not know", "A", 0.0),  # an article is no choice
     ("The answer is Berlin", "B", 0.0),
+    ("The answer is a bit unclear to me", "A", 0.0),
+    ("Answer: I think it depends", "I", 0.0),
+    ("the answer is a", "A", 1.0),
+    ("The answer is I.", "I", 1.0),
+    ("option a is best", "A", 1.0),
+    ("The answer is A because of that", "A", 1.0),
+    ("The answer is 1.5", "1", 0.0),
+    ("The answer is 1,000", "1", 0.0),
+    ("The answer is 12.", "12", 1.0),
+    ("The answer is $B$", "B", 1.0),
+    (r"The answer is \textbf{B}", "B", 1.0),
+    (r"\boxed{\mathrm{B}}", "B", 1.0),
     ("", "A", 0.0),
     ("数学 🙂", "A", 0.0),
 ]

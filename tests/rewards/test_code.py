@@ -100,7 +100,26 @@ def test_time_for_all_tests_is_limited() -> None:
     assert reward.value == 0.0 and 0 < reward.parts["passed"] < 0.5 and reward.parts["timeout"] == 1.0
 
 
-@pytest.mark.parametrize("tests", [[], {}, "", 3, [1], [{"input": "x"}], {"inputs": ["a"], "outputs": []}, [{"a": 1}]])
+def test_texts_that_utf8_lacks_are_replaced() -> None:
+    assert passed("print(input())", [{"input": "\ud800", "output": "\ud800"}]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [],
+        {},
+        "",
+        "# none",
+        [""],
+        ["assert True", " "],
+        3,
+        [1],
+        [{"input": "x"}],
+        {"inputs": ["a"], "outputs": []},
+        [{"a": 1}],
+    ],
+)
 def test_tests_that_cannot_be_read_are_refused_by_the_samples_name(tests: object) -> None:
     with pytest.raises(ValueError, match=r"sample 7 has no tests that can be read: .*; expected Python code, a list"):
         score("code", ADD, metadata={"tests": tests})

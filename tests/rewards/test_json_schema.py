@@ -42,6 +42,11 @@ def test_json_of_another_schema_may_be_worth_something() -> None:
     assert score("json_schema", "[]", metadata={"json_schema": SCHEMA}, parses=0.25).value == 0.25
 
 
+def test_a_number_beyond_all_bounds_is_a_multiple_of_nothing() -> None:
+    reward = score("json_schema", "1e999", metadata={"json_schema": {"multipleOf": 0.5}}, parses=0.25)
+    assert (reward.value, reward.parts) == (0.25, {"parses": 1.0})
+
+
 def test_a_schema_may_be_text_a_file_or_missing(tmp_path: Path) -> None:
     assert score("json_schema", "{}", metadata={"json_schema": json.dumps(SCHEMA)}).value == 0.0
     (tmp_path / "s.json").write_text(json.dumps(SCHEMA))

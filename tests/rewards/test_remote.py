@@ -14,7 +14,7 @@ from tests.support.rewards import ask, build
 from slime.errors import ConfigError, PluginContractError
 from slime.testing import make_sample
 
-FAST = {"backoff_s": 0.01, "retries": 2, "request_timeout_s": 5.0}
+FAST: dict[str, Any] = {"backoff_s": 0.01, "retries": 2, "request_timeout_s": 5.0}
 
 
 def samples(*responses: str) -> list[Any]:
@@ -102,6 +102,16 @@ def test_a_service_that_does_not_answer_in_time_is_asked_again() -> None:
 def test_a_service_that_is_not_there_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/ could not be asked .*, 3 times"):
         ask(build("remote", url="http://127.0.0.1:9/", **FAST), samples("abc"))
+
+
+def test_a_reward_that_is_no_finite_number_fails_its_own_sample_alone() -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return [1, 10**400, None, "2", {"score": 3, "bad": 10**400, "fine": 4}]
+
+    with serving(answer) as service:
+        rewards = ask(build("remote", url=service.url, **FAST), samples(*"abcde"))
+    assert [str(one.value) for one in rewards] == ["1.0", "nan", "nan", "nan", "3.0"]
+    assert rewards[4].parts == {"fine": 4.0}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Code:
         [{"input", "output"}, ...]          standard input and output, compared line by line without trailing white
         {"inputs", "outputs"}               space; the program runs once for each and must end with status 0
         {"inputs", "outputs", "fn_name"}    arguments of a function (or method of `Solution`) and its return value,
-                                            compared as JSON outside the sandbox
+                                            as JSON; compared outside the sandbox (as in Python, 1 equals 1.0 and True)
 
     Code that is no Python, raises, runs out of time or memory, writes too much or ends early passes none of the tests
     that it did not get to.  Ending early with status 0, closing or flooding the output earns nothing.  Pieces of Python
@@ -109,8 +109,12 @@ class _Trial:
         return sum(_returned(results.get(n), wanted) for n, (_, wanted) in enumerate(tests.cases)) / len(tests.cases)
 
     def _leads_to(self, given: str, wanted: str) -> bool:
-        outcome = self._run(["solution.py"], given.encode(), {"solution.py": self.code})
-        return outcome is not None and outcome.kind == "ok" and _lines(outcome.stdout) == _lines(wanted.encode())
+        outcome = self._run(["solution.py"], given.encode("utf-8", "replace"), {"solution.py": self.code})
+        return (
+            outcome is not None
+            and outcome.kind == "ok"
+            and _lines(outcome.stdout) == _lines(wanted.encode("utf-8", "replace"))
+        )
 
     def _under(self, harness: bytes, request: dict[str, Any]) -> dict[int, Any]:
         """What the harness tells of each test that came to an end."""

@@ -62,9 +62,9 @@ def _read(text: str) -> Any:
 
 def _tests(stated: Any) -> Tests | None:
     match stated:
-        case str() if stated.strip():
+        case str() if _says_something(stated):
             return Checks([stated])
-        case [str(), *_] if all(isinstance(one, str) for one in stated):
+        case [str(), *_] if all(isinstance(one, str) and _says_something(one) for one in stated):
             return Checks(stated)
         case [{"input": _, "output": _}, *_] if all(isinstance(one, dict) for one in stated):
             pairs = [(one.get("input"), one.get("output")) for one in stated]
@@ -73,6 +73,12 @@ def _tests(stated: Any) -> Tests | None:
         case {"inputs": list(given), "outputs": list(wanted)} if given and len(given) == len(wanted):
             return _paired(stated.get("fn_name"), given, wanted)
     return None
+
+
+def _says_something(piece: str) -> bool:
+    """Whether it is more than comments: nothing at all would always pass."""
+    lines = (line.strip() for line in piece.splitlines())
+    return any(line and not line.startswith("#") for line in lines)
 
 
 def _paired(function: Any, given: list[Any], wanted: list[Any]) -> Tests | None:

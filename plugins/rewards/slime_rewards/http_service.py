@@ -74,7 +74,7 @@ class HttpService:
 
     def _pause(self, attempt: int, problem: str) -> float:
         pause: float = self._options.backoff_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
-        if problem.startswith("answered") and self._retry_after.isdigit():
+        if problem.startswith("answered") and self._retry_after.isdecimal():
             pause = max(pause, float(self._retry_after))
         return min(pause, _MOST_BACKOFF_S)
 

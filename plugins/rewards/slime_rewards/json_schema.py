@@ -53,6 +53,8 @@ class JsonSchema:
             valid = validator is None or validator.is_valid(document)
         except (ValueError, RecursionError):
             return Reward(0.0, {"parses": 0.0})
+        except OverflowError:  # 1e999 is JSON, and a multiple of nothing
+            valid = False
         except Unresolvable as error:
             raise ValueError(f"{named(sample)}: the schema refers to {error}, which it does not contain") from None
         return Reward(1.0 if valid else self._options.parses, {"parses": 1.0})

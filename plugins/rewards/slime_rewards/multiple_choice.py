@@ -9,11 +9,14 @@ from slime.plugin import Context, Reward, Sample
 from slime_rewards.answers import answer_in, label_of, last_boxed, named
 from slime_rewards.options import MultipleChoiceOptions
 
-_CHOICE = r"[(\[{*`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*`\"'.:,;]{0,4}"
+_CHOICE = r"[(\[{*$`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*$`\"'.:,;]{0,4}"
 _ONLY = re.compile(rf"\s*{_CHOICE}\s*")
-#: "the answer is (B)", "Answer: B", "option B", "choice **C**"
+_STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit)(?=\s*\{)")
+#: "the answer is (B)", "Answer: B", "option B", "choice **C**".  After "answer", `a` and `I` that another word follows
+#: are words themselves, and of 1.5 and 1,000 the first digits are no choice.
 _SAID = re.compile(
-    r"\b(?:answer|option|choice)\b(?:\s{1,4}is)?\s{0,4}[:=]?[*\s]{0,4}[(\[{`\"']{0,4}([A-Za-z]|\d{1,2})(?![\w'])",
+    r"\b(?:(answer)|option|choice)\b(?:\s{1,4}is)?\s{0,4}[:=]?[*\s]{0,4}[(\[{$`\"']{0,4}"
+    r"(?(1)(?!(?-i:[aI])\s{1,4}\w))([A-Za-z]|\d{1,2})(?![\w']|[.,]\d)",
     re.IGNORECASE,
 )
 #: characters at the end of the answer that are looked at
@@ -51,11 +54,11 @@ class MultipleChoice:
             return None
         answer = answer[-_TAIL:]
         boxed = last_boxed(answer)
-        if boxed is not None and (choice := _only(boxed.removeprefix("\\text"))) is not None:
+        if boxed is not None and (choice := _only(_STYLE.sub("", boxed))) is not None:
             return choice
-        said = _SAID.findall(answer)
+        said = _SAID.findall(_STYLE.sub("", answer))
         if said:
-            return str(said[-1]).upper()
+            return str(said[-1][1]).upper()
         if not self._options.bare:
             return None
         return _only(answer.strip().rsplit("\n", 1)[-1])

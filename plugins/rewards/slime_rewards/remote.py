@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,14 +60,19 @@ class Remote:
         """NaN where the answer is none: it fails its own sample."""
         parts: dict[str, float] = {}
         if isinstance(answer, Mapping):
-            parts = {str(k): float(v) for k, v in answer.items() if k != self._options.reward_key and _is_number(v)}
+            numbers = {str(k): _number(v) for k, v in answer.items() if k != self._options.reward_key}
+            parts = {name: number for name, number in numbers.items() if math.isfinite(number)}
             answer = answer.get(self._options.reward_key)
-        return Reward(float(answer) if _is_number(answer) else float("nan"), parts)
+        return Reward(_number(answer), parts)
 
 
 def _as_sent(sample: Sample) -> dict[str, Any]:
     return {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _number(value: object) -> float:
+    """NaN for what is none."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond what a float holds
+        return math.nan
