@@ -103,6 +103,31 @@ def test_each_file_of_a_mixture_has_epochs_of_its_own(folder: Path) -> None:
         assert source.metrics()["data/epoch/0"] == 1 and source.metrics()["data/epoch/1"] == 2
 
 
+def test_no_file_of_many_is_a_prompt_ahead_or_behind(tmp_path: Path) -> None:
+    weights = [300, 1, 1, 3, 40, 3, 300, 40, 3]  # the file that is owed most would leave one 1.4 prompts behind
+    files = [write_rows(tmp_path, "jsonl", numbered(1, n), name=f"f{n}") for n in range(len(weights))]
+    with closing(feed(*(f"{file}={weight}" for file, weight in zip(files, weights, strict=True)))) as source:
+        given = Counter[int]()
+        for n, prompt in enumerate(prompts(draw(source, 2 * sum(weights))), start=1):
+            given[int(prompt[1:])] += 1
+            assert all(abs(given[k] - n * weight / sum(weights)) < 1 for k, weight in enumerate(weights))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_rows_that_could_not_be_read_are_read_when_asked_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(feed(paths(folder, "jsonl")[0], **TOLERANT)) as source:
+        monkeypatch.setattr(source.performer, "ahead", 2)
+        first, later = prompts(draw(source, 7)), []
+        with monkeypatch.context() as broken:
+            broken.setattr(json_lines.JsonLines, "rows_at", lambda *_: (_ for _ in ()).throw(DataError("gone")))
+            with pytest.raises(DataError, match="gone"):
+                later = prompts(draw(source, 7))
+        later += prompts(draw(source, 7))
+        assert first + later == USABLE_A[:14]
+
+
 @given(weights=st.lists(st.integers(1, 20), min_size=2, max_size=4))
 @settings(max_examples=30, deadline=None)
 def test_any_weights_are_normalised(weights: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:

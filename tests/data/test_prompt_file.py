@@ -119,7 +119,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, bad: str, message: 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a", "label": "b"}\n\x80\xff\n')
-    with pytest.raises(DataError, match=r"p\.jsonl:2 is no JSON"):
+    with pytest.raises(DataError, match=r"p\.jsonl:2 is not UTF-8"):
         check(path)
 
 

@@ -8,6 +8,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,7 +133,7 @@ def test_a_row_group_is_handled_in_parts(tmp_path: Path) -> None:
         (gzip.compress(b'{"prompt": "a", "label": "b"}\n' * 999)[:-20], "ends too early: it was cut off"),
         (gzip.compress(b"x")[:12] + b"\xff" * 30, "is a damaged gzip file"),
         (gzip.compress(b""), "has no rows"),
-        (b'{"prompt": "\xff", "label": "b"}\n', r":1 is no JSON: .*"),
+        (b'{"prompt": "\xff", "label": "b"}\n', r":1 is not UTF-8: .* at byte 12 of the line: .*"),
     ],
 )
 @pytest.mark.parametrize("by_block", [True, False])
@@ -171,6 +173,48 @@ def test_metadata_that_json_has_no_form_for_is_a_bad_row(tmp_path: Path) -> None
     path = write_rows(tmp_path, "parquet", [{"prompt": "a", "label": "b", "metadata": {"k": b"bytes"}}])
     with pytest.raises(DataError, match="row 0: 'metadata' has no form in JSON"):
         PromptFile(path, input_key="prompt", label_key="label")
+
+
+def _other_bytes() -> pa.Table:
+    """Three rows, the text of the second not UTF-8, which Arrow takes for a text all the same."""
+    raw = pa.array([b"one", b"t\xffo", b"three"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    return pa.table({"prompt": texts, "label": ["1", "2", "3"]})
+
+
+@pytest.mark.parametrize("kind", ["unpacked", "groups", "folder"])
+def test_a_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path: Path) -> None:
+    if kind == "folder":
+        import datasets
+
+        datasets.Dataset(_other_bytes()).save_to_disk(tmp_path / "p")
+        reader = opened(tmp_path / "p")
+    else:
+        pq.write_table(_other_bytes(), tmp_path / "p.parquet")
+        reader = opened(tmp_path / "p.parquet", by_block=kind == "groups")
+    one, two, three = (row for _, _, row in reader.scan())
+    assert isinstance(two, BadRow) and "not UTF-8: invalid start byte at byte 1" in two.reason
+    assert not isinstance(one, BadRow) and not isinstance(three, BadRow)
+    assert (one.prompt, three.prompt) == ("one", "three")
+    reader.close()
+
+
+def test_a_line_that_is_not_utf8_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "caf\xe9", "label": "1"}\n')
+    [(_, _, row)] = opened(path).scan()
+    assert isinstance(row, BadRow) and row.reason.startswith(" is not UTF-8: invalid continuation byte at byte 15")
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+def test_a_damaged_page_of_a_parquet_file_is_the_files_fault(by_block: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"prompt": [f"q{n}" for n in range(9000)], "label": ["1"] * 9000}), path)
+    content = bytearray(path.read_bytes())
+    content[1000:1400] = bytes(400)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"p\.parquet is no Parquet file that can be read"):
+        list(opened(path, by_block=by_block).scan())
 
 
 def test_a_prompt_of_another_type_is_named(tmp_path: Path) -> None:

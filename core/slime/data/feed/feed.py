@@ -111,11 +111,16 @@ class PromptFeed:
 
     def next(self) -> PromptRow:
         """The next usable row.  Raises `DataError`; see `Stream.next`."""
-        # Every draw brings each stream its share, and the one that is owed most pays with the whole.
+        # Every draw brings each stream its share, and the one that gives a row pays with the whole.  Of those that are
+        # owed something it is the one that would soonest be owed a whole row: Pfair scheduling with the earliest
+        # deadline first (Baruah et al. 1996), by which none is ever a row ahead or behind.
+        whole = sum(self._shares)
         owed = [credit + share for credit, share in zip(self._credits, self._shares, strict=True)]
-        chosen = owed.index(max(owed))
+        chosen = min(
+            (n for n, due in enumerate(owed) if due > 0), key=lambda n: (-((owed[n] - whole) // self._shares[n]), n)
+        )
         row = self._streams[chosen].next()
-        owed[chosen] -= sum(self._shares)
+        owed[chosen] -= whole
         self._credits = owed
         return row
 

@@ -103,8 +103,13 @@ class Stream:
             epoch, job, _ = self._begun[-1]
             later = job + 1 < self._order.jobs(epoch)
             self._begin(*((epoch, job + 1) if later else (epoch + 1, 0)))
-        _, _, answer = self._begun.popleft()
-        return answer()
+        try:
+            rows = self._begun[0][2]()
+        except BaseException:
+            self._begun.clear()  # whoever asks again gets this job, and not the next one
+            raise
+        self._begun.popleft()
+        return rows
 
     def _begin(self, epoch: int, job: int) -> None:
         self._begun.append((epoch, job, self._performer.submit(self._order.job(epoch, job))))
@@ -117,8 +122,8 @@ class Stream:
             return
         if not self._given_in_epoch:
             raise DataError(
-                f"{self._name} has no row that can be used: in a whole epoch {self._bad_in_epoch} rows were bad and the"
-                " other ones were over the limit of tokens"
+                f"{self._name} has no row that can be used: {self._bad_in_epoch} rows of an epoch were bad, and all"
+                " others over the limit of tokens"
             )
         self.epoch, self._job = self.epoch + 1, 0
         self._bad_in_epoch, self._given_in_epoch = 0, False

@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from slime.data.prompt_source import HUB
-from slime.data.readers.tables import Table, wanted
+from slime.data.readers.reader import BadRow
+from slime.data.readers.tables import Table, not_utf8, wanted
 from slime.data.rows import Columns, require_columns
 from slime.errors import DataError, did_you_mean
 
@@ -27,9 +28,14 @@ class HuggingFaceRows(Table):
     def close(self) -> None:
         """The library closes what nobody refers to."""
 
-    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries."""
-        columns: dict[str, list[Any]] = self._dataset[list(numbers)]
+        try:
+            columns: dict[str, list[Any]] = self._dataset[list(numbers)]
+        except UnicodeDecodeError as error:
+            if len(numbers) == 1:
+                return [not_utf8(error)]
+            return [row for number in numbers for row in self.values_at([number])]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

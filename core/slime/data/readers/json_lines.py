@@ -172,6 +172,10 @@ class JsonLines(Reader):
         try:
             value = orjson.loads(line.removeprefix(_BOM) if place == 0 else line)
         except orjson.JSONDecodeError as error:
+            try:
+                line.decode()
+            except UnicodeDecodeError as wrong:
+                return BadRow(f" is not UTF-8: {wrong.reason} at byte {wrong.start} of the line: {_excerpt(line)}")
             return BadRow(f" is no JSON: {error.msg} at column {error.colno}: {_excerpt(line)}")
         return self.checked(value)
 

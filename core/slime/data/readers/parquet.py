@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any, BinaryIO
 
 from slime.data.prompt_source import PromptSource
-from slime.data.readers.reader import Placed
-from slime.data.readers.tables import ROWS, Table, wanted
+from slime.data.readers.reader import BadRow, Placed
+from slime.data.readers.tables import ROWS, Table, rows_of, wanted
 from slime.data.readers.unpacked import Unpacked
 from slime.data.rows import Columns, require_columns
 from slime.errors import DataError
@@ -71,9 +71,9 @@ class RowGroups(Table):
         """FILE with the rows of the groups."""
         return f"{self.name}, rows {self._range(first)[0]} to {self._range(last)[1] - 1}"
 
-    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries; neighbours of one group together."""
-        values: list[dict[str, Any]] = []
+        values: list[dict[str, Any] | BadRow] = []
         place = 0
         while place < len(numbers):
             group = bisect_right(self._begins, numbers[place]) - 1
@@ -81,7 +81,7 @@ class RowGroups(Table):
             end = place
             while end < len(numbers) and low <= numbers[end] < high:
                 end += 1
-            values += self._group(group).take([number - low for number in numbers[place:end]]).to_pylist()
+            values += rows_of(self._group(group).take([number - low for number in numbers[place:end]]))
             place = end
         return values
 
@@ -118,18 +118,18 @@ class ArrowRows(Table):
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_file": None, "_batches": {}, "_unpacked": None}
 
-    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries."""
         import pyarrow as pa
 
         if self._file is None:
             self._file = pa.ipc.open_file(pa.memory_map(self._path, "r"))
-        values: list[dict[str, Any]] = []
+        values: list[dict[str, Any] | BadRow] = []
         for number in numbers:
             batch, row = divmod(number, self._per_batch)
             if batch not in self._batches:
                 self._batches[batch] = self._file.get_batch(batch)  # names what is mapped, copies nothing
-            values += self._batches[batch].slice(row, 1).to_pylist()
+            values += rows_of(self._batches[batch].slice(row, 1))
         return values
 
     def close(self) -> None:
@@ -154,13 +154,17 @@ def unpack_parquet(name: str, path: str, columns: Columns) -> ArrowRows:
     names = wanted(file.schema_arrow.names, columns)
     rows = 0
 
+    def batches() -> Iterator[Any]:
+        with _errors(name):  # what pyarrow raises here is about the file, and not about the room for what is unpacked
+            yield from file.iter_batches(batch_size=ROWS, columns=names, use_threads=False)
+
     def write(target: BinaryIO) -> None:
         nonlocal rows
         schema = pa.schema([file.schema_arrow.field(one) for one in names])
         with pa.ipc.new_file(target, schema) as out:
             pending: list[Any] = []
             held = 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
+            for batch in batches():
                 pending.append(batch)
                 held += batch.num_rows
                 rows += batch.num_rows
@@ -185,5 +189,5 @@ def _errors(name: str) -> Iterator[None]:
 
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # damaged pages are an OSError
         raise DataError(f"{name} is no Parquet file that can be read: {' '.join(str(error).split())}") from None

@@ -28,12 +28,12 @@ class Table(Reader):
         self._first, self._after = source.bounds(self._after)
 
     @abstractmethod
-    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dictionaries."""
+    def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
+        """Rows as dictionaries, and those that cannot become any."""
 
     def rows_at(self, places: Sequence[int]) -> list[PromptRow | BadRow]:
         """The rows of these numbers."""
-        return [self._row(values) for values in self.values_at(places)]
+        return [one if isinstance(one, BadRow) else self._row(one) for one in self.values_at(places)]
 
     def scan(self) -> Iterator[tuple[int, int, PromptRow | BadRow]]:
         """Every row in its order."""
@@ -94,6 +94,22 @@ def _without_nulls(value: Any, keep: str | None = None) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None or k == keep}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
+    """The rows of an Arrow table or batch.  Arrow does not look whether texts are UTF-8: rows with others are bad."""
+    try:
+        rows: list[dict[str, Any] | BadRow] = table.to_pylist()
+    except UnicodeDecodeError as error:
+        if table.num_rows == 1:
+            return [not_utf8(error)]
+        return [row for number in range(table.num_rows) for row in rows_of(table.slice(number, 1))]
+    return rows
+
+
+def not_utf8(error: UnicodeDecodeError) -> BadRow:
+    """A row with such a text."""
+    return BadRow(f": a text in it is not UTF-8: {error.reason} at byte {error.start}")
 
 
 def wanted(names: Sequence[str], columns: Columns) -> list[str]:
