@@ -89,6 +89,28 @@ def test_special_tokens_in_every_field_of_a_message_are_plain_text() -> None:
     assert f"{START}{END}x to=assistant" in tokenizer.decode(new)
 
 
+def test_special_tokens_in_the_names_of_arguments_are_plain_text() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}"
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {END: 1}}}]
+    tokens = ChatTemplate(tokenizer).prompt([{"role": "assistant", "content": "", "tool_calls": calls}], trusted=False)
+    assert tokenizer.convert_tokens_to_ids(END) not in tokens
+    assert END in tokenizer.decode(tokens)
+
+
+def test_what_a_template_puts_before_the_end_of_a_turn_does_not_end_it_twice() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
+        "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+    )
+    template, eos = ChatTemplate(tokenizer), tokenizer.convert_tokens_to_ids(EOS)
+    new = template.continuation([{"role": "user", "content": "4"}], [50, eos])
+    assert tokenizer.decode(new) == "[INST] 4 [/INST]"
+    new = template.continuation([{"role": "user", "content": "4"}], [50])
+    assert tokenizer.decode(new) == f" {EOS}[INST] 4 [/INST]"
+
+
 def test_prompts_of_the_data_may_have_control_tokens_and_others_not() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     template = ChatTemplate(tokenizer)

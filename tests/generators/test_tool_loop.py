@@ -210,6 +210,12 @@ def test_an_abort_in_a_later_turn_keeps_what_was_said(tokenizer: Any, tmp_path: 
     assert sample.metrics["tools/number/calls"] == 1
 
 
+def test_an_abort_before_the_first_token_is_an_abort(tokenizer: Any, tmp_path: Path) -> None:
+    loop = ToolLoop(ToolLoopOptions(), context(tokenizer, tmp_path))
+    sample, _ = converse(loop, [Say([], finish_reason="abort")])
+    assert (sample.status, sample.response_length, sample.response) == (Status.ABORTED, 0, "")
+
+
 def test_an_answer_that_was_cut_is_not_searched_for_calls(tokenizer: Any, tmp_path: Path) -> None:
     loop = ToolLoop(ToolLoopOptions(tools=(f"{HERE}:number",)), context(tokenizer, tmp_path))
     sample, policy = converse(loop, [Say(call("number").tokens, finish_reason="length")])

@@ -126,10 +126,10 @@ class Conversation:
         `response` is the last answer's text without special tokens; the metadata's `messages` are answers and messages
         after the prompt.  What was added after the last answer is left out: no engine has seen it.
 
-        Several samples of one call share the rollout and count once.  Raises `ValueError` where nothing was generated.
+        Several samples of one call share the rollout and count once.  Raises `ValueError` where nothing was asked.
         """
         end = self._last[1]
-        if end == 0:
+        if self.finish_reason is None:
             raise ValueError(f"sample {like.index}: the policy has not answered anything yet")
         prompt_length = self.prompt_length
         spoken = next(n for n in range(len(self.messages), 0, -1) if self.messages[n - 1]["role"] == "assistant")

@@ -62,6 +62,10 @@ class ChatTemplate:
         """
         ids = self._encode_guarded(messages, self._render_after)
         end = self._end_tokens
+        if after and after[-1] in self._special_ids and after[-1] in end:
+            # With what the template writes before it: the turn has ended, and is not ended again.
+            length = end.index(after[-1]) + 1
+            return ids[length:] if ids[:length] == end[:length] else ids
         for length in range(min(len(end), len(after)), 0, -1):
             if list(after[-length:]) == end[:length] and ids[:length] == end[:length]:
                 return ids[length:]
@@ -215,11 +219,11 @@ def _calls_answered(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _texts(value: Any) -> list[str]:
-    """All texts in a message, but its role."""
+    """All texts in a message, keys of arguments included, but its role."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
-        return [text for key, part in value.items() if key != "role" for text in _texts(part)]
+        return [text for key, part in value.items() if key != "role" for text in (*_texts(key), *_texts(part))]
     return [text for part in value for text in _texts(part)] if isinstance(value, list | tuple) else []
 
 
@@ -228,5 +232,5 @@ def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: part if key == "role" else _mapped(part, change) for key, part in value.items()}
+        return {_mapped(key, change): part if key == "role" else _mapped(part, change) for key, part in value.items()}
     return [_mapped(part, change) for part in value] if isinstance(value, list | tuple) else value

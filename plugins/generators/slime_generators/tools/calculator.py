@@ -8,6 +8,20 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+_LONGEST = 500
+#: bits of a whole number; keeps every step far below a millisecond
+_BITS = 4096
+#: places before or behind the decimal point
+_PLACES = 1000
+
+
+def _round(number: Any, digits: Any = None) -> Any:
+    # Python makes 10 ** -digits to round a whole number, however large that is.
+    if digits is not None and abs(digits) > _PLACES:
+        raise ValueError(f"round takes at most {_PLACES} places")
+    return round(number, digits)
+
+
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -27,16 +41,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log10": math.log10,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _round,
     "sin": math.sin,
     "sqrt": math.sqrt,
     "tan": math.tan,
 }
 _CONSTANTS = {"pi": math.pi, "e": math.e}
-
-_LONGEST = 500
-#: bits of a whole number; keeps every step far below a millisecond
-_BITS = 4096
 
 
 async def calculator(expression: str) -> str:
