@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tests.sessions.talking import run
 
 from slime.errors import EngineError
-from slime.plugin import Sample, SamplingParams, Status
+from slime.plugin import Context, Sample, SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, decode, encode, make_context, make_sample
 from slime.testing.scripted_policy import Step
 from slime_generators.black_box import BlackBox
@@ -30,6 +30,11 @@ Script = Sequence[Step] | Callable[..., Step]
 def black_box(agent: str = "", **options: Any) -> BlackBox:
     where = {} if "command" in options else {"agent": f"tests.support.agents:{agent}"}
     return BlackBox(BlackBoxOptions(**where, **options), CONTEXT)
+
+
+def limited(**rollout: int) -> Context:
+    config = CONTEXT.config
+    return make_context(config=config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)}))
 
 
 def work(generator: BlackBox, script: Script, sample: Sample | None = None, settle_s: float = 0.0) -> list[Sample]:
@@ -193,6 +198,18 @@ def test_an_agent_that_fills_its_context_is_truncated_and_not_failed() -> None:
     assert sample.status is Status.TRUNCATED
     assert sample.response_length <= SAMPLING.max_new_tokens
     assert sample.metrics["agent/refused"] == 1.0 and sample.metrics["agent/errors"] == 0.0
+
+
+def test_an_agent_that_has_no_request_left_for_a_new_conversation_keeps_what_was_said() -> None:
+    agent = BlackBox(BlackBoxOptions(agent="tests.support.agents:begins_anew"), limited(max_turns=2))
+    first, second = work(agent, [Say.text("well")])
+    assert (first.status, second.status) == (Status.COMPLETED, Status.TRUNCATED)
+    assert first.metrics["agent/refused"] == 1.0 and first.metrics["agent/errors"] == 0.0
+
+
+def test_an_agent_whose_first_request_has_no_room_fails_with_its_own_error() -> None:
+    agent = BlackBox(BlackBoxOptions(agent="tests.support.agents:begins_anew"), limited(rollout_max_context_len=4))
+    failing(agent, [Say.text("well")], "context_length_exceeded")
 
 
 def test_a_request_that_its_client_gives_up_is_cancelled_and_not_trained_on() -> None:

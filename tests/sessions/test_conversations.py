@@ -158,6 +158,26 @@ def test_a_broken_tool_call_stays_text() -> None:
     run(work())
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "add", "arguments": {"a": 123456789012345678901234567890}}',
+        '{"name": "add", "arguments": {"a": "\\ud83d"}}',
+        '{"name": "\\ud83d", "arguments": {}}',
+    ],
+)
+def test_a_call_that_clients_could_not_read_stays_text_and_is_trained_on(call: str) -> None:
+    async def work() -> None:
+        async with talking([Say.text(f"<tool_call>{call}</tool_call>")]) as talk:
+            [choice] = (await talk.say([user("1+2=")], tools=[ADD])).choices
+            assert choice.message.tool_calls is None
+            assert choice.message.content == f"<tool_call>{call}</tool_call>"
+            [sample] = talk.samples()
+            assert sum(sample.loss_mask or []) == len(talk.policy.answers[0].tokens)
+
+    run(work())
+
+
 def test_a_sample_keeps_its_prompt_where_the_agent_asked_with_its_very_tokens() -> None:
     async def work() -> None:
         async with talking([Say.text("one")]) as talk:

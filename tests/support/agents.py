@@ -65,6 +65,12 @@ async def talks_on(base_url: str, api_key: str, messages: list[dict[str, Any]]) 
             talk += [answer.choices[0].message, {"role": "user", "content": "go on"}]
 
 
+async def begins_anew(base_url: str, api_key: str) -> None:
+    """Begins conversations until it is refused."""
+    for number in range(100):
+        await ask_once(base_url, api_key, [{"role": "user", "content": f"task {number}"}])
+
+
 async def asks_two_others(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str:
     """Two conversations of their own, and a text that both were for."""
     others = [[{"role": "system", "content": role}, *messages] for role in ("solver", "critic")]

@@ -69,6 +69,7 @@ class _LocalGenerator:
         except ContextFull:
             if inline.session is None or inline.session.counts.answered == 0:
                 raise
+            inline.session.cut()
             answer = asked
         finally:
             await inline.close()

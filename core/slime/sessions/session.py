@@ -111,6 +111,7 @@ class Session:
         self._tree = Tree()
         self._requests = 0
         self._closed = False
+        self._full = False
         self._calls: set[asyncio.Task[Generation]] = set()
         self._busy = _Busy()
 
@@ -122,7 +123,7 @@ class Session:
     @property
     def full(self) -> bool:
         """Whether a request was refused because the session or its context was full."""
-        return any(node.cut for node in self._tree.leaves())
+        return self._full
 
     async def complete(self, request: CompletionRequest) -> Completion:
         """The policy's answer.  Raises `ApiError` for a request that gets none.
@@ -205,14 +206,14 @@ class Session:
     def _sampling_of(self, request: CompletionRequest, turn: _Turn, length: int, number: int) -> SamplingParams:
         run, limits = self._sampling, self._limits
         if limits.max_requests is not None and self.counts.answered + len(self._calls) >= limits.max_requests:
-            _mark_cut(turn.parent)
+            self._refuse_for_room(turn.parent)
             raise ApiError(400, f"the session had its {limits.max_requests} requests", code="too_many_requests")
         root = length if turn.parent is None else len(turn.parent.path()[0].new_tokens)
         most = run.max_new_tokens - (length - root)
         if limits.max_context is not None:
             most = min(most, limits.max_context - length)
         if most < 1:
-            _mark_cut(turn.parent)
+            self._refuse_for_room(turn.parent)
             context = "any" if limits.max_context is None else limits.max_context
             raise ApiError(
                 400,
@@ -228,6 +229,12 @@ class Session:
         seed = None if seed is None else (seed + (number - 1) * 0x9E3779B1) % 2**31
         stop = tuple(dict.fromkeys((*run.stop, *request.stop)))
         return replace(run, max_new_tokens=most, stop=stop, sampling_seed=seed)
+
+    def _refuse_for_room(self, parent: Node | None) -> None:
+        """A request that would begin a conversation leaves those that were had as they are."""
+        self._full = True
+        if parent is not None:
+            parent.cut = True
 
     async def _ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Generation:
         call: asyncio.Task[Generation] = asyncio.ensure_future(self._generate(prompt, sampling))
@@ -267,7 +274,7 @@ class Session:
         said = _without_stop(text, answer)
         if request.tools:
             rest, found = self._parser(request.tools).split(text)
-            calls = [call for call in found if not call.problem]
+            calls = [call for call in found if not call.problem and _fits_json(call)]
             said = rest if calls else said
         message: dict[str, Any] = {"role": "assistant", "content": said}
         if calls:
@@ -309,11 +316,6 @@ class _Busy:
             self.seconds += time.monotonic() - self._since
 
 
-def _mark_cut(node: Node | None) -> None:
-    if node is not None:
-        node.cut = True
-
-
 def _with_names(messages: Sequence[dict[str, Any]], parent: Node) -> list[dict[str, Any]]:
     """Tool messages with the names of the calls that they answer, which some templates print."""
     names = {call["id"]: call["function"]["name"] for call in parent.answer.get("tool_calls", ())}
@@ -330,6 +332,15 @@ def _without_stop(text: str, answer: Generation) -> str:
     reason = answer.meta.get("finish_reason")
     matched = reason.get("matched") if isinstance(reason, Mapping) else None
     return text.partition(matched)[0] if isinstance(matched, str) and matched else text
+
+
+def _fits_json(call: ToolCall) -> bool:
+    """Not so for whole numbers of more than 64 bits and half surrogate pairs: clients would not read them alike."""
+    try:
+        orjson.dumps([call.name, dict(call.arguments)])
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def _call_row(call: ToolCall, number: int, place: int) -> dict[str, Any]:

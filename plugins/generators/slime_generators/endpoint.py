@@ -137,9 +137,11 @@ def _finished(sample: Sample, session: Session, run: _Run, *, late: int) -> list
         return [sample]
     if run.error is not None and not session.full:
         raise run.error
-    if run.timed_out:
+    if run.timed_out or run.error is not None:
         session.cut()
     samples = session.samples(sample)
+    if not samples and run.error is not None:
+        raise run.error
     if not samples:
         problem = f"took {run.seconds:.0f} s (agent_timeout_s) without" if run.timed_out else "ended without"
         raise RuntimeError(f"the agent {problem} one answer of the policy ({counts.refused} requests were refused)")
