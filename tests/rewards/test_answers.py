@@ -40,6 +40,8 @@ def test_the_last_closed_box_counts(text: str, boxed: str | None) -> None:
         ("```json\n{}", "{}"),
         ("no fence", None),
         ("```", ""),
+        ("```\na\n```\n```\n", "a"),
+        ("```\na\n```\n```\nb", "b"),
         ("", None),
     ],
 )

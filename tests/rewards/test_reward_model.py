@@ -54,6 +54,23 @@ def test_a_reward_may_be_between_0_and_1(folder: Path) -> None:
     assert [one.value for one in squeezed] == pytest.approx([1 / (1 + math.exp(-one.value)) for one in plain], abs=1e-6)
 
 
+def test_the_token_that_begins_a_text_stands_there_once(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    folder = make_tiny_reward_model(tmp_path)
+    plain = ask(build("reward_model", model_path=str(folder)), SAMPLES)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    begin = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)  # it begins texts with a token, and what its chat template writes is whole
+    assert [one.value for one in ask(build("reward_model", model_path=str(folder)), SAMPLES)] == pytest.approx(
+        [one.value for one in plain], abs=1e-5
+    )
+
+
 def test_without_a_chat_template_the_response_follows_the_prompt(tmp_path: Path) -> None:
     folder = make_tiny_reward_model(tmp_path, chat=False)
     [reward, *_] = ask(build("reward_model", model_path=str(folder)), SAMPLES)

@@ -61,7 +61,12 @@ class RewardModel:
     def _values(self, texts: list[str]) -> list[float]:
         with torch.inference_mode():
             inputs = self._tokenizer(
-                texts, padding=True, truncation=True, max_length=self._options.max_tokens, return_tensors="pt"
+                texts,
+                padding=True,
+                truncation=True,
+                max_length=self._options.max_tokens,
+                add_special_tokens=self._tokenizer.chat_template is None,  # a template writes its own
+                return_tensors="pt",
             )
             if inputs["input_ids"].shape[1] == 0:
                 return [0.0] * len(texts)
