@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import SandboxError
-from slime.sandbox import Isolation, Limits, Outcome, machine_isolation, run_program_sync
-from slime.sandbox.inside.filter import filter_program
+from slime.sandbox import Isolation, Limits, Machine, Outcome, machine_isolation, run_program_sync
 
 CORE = Path(__file__).parents[2] / "core"
 #: a Python that every user may run: the one of the tests may lie in somebody's home folder
@@ -104,12 +103,15 @@ def test_the_machine_says_what_it_permits_and_why_not_more() -> None:
     assert (machine.reason == "") == (machine.isolation is Isolation.NAMESPACES)
 
 
-def test_there_is_a_filter_for_both_architectures_and_for_no_other() -> None:
-    assert len(filter_program("x86_64", signals_of=None)) % 8 == 0
-    assert len(filter_program("aarch64", signals_of=7)) % 8 == 0
-    assert filter_program("x86_64", signals_of=None) != filter_program("aarch64", signals_of=None)
-    with pytest.raises(OSError, match="riscv64"):
-        filter_program("riscv64", signals_of=None)
+def test_a_machine_without_landlock_says_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {Isolation.NAMESPACES: "not permitted"}
+    monkeypatch.setattr("slime.sandbox.machine._try", problems.get)
+    for version, reason in (
+        (0, "namespaces: not permitted; filter: without Landlock, so that programs write wherever this user may"),
+        (1, "namespaces: not permitted"),
+    ):
+        monkeypatch.setattr("slime.sandbox.machine.landlock_version", lambda version=version: version)
+        assert machine_isolation.__wrapped__() == Machine(Isolation.FILTER, reason)
 
 
 def test_the_room_loads_nothing_but_the_standard_library() -> None:
