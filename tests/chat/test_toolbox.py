@@ -37,6 +37,28 @@ def test_functions_and_coroutines_answer() -> None:
     assert run(greet, {"name": "you"}).text == "hello you"
 
 
+def test_bytes_that_are_cut_tell_how_many_there_were() -> None:
+    result = run(returning(b"x" * 10_000), max_chars=8)
+    assert result.text == "xxxxxxxx\n[cut: 10000 bytes, the first 8 are shown]" and result.cut
+
+
+def test_of_hundreds_of_calls_in_one_answer_a_few_run_at_a_time() -> None:
+    running = most = 0
+
+    async def busy() -> int:
+        """Be counted."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return most
+
+    results = asyncio.run(Toolbox([tool_of(busy)]).run_all([ToolCall("busy")] * 200))
+    assert len(results) == 200 and {result.kind for result in results} == {"ok"}
+    assert most == 16
+
+
 def returning(value: Any) -> Callable[[], Any]:
     def tool() -> Any:
         """Return it."""
@@ -69,7 +91,7 @@ def test_ten_megabytes_are_cut_with_a_note(value: Any) -> None:
     assert result.cut
     assert result.kind == "ok"
     assert len(result.text) < 200
-    assert "characters, the first 100 are shown]" in result.text
+    assert ", the first 100 are shown]" in result.text and "[cut: 10000" in result.text
 
 
 def test_a_tool_that_raises_is_told() -> None:

@@ -26,6 +26,8 @@ _Answer: TypeAlias = tuple[Kind, str, bool]
 
 #: calls of one tool that may hang before it is not called any more
 _HUNG = 64
+#: calls of one answer that run at the same time: a model may write hundreds
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,16 @@ class Toolbox:
         return [tool.schema for tool in self.tools.values()]
 
     async def run_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The results of the calls of one turn, in order; the calls run at the same time."""
+        """The results of the calls of one turn, in order; up to 16 calls run at the same time."""
         if len(calls) == 1:
             return [await self.run(calls[0])]
-        return list(await asyncio.gather(*(self.run(call) for call in calls)))
+        free = asyncio.Semaphore(_AT_ONCE)
+
+        async def run(call: ToolCall) -> ToolResult:
+            async with free:
+                return await self.run(call)
+
+        return list(await asyncio.gather(*map(run, calls)))
 
     async def run(self, call: ToolCall) -> ToolResult:
         """The result of one call.  Raises nothing but cancellation."""
@@ -169,7 +177,9 @@ def _as_text(value: Any, limit: int) -> tuple[str, bool]:
         return "", False
     if isinstance(value, bytes | bytearray | memoryview):
         # Not all of ten megabytes: no character is more than four bytes.
-        value = bytes(value[: 4 * limit + 4]).decode("utf-8", "replace")
+        data = memoryview(value).cast("B")
+        text = bytes(data[: 4 * limit + 4]).decode("utf-8", "replace")
+        return _clean(text, limit, f"{len(data)} bytes" if len(data) > 4 * limit + 4 else None)
     elif not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False)
@@ -178,11 +188,11 @@ def _as_text(value: Any, limit: int) -> tuple[str, bool]:
     return _clean(value, limit)
 
 
-def _clean(text: str, limit: int) -> tuple[str, bool]:
-    """Text that a tokenizer takes (no lone surrogates), cut at `limit` with a note."""
+def _clean(text: str, limit: int, whole: str | None = None) -> tuple[str, bool]:
+    """Text that a tokenizer takes (no lone surrogates), cut at `limit` with a note of how long the `whole` is."""
     cut = len(text) > limit
     if cut:
-        text = f"{text[:limit]}\n[cut: {len(text)} characters, the first {limit} are shown]"
+        text = f"{text[:limit]}\n[cut: {whole or f'{len(text)} characters'}, the first {limit} are shown]"
     return text.encode("utf-8", "replace").decode("utf-8"), cut
 
 
