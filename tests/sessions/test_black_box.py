@@ -165,6 +165,13 @@ def test_an_agent_that_hangs_in_its_first_request_fails_its_sample() -> None:
     assert metrics["agent/timeouts"] == 1.0
 
 
+def test_a_program_is_over_when_it_ends_whatever_it_left_running() -> None:
+    command = """sh -c 'setsid sleep 20 & sleep 20 & echo done'"""
+    generator = black_box(command=command, agent_timeout_s=15.0)
+    metrics = failing(generator, [Say.text("2")], "ended without one answer")
+    assert metrics["agent/timeouts"] == 0.0 and metrics["agent/seconds"] < 10
+
+
 def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:
     command = (
         f'{sys.executable} -c \'import os, time; open("{tmp_path}/pid", "w").write(str(os.getpid())); time.sleep(99)\''
@@ -174,15 +181,15 @@ def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_request_after_the_deadline_is_refused_and_counted_with_a_later_sample() -> None:
-    late = black_box("hangs_in_a_thread", agent_timeout_s=0.3)
+    late = black_box("hangs_in_a_thread", agent_timeout_s=1.0)
 
     async def two() -> list[Sample]:
         policy = ScriptedPolicy([Say.text("2")])
         try:
             [first] = await late.generate(make_sample("1+1=", None), SAMPLING, policy)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(2.5)
             [second] = await late.generate(make_sample("1+1=", None), SAMPLING, policy)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             return [first, second]
         finally:
             await late.close()

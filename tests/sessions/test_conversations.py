@@ -8,7 +8,7 @@ import pytest
 from tests.sessions.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
 
 from slime.plugin import Status
-from slime.testing import Say, encode, make_sample
+from slime.testing import Say, decode, encode, make_sample
 from slime.testing.alphabet import CHARACTERS, STOP
 
 END_OF_TURN = CHARACTERS.index(STOP)
@@ -154,6 +154,25 @@ def test_a_broken_tool_call_stays_text() -> None:
             assert choice.finish_reason == "stop"
             assert choice.message.tool_calls is None
             assert choice.message.content == '<tool_call>{"name": </tool_call>'
+
+    run(work())
+
+
+def test_attempts_that_call_alike_go_on_each_from_its_own_answer() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+    async def work() -> None:
+        async with talking([Say.text(f"{n} {call}") for n in (1, 2, 3)] + [Say.text("4")]) as talk:
+            attempts = [(await talk.say([user("1+2=")], tools=[ADD])).choices[0].message for _ in range(3)]
+            for answer in attempts:
+                result = {"role": "tool", "content": "3", "tool_call_id": answer.tool_calls[0].id}
+                await talk.say([user("1+2="), answer, result], tools=[ADD])
+            assert [decode(request.tokens).partition("assistant\n")[2][:7] for request in talk.policy.calls[3:]] == [
+                "1 <tool",
+                "2 <tool",
+                "3 <tool",
+            ]
+            assert len(talk.samples()) == 3
 
     run(work())
 

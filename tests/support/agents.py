@@ -52,7 +52,7 @@ def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]
     """Ends seconds after it was given up, with one more request."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
-        time.sleep(1.0)
+        time.sleep(2.0)
         client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
 
 

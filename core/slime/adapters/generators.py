@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import asdict
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -83,10 +84,14 @@ class _LocalGenerator:
 
     def _session(self, key: str, policy: PolicyClient, sampling: SamplingParams) -> Session:
         """Raises `ValueError` for a tokenizer without chat template."""
-        template = ChatTemplate(self._tokenizer, **self._variables)
         return Session(
-            key, policy, sampling, template, self._tokenizer, limits=self._limits, parser=lambda _: TextsOnly()
+            key, policy, sampling, self._chat, self._tokenizer, limits=self._limits, parser=lambda _: TextsOnly()
         )
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        """Made once, and only where a function asks in this way: other runs need no chat template."""
+        return ChatTemplate(self._tokenizer, **self._variables)
 
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         """Give a sample what the function left out.  Raises `PluginContractError` where that is too much."""

@@ -191,7 +191,7 @@ class Session:
             raise ApiError(400, "the last message is the assistant's, expected one to answer", param="messages")
         kind = tools_key(request.tools)
         keys = [key_of(message) for message in request.messages]
-        parent, start = self._tree.find(kind, keys)
+        parent, start = self._tree.find(kind, keys, request.messages)
         messages = request.messages[start:]
         try:
             if parent is None:

@@ -6,7 +6,7 @@ conversation costs its length and not the square of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -65,21 +65,27 @@ class Tree:
     def __init__(self) -> None:
         self._roots: list[Node] = []
 
-    def find(self, kind: bytes, keys: Sequence[Key]) -> tuple[Node | None, int]:
+    def find(self, kind: bytes, keys: Sequence[Key], messages: Sequence[Mapping[str, Any]]) -> tuple[Node | None, int]:
         """The answer that a request goes on from, and how many of its messages lie before that.
 
-        Of several the one with the longest conversation; None and 0 where the request begins one.
+        keys, messages   [M] the request's messages and what tells them apart
+
+        Of several the one with the longest conversation, and of those the one whose answers came back as they were
+        given: attempts at the same prompt may have answers that only call ids, or reasoning, tell apart.  None and 0
+        where the request begins a conversation.
         """
         best: tuple[Node | None, int] = (None, 0)
-        places = [(root, 0) for root in self._roots if root.kind == kind]
+        most = -1
+        places = [(root, 0, 0) for root in self._roots if root.kind == kind]
         while places:
-            node, start = places.pop()
+            node, start, alike = places.pop()
             end = start + len(node.keys)
             # Something must be new after the answer.
             if end + 1 < len(keys) and keys[end] == node.answer_key and tuple(keys[start:end]) == node.keys:
-                if end + 1 > best[1]:
-                    best = (node, end + 1)
-                places.extend((child, end + 1) for child in node.children)
+                alike += _alike(messages[end], node.answer)
+                if (end + 1, alike) > (best[1], most):
+                    best, most = (node, end + 1), alike
+                places.extend((child, end + 1, alike) for child in node.children)
         return best
 
     def add(self, node: Node) -> None:
@@ -117,6 +123,14 @@ class Tree:
                 samples.append(_sample(path, trained, like, template))
                 trained.update(path)
         return samples
+
+
+def _alike(sent: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+    """Whether an answer came back as it was given, and not only one that means the same."""
+    calls = answer.get("tool_calls", ())
+    if calls:
+        return [call.get("id") for call in sent.get("tool_calls", ())] == [call["id"] for call in calls]
+    return bool(sent["content"] == answer["content"])
 
 
 def _sample(path: Sequence[Node], trained: set[Node], like: Sample, template: ChatTemplate) -> Sample:

@@ -15,6 +15,8 @@ from slime_generators.agents.task import AgentTask
 
 #: bytes of its output that are kept
 _OUTPUT = 2**20
+#: seconds in which its output is read to the end after its own end
+_DRAIN_S = 2.0
 #: characters of its error output in a message
 _EXCERPT = 300
 
@@ -45,28 +47,32 @@ class ProgramAgent:
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        output, errors = bytearray(), bytearray()
+        reading = asyncio.gather(_read(process.stdout, output), _read(process.stderr, errors))
         try:
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
                 await process.stdin.drain()
             process.stdin.close()
-            output, errors = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             code = await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.shield(process.wait())
+            # What it left running may hold its output open.
+            await asyncio.wait({reading}, timeout=_DRAIN_S)
+            reading.cancel()
         if code != 0:
-            raise RuntimeError(f"the agent's program ended with exit code {code}: {errors.strip()[-_EXCERPT:]}")
-        return _result(output)
+            said = errors.decode(errors="replace").strip()
+            raise RuntimeError(f"the agent's program ended with exit code {code}: {said[-_EXCERPT:]}")
+        return _result(output.decode(errors="replace"))
 
 
-async def _read(stream: asyncio.StreamReader) -> str:
+async def _read(stream: asyncio.StreamReader, kept: bytearray) -> None:
     """All of it is read, so that the program is never stopped by a full pipe; the end is kept."""
-    kept = b""
     while chunk := await stream.read(65536):
-        kept = (kept + chunk)[-_OUTPUT:]
-    return kept.decode(errors="replace")
+        kept += chunk
+        del kept[:-_OUTPUT]
 
 
 def _result(output: str) -> object:
