@@ -19,6 +19,11 @@ from slime.errors import DataError
         ("a.jsonl@[-500:]", PromptSource("a.jsonl", -500, None)),
         ("a.jsonl@[:-1]=0.7", PromptSource("a.jsonl", None, -1, Fraction(7, 10))),
         ("dir=5/a.jsonl", PromptSource("dir=5/a.jsonl")),
+        ("hf://org/name?config=2", PromptSource("hf://org/name?config=2")),
+        (
+            "hf://org/name?split=train&config=2=3",
+            PromptSource("hf://org/name?split=train&config=2", weight=Fraction(3)),
+        ),
         ("hf://org/name?split=train@[0:5]=2", PromptSource("hf://org/name?split=train", 0, 5, Fraction(2))),
     ],
 )

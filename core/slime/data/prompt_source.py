@@ -14,6 +14,8 @@ from slime.errors import DataError
 #: data sets of the Hugging Face Hub
 HUB = "hf://"
 _SLICE = re.compile(r"(.*)@\[([^\[\]]*)\]", re.DOTALL)
+#: what `?config=2` is before its equals sign
+_CHOICE = re.compile(r"\?(?:.*&)?(?:split|config)$")
 _BOUNDS = re.compile(r"\s*(-?\d*)\s*:\s*(-?\d*)\s*")
 
 
@@ -95,7 +97,7 @@ def parse_sources(texts: Sequence[str]) -> list[PromptSource]:
 
 def _weight(text: str) -> tuple[str, Fraction | None]:
     path, sign, number = text.rpartition("=")
-    if not sign:
+    if not sign or _CHOICE.search(path):
         return text, None
     try:
         value = float(number)
