@@ -118,3 +118,51 @@ def test_the_room_loads_nothing_but_the_standard_library() -> None:
     code = f"import sys; sys.path.insert(0, {str(CORE)!r}); import slime.sandbox; print('pydantic' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     assert made.stdout == b"False\n"
+
+
+#: root of a container with users of its own, as rootless containers have it, and programs that overlap there
+IN_A_CONTAINER = """
+import asyncio, ctypes, os, sys
+ready, mapped = os.pipe(), os.pipe()
+child = os.fork()
+if child:
+    os.read(ready[0], 1)
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{child}/{name}", "w") as file:
+            file.write("0 100000 65536")
+    os.write(mapped[1], b"x")
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+made = ctypes.CDLL(None).unshare(0x10000000)
+os.write(ready[1], b"x")
+os.read(mapped[0], 1)
+if made == -1:
+    sys.exit("Permission denied: no user namespaces")
+os.setresgid(0, 0, 0)
+os.setresuid(0, 0, 0)
+sys.path.insert(0, sys.argv[1])
+from slime.sandbox import Limits, run_program
+CODE = b'''
+import os, time
+for _ in range(5):
+    if os.fork() == 0: time.sleep(60)
+time.sleep(1)
+print(os.getuid())
+'''
+async def several():
+    argv, limits = [sys.argv[2], "-I", "m.py"], Limits(wall_s=30.0, processes=8)
+    return await asyncio.gather(*(run_program(argv, files={"m.py": CODE}, limits=limits) for _ in range(3)))
+outcomes = asyncio.run(several())
+print([one.kind for one in outcomes], len({one.stdout for one in outcomes}))
+"""
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a container's users")
+def test_programs_that_overlap_in_a_container_do_not_share_their_limit_of_processes() -> None:
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", IN_A_CONTAINER, str(CORE), str(PYTHON)],
+        env={}, cwd="/", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if "Permission" in made.stderr or "ModuleNotFoundError" in made.stderr:
+        pytest.skip("no user namespaces here, or the sources are not readable for everybody")
+    assert made.stdout == "['ok', 'ok', 'ok'] 3\n", made.stderr

@@ -20,6 +20,8 @@ from slime.sandbox.inside.watch import Watch
 _LIFELINE = 0
 #: below the users of other programs that start here, above those of people and services
 _FIRST_USER = 0x4000_0000
+#: in a container that has 65536 users: those that systemd keeps for users that come and go
+_DYNAMIC_USERS = range(61_184, 65_520)
 _NOBODY = 65534
 _OUTSIDE = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
@@ -140,9 +142,14 @@ def _user_of_program() -> int:
     """This user; for root a user without rights, of its own where there are enough to choose from."""
     if os.geteuid() != 0:
         return os.geteuid()
-    with open("/proc/self/uid_map", encoding="utf-8") as file:
-        spans = [int(line.split()[2]) for line in file]
-    return _FIRST_USER + os.getpid() if spans == [0xFFFF_FFFF] else _NOBODY
+    spans = []
+    for kind in ("uid", "gid"):
+        with open(f"/proc/self/{kind}_map", encoding="utf-8") as file:
+            spans.append([(int(first), int(count)) for first, _, count in map(str.split, file)])
+    for user in (_FIRST_USER + os.getpid(), _DYNAMIC_USERS[os.getpid() % len(_DYNAMIC_USERS)]):
+        if all(any(first <= user < first + count for first, count in of_kind) for of_kind in spans):
+            return user
+    return _NOBODY
 
 
 def _read(count: int) -> bytes:
