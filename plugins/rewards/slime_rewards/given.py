@@ -18,7 +18,7 @@ class Given:
         self._missing = options.missing
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One reward per sample.  Raises `ValueError` for a sample without one."""
+        """One reward per sample.  Raises `ValueError` for a sample without one, or without `score`."""
         return [self._reward(sample) for sample in samples]
 
     def _reward(self, sample: Sample) -> Reward:
@@ -31,5 +31,9 @@ class Given:
                 )
             return Reward(self._missing)
         if isinstance(reward, Mapping):
+            if "score" not in reward:
+                raise ValueError(
+                    f"sample {sample.index} came with the rewards {sorted(reward)}; expected one named score"
+                )
             return Reward(float(reward["score"]), {k: float(v) for k, v in reward.items() if k != "score"})
         return Reward(float(reward))
