@@ -24,8 +24,9 @@ from slime.data.light_tokenizer import LightTokenizer
 from slime.data.prompt_source import parse_source
 from slime.data.readers.opening import open_reader
 from slime.data.rows import Columns
-from slime.data.tokenize import PromptFormat, tokenize_prompt
+from slime.data.tokenize import PromptFormat, prompt_text, tokenize_prompt
 from slime.errors import DataError
+from slime.testing import make_tokenizer
 
 pytestmark = pytest.mark.timeout(300)
 TEMPLATED = PromptFormat(apply_chat_template=True)
@@ -150,6 +151,16 @@ def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(to
     for prompt in ("1+1=", [{"role": "user", "content": "é <eos>\n"}]):
         ours, theirs = (tokenize_prompt(one, prompt, apply_chat_template=True) for one in (light, tokenizer))
         assert ours == theirs
+
+
+@pytest.mark.parametrize("how", ["", "(false, 2)", "(indent=2)", "(sort_keys=true)", "(true)"])
+def test_the_light_tokenizer_writes_tools_as_transformers_does(how: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson" + how + " }}{{ messages[0].content }}"
+    light = recipe_of(tokenizer, TEMPLATED).make()
+    assert isinstance(light, LightTokenizer)
+    row: dict[str, Any] = {"prompt": "q", "tools": [{"b": "é<", "a": [1]}], "form": TEMPLATED}
+    assert prompt_text(light, **row) == prompt_text(tokenizer, **row)
 
 
 def test_a_tokenizer_that_is_more_than_its_files_travels_itself() -> None:

@@ -137,6 +137,14 @@ def test_a_conversation_without_room_ends_truncated_with_what_was_said(tmp_path:
     assert (done.status, done.reward, done.response_length) == (Status.TRUNCATED, 0.25, 41 + 10 + 10)
 
 
+def test_a_new_conversation_without_room_ends_truncated_as_well(tmp_path: Path) -> None:
+    source = ONE + (
+        "    sample.reward = 0.25\n    await generate_single('q')\n    await generate_single('a question' * 20)"
+    )
+    [done] = generate(tmp_path, source, Scripted("x;"), rollout_max_context_len=40)
+    assert (done.status, done.reward, done.response_length) == (Status.TRUNCATED, 0.25, 2)
+
+
 def test_a_first_request_without_room_says_so(tmp_path: Path) -> None:
     source = ONE + "    await generate_single('q')"
     with pytest.raises(SlimeError, match="generate_single: the conversation has 6 tokens"):
