@@ -18,7 +18,7 @@ class Curriculum:
     """The prompts of the data source `prompts`, those nearest to a level of difficulty first.
 
     - A pool of `pool` prompts is kept filled from the prompt files; a `take` hands out the ones whose difficulty is
-      nearest to the level, between equals the one that came first.  A prompt that is far from it stays in the pool until
+      nearest to the level, between equals the one that came first.  A prompt far from it stays in the pool until
       the level comes near, or the others are no nearer.
     - Difficulty: the number at `difficulty_key` in a row's metadata, or the prompt's length in tokens.
     - The level starts at `start` (default: the easiest of the first pool).  Of every `window` samples that were scored,
