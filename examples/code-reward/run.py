@@ -11,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
-from example import ROOT, reward_rises, train
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
+
 from make_data import lesson, make_data
+from slime_run import ROOT, show, train, verdict
 from teach import teach
 
 from slime.sandbox import machine_isolation
 
+HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/code-reward")
 
 
@@ -30,7 +33,9 @@ def main(words: list[str]) -> int:
     loss = teach(ROOT / WORK / "model", lesson, steps=300)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: programs run, and those that pass are made likelier", flush=True)
-    return reward_rises("code-reward", train("code-reward", words), by=0.1, started=started)
+    run_dir = train(HERE / "grpo.toml", "code-reward", words)
+    show(run_dir, reward="rollout/reward_mean")
+    return verdict("code-reward", run_dir, rise=0.1, started=started)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
-from example import ROOT, train
 from make_data import lesson, make_data
+from slime_run import ROOT, curve, train
 from teach import teach
 
-from slime.observe.metrics import read_metrics
-
+HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/curriculum")
 
 
@@ -31,10 +29,10 @@ def main(words: list[str]) -> int:
     loss = teach(ROOT / WORK / "model", lesson, steps=150)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: the level rises when most answers are right", flush=True)
-    metrics = [row for row in read_metrics(train("curriculum", words)) if "curriculum/level" in row]
-    levels = [row["curriculum/level"] for row in metrics]
+    run_dir = train(HERE / "grpo.toml", "curriculum", words)
+    levels, rewards = curve(run_dir, "curriculum/level"), curve(run_dir, "rollout/reward_mean")
     print("\nlevel  " + " ".join(f"{level:4.0f}" for level in levels))
-    print("reward " + " ".join(f"{row['rollout/reward_mean']:4.2f}" for row in metrics))
+    print("reward " + " ".join(f"{reward:4.2f}" for reward in rewards))
     print(f"curriculum: level {levels[0]:.0f} -> {levels[-1]:.0f}, {time.monotonic() - started:.0f} s")
     return 0 if levels[-1] >= levels[0] + 3 else 1
 

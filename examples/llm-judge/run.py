@@ -14,11 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
-from example import ROOT, reward_rises, train
+from slime_run import ROOT, show, train, verdict
 from teach import teach
 
+HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/llm-judge")
 QUESTION = "say a number"
 
@@ -46,7 +47,9 @@ def main(words: list[str]) -> int:
     loss = teach(ROOT / WORK / "model", lesson, steps=250)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: the judge is asked about every answer", flush=True)
-    return reward_rises("llm-judge", train("llm-judge", words), by=0.2, started=started)
+    run_dir = train(HERE / "grpo.toml", "llm-judge", words)
+    show(run_dir, reward="rollout/reward_mean")
+    return verdict("llm-judge", run_dir, rise=0.2, started=started)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "curriculum"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "curriculum"))
 
-from example import ROOT, reward_rises, train
 from make_data import lesson, make_data
+from slime_run import ROOT, show, train, verdict
 from teach import teach
 
 from slime.observe.metrics import read_metrics
 
+HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/replay-buffer")
 
 
@@ -31,11 +32,12 @@ def main(words: list[str]) -> int:
     loss = teach(ROOT / WORK / "model", lesson, steps=150)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: half of every batch is new", flush=True)
-    run_dir = train("replay-buffer", words)
+    run_dir = train(HERE / "grpo.toml", "replay-buffer", words)
     rows = [row for row in read_metrics(run_dir) if "ledger/taken" in row]
     generated = sum(row["rollout/groups_generated"] for row in rows)
     print(f"\ngroups: {generated:.0f} generated, {rows[-1]['ledger/reused']:.0f} times one was trained on again")
-    return reward_rises("replay-buffer", run_dir, by=0.1, started=started)
+    show(run_dir, reward="rollout/reward_mean")
+    return verdict("replay-buffer", run_dir, rise=0.1, started=started)
 
 
 if __name__ == "__main__":

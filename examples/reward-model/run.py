@@ -14,12 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code-reward"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
-from example import ROOT, reward_rises, train
 from make_reward_model import make_reward_model
+from slime_run import ROOT, show, train, verdict
 from teach import teach
 
+HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/reward-model")
 QUESTION = "say a number"
 
@@ -46,7 +47,9 @@ def main(words: list[str]) -> int:
     share = make_reward_model(ROOT / WORK / "reward_model", ROOT / WORK / "model", QUESTION, steps=150)
     print(f"   right about {share:.0%} of the pairs, after {time.monotonic() - started:.0f} s", flush=True)
     print("3. reinforcement learning: the reward model is asked about every answer", flush=True)
-    return reward_rises("reward-model", train("reward-model", words), by=0.15, started=started)
+    run_dir = train(HERE / "grpo.toml", "reward-model", words)
+    show(run_dir, reward="rollout/reward_mean")
+    return verdict("reward-model", run_dir, rise=0.15, started=started)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PREPARE = """
 import random, sys
 from pathlib import Path
-sys.path[:0] = [f"{EXAMPLES}/curriculum", f"{EXAMPLES}/code-reward"]
+sys.path[:0] = [f"{EXAMPLES}/curriculum", f"{EXAMPLES}/common"]
 from make_data import lesson, make_data
 from teach import teach
 for name in ("curriculum", "replay-buffer"):

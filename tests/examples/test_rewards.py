@@ -77,7 +77,7 @@ def python(code: str, folder: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "code-reward")},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{EXAMPLES}/code-reward:{EXAMPLES}/common"},
         capture_output=True,
         text=True,
         timeout=400,

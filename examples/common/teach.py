@@ -1,6 +1,6 @@
 """Teaches the quickstart's small model questions and answers, in a minute or less, with plain torch.
 
-What the three examples about rewards start from: a model that answers in the right form and is seldom right.
+What examples start from: a model that answers in the right form and is seldom right.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
 from make_model import make_model
 
