@@ -61,10 +61,10 @@ def show(run_dir: Path, **curves: str) -> None:
         print(name.ljust(width) + "".join(f"{value:>7.2f}" for value in row[::5]))
 
 
-def verdict(example: str, run_dir: Path, *, rise: float, started: float, more: str = "") -> int:
-    """Print `EXAMPLE: reward A -> B, MORE, S s`; 1 where the mean reward did not rise by `rise`, else 0."""
+def verdict(example: str, run_dir: Path, *, rise: float, started: float, more: str = "", last: str = "") -> int:
+    """Print `EXAMPLE: reward A -> B, MORE, S s, LAST`; 1 where the mean reward did not rise by `rise`, else 0."""
     before, after = ends(curve(run_dir, "rollout/reward_mean"))
-    print(f"{example}: reward {before:.2f} -> {after:.2f}, {more}{time.monotonic() - started:.0f} s")
+    print(f"{example}: reward {before:.2f} -> {after:.2f}, {more}{time.monotonic() - started:.0f} s{last}")
     if after < before + rise:
         print(f"{example}: the reward did not rise by {rise}", file=sys.stderr)
         return 1

@@ -12,58 +12,44 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
+
+from small_model import END, PAD, save_model
 from world import CITY_FACTS, COUNTRY_FACTS, SYLLABLES
 
-PAD, END = "<|pad|>", "<|end|>"
 SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 #: pieces of a tool call: together `<tool_call>\n{"name": "search", "arguments": {"query": "..."}}\n</tool_call>`
 CALL = ("<tool_call>\n", '{"name": "', "search", '", "arguments": {"', "query", '": "', '"}}', "\n</tool_call>")
 WORDS = ("what is", "the ", " of ", " is ", "answer: ", "unknown", "[1] ", "[2] ", *COUNTRY_FACTS, *CITY_FACTS)
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
-
-def make_tokenizer(folder: Path) -> int:
-    """Write the tokenizer files; returns the vocabulary size."""
+def make_tokenizer() -> Any:
+    """A piece is one token; anything else goes byte by byte."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import ByteLevel as ByteDecoder
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-    from transformers import PreTrainedTokenizerFast
 
     pieces = sorted((*CALL, *WORDS, *SYLLABLES), key=len, reverse=True)
     as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
     whole = ["".join(part for part, _ in as_bytes.pre_tokenize_str(piece)) for piece in pieces]
     vocab = {token: i for i, token in enumerate([*SPECIAL, *sorted(ByteLevel.alphabet()), *whole])}
-    tokenizer = Tokenizer(BPE(vocab, [], ignore_merges=True))  # a piece is one token; anything else goes byte by byte
+    tokenizer = Tokenizer(BPE(vocab, [], ignore_merges=True))
     cut = Split(Regex("|".join(re.escape(piece) for piece in pieces)), "isolated")
     tokenizer.pre_tokenizer = Sequence([cut, as_bytes])
     tokenizer.decoder = ByteDecoder()
     tokenizer.add_special_tokens(list(SPECIAL))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
-    return len(vocab)
+    return tokenizer
 
 
 def make_model(folder: Path, *, seed: int = 0) -> int:
     """Write config.json, random float32 weights and the tokenizer; returns the number of parameters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder.mkdir(parents=True, exist_ok=True)
-    vocab_size = make_tokenizer(folder)
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
+    return save_model(
+        folder,
+        make_tokenizer(),
+        seed=seed,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,
@@ -71,16 +57,8 @@ def make_model(folder: Path, *, seed: int = 0) -> int:
         num_key_value_heads=8,
         head_dim=16,
         max_position_embeddings=512,
-        tie_word_embeddings=True,
         initializer_range=0.05,  # larger than usual: with 0.02 it takes twice as long to learn to copy
-        bos_token_id=None,
-        eos_token_id=SPECIAL.index(END),
-        pad_token_id=SPECIAL.index(PAD),
-        dtype="float32",
     )
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
-    return sum(p.numel() for p in model.parameters())
 
 
 if __name__ == "__main__":
