@@ -49,7 +49,7 @@ class Workplace:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
         subprocess.run([*command, str(self.site), *map(str, written)], check=True, timeout=_TIMEOUT_S)
         self._environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
             "PYTHONPATH": str(self.site),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "100",

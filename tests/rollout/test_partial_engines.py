@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same architecture with other weights."""
     return [
         make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", seed=seed, max_position_embeddings=512)
-        for seed in (0, 1)
+        for seed in range(ROLLOUTS)
     ]
 
 
@@ -64,7 +64,7 @@ def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
 async def run(
     config: RunConfig, tokenizer: Any, servers: list[EngineServer], router: str, models: list[Path], folder: Path
 ) -> list[Rollout]:
-    """Rollouts under weights that change after each: version v are those of model v modulo 2."""
+    """Rollouts under weights that change after each: version v are those of model v."""
     policy = HttpPolicyClient(router, timeout_s=60)
     policy.connect(router, [server.url for server in servers])
     manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
@@ -72,7 +72,7 @@ async def run(
     done = []
     try:
         for number in range(ROLLOUTS):
-            await asyncio.to_thread(set_weights, servers, models[number % 2], number)
+            await asyncio.to_thread(set_weights, servers, models[number], number)
             done.append(await asyncio.wait_for(manager.generate(number), 60))
             manager.trained(number + 1)
     finally:
@@ -90,7 +90,7 @@ class Reference:
         self.models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in models]
 
     def response(self, sample: Sample) -> torch.Tensor:
-        """[2, T] log-probs of the response under both models."""
+        """[models, T] log-probs of the response under each of them."""
         tokens = torch.tensor([sample.tokens])
         rows = []
         with torch.no_grad():
@@ -106,7 +106,7 @@ def parts(sample: Sample, reference: Reference) -> list[int]:
     expected = reference.response(sample)
     lengths, now = [0] * len(versions), 0
     for place, log_prob in enumerate(sample.rollout_log_probs or []):
-        while abs(float(expected[versions[now] % 2, place]) - log_prob) > TOLERANCE:
+        while abs(float(expected[versions[now], place]) - log_prob) > TOLERANCE:
             now += 1
             assert now < len(versions), f"token {place} of sample {sample.index} is of none of its weights {versions}"
         lengths[now] += 1

@@ -9,14 +9,14 @@ import os
 import shlex
 import shutil
 import signal
+import tempfile
 from dataclasses import asdict
+from typing import BinaryIO
 
 from slime_generators.agents.task import AgentTask
 
-#: bytes of its output that are kept
+#: bytes of its output that are looked at: the last ones
 _OUTPUT = 2**20
-#: seconds in which its output is read to the end after its own end
-_DRAIN_S = 2.0
 #: characters of its error output in a message
 _EXCERPT = 300
 
@@ -38,41 +38,36 @@ class ProgramAgent:
     async def __call__(self, task: AgentTask) -> object:
         """What it printed.  Raises `RuntimeError` for an exit code other than 0; cancelling it kills it."""
         text = "\n".join(str(message["content"]) for message in task.messages if message["role"] == "user")
-        process = await asyncio.create_subprocess_exec(
-            *(word.replace("{prompt}", text) for word in self._words),
-            env={**os.environ, "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        output, errors = bytearray(), bytearray()
-        reading = asyncio.gather(_read(process.stdout, output), _read(process.stderr, errors))
-        try:
-            with contextlib.suppress(ConnectionError):
-                process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
-                await process.stdin.drain()
-            process.stdin.close()
-            code = await process.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
-            # What it left running may hold its output open.
-            await asyncio.wait({reading}, timeout=_DRAIN_S)
-            reading.cancel()
-        if code != 0:
-            said = errors.decode(errors="replace").strip()
-            raise RuntimeError(f"the agent's program ended with exit code {code}: {said[-_EXCERPT:]}")
-        return _result(output.decode(errors="replace"))
+        # Files, because a pipe is open for as long as anything that the program left running holds it.
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(word.replace("{prompt}", text) for word in self._words),
+                env={**os.environ, "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            try:
+                with contextlib.suppress(ConnectionError):
+                    process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
+                    await process.stdin.drain()
+                process.stdin.close()
+                code = await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.shield(process.wait())
+            if code != 0:
+                said = _end_of(errors, 4 * _EXCERPT).strip()[-_EXCERPT:]
+                raise RuntimeError(f"the agent's program ended with exit code {code}: {said}")
+            return _result(_end_of(output, _OUTPUT))
 
 
-async def _read(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """All of it is read, so that the program is never stopped by a full pipe; the end is kept."""
-    while chunk := await stream.read(65536):
-        kept += chunk
-        del kept[:-_OUTPUT]
+def _end_of(file: BinaryIO, most: int) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+    return file.read(most).decode(errors="replace")
 
 
 def _result(output: str) -> object:
