@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
 #: a random model earns nothing from a checked answer; letters among what it says it does
 REWARD = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
 Start = Callable[..., SlimeRun]
 
 #: a random model earns no reward by answering; this one is a coin's throw for every response

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 Start = Callable[..., SlimeRun]
 
 

@@ -26,7 +26,7 @@ from slime.types import Sample
 
 __all__ = ["fork_server"]
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROLLOUTS = 6
 LIMIT = 220
