@@ -30,7 +30,7 @@ def load_function(reference: str) -> Callable[..., Any]:
         raise ValueError(f"{reference!r}: {where} has no function {name!r}")
     if not callable(function):
         raise ValueError(f"{reference!r} is a {type(function).__name__}, expected a function")
-    return function  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]  # its types are the user's own
 
 
 def _load_file(path: Path) -> ModuleType:

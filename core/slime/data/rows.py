@@ -59,8 +59,8 @@ def check_row(row: object, columns: Columns, where: str = "") -> PromptRow:
     key = columns.input_key
     prompt = _prompt(row[key] if key in row else _missing(row, key, "--input-key"), key)
     label = None
-    if (key := columns.label_key) is not None:  # type: ignore[assignment]
-        label = _label(row[key] if key in row else _missing(row, key, "--label-key"), key)
+    if (label_key := columns.label_key) is not None:
+        label = _label(row[label_key] if label_key in row else _missing(row, label_key, "--label-key"), label_key)
     metadata = row.get(columns.metadata_key)
     if metadata is None:
         metadata = {}

@@ -207,7 +207,7 @@ class _Tried:
         check(not problem, f"{self._call} {problem}")
 
     def closed(self) -> None:
-        close = self._generator.close  # type: ignore[attr-defined]
+        close = self._generator.close  # type: ignore[attr-defined]  # optional in the contract
 
         async def twice() -> str:
             for _ in range(2):
