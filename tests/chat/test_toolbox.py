@@ -201,7 +201,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_given_up_too() -> None:
         box = Toolbox([tool_of(stubborn)], timeout_s=0.1)
         result = await box.run(ToolCall("stubborn"))
         hanging = box._hung["stubborn"]
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         return result, hanging, box._hung["stubborn"]
 
     result, hanging, left = asyncio.run(scenario())

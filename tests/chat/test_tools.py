@@ -72,7 +72,7 @@ def undocumented(query: str) -> str:
     return query
 
 
-def untyped(query) -> str:  # type: ignore[no-untyped-def]
+def untyped(query) -> str:
     """Search."""
     return str(query)
 

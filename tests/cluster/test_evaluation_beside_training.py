@@ -54,7 +54,7 @@ def run_with(events: list[str], tmp_path: Path) -> tuple[Any, Rollouts]:
         rollout=RolloutOptions(num_rollout=4, update_weights_interval=2),
         evaluation=EvalOptions(eval_prompt_data=[("a", "f")], eval_interval=4),
     )
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), Told(events))  # type: ignore[arg-type]
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), Told(events))
     rollouts = Rollouts(events)
     run._rollout = rollouts
     run._engines = SimpleNamespace(urls=[], tp_size=1)

@@ -169,7 +169,7 @@ def test_a_tokenizer_that_is_more_than_its_files_travels_itself() -> None:
 
 def test_a_tokenizer_that_does_not_pickle_is_told() -> None:
     broken = Letters()
-    broken.lock = open("/dev/null")  # type: ignore[attr-defined]  # noqa: SIM115
+    broken.lock = open("/dev/null")  # noqa: SIM115
     with pytest.raises(DataError, match="cannot be handed to data workers: TypeError"):
         recipe_of(broken, TEMPLATED)
 

@@ -29,7 +29,7 @@ def opened(path: Path | str, *, by_block: bool = True, columns: Columns = COLUMN
 
 
 def in_blocks(reader: Reader) -> list[Any]:
-    return [row.prompt for block in range(reader.blocks) for _, row in reader.block(block)]  # type: ignore[union-attr]
+    return [row.prompt for block in range(reader.blocks) for _, row in reader.block(block)]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -52,7 +52,7 @@ def test_chats_tools_and_metadata_are_the_same_in_every_format(kind: str, tmp_pa
     tools = [{"name": "f", "parameters": {"type": "object"}}]
     rows = [{"prompt": chat, "label": 2.5, "tools": tools, "metadata": {"k": [1, 2], "o": {"a": "b"}}}]
     columns = {"input_key": "prompt", "label_key": "label", "tool_key": "tools"}
-    [row] = PromptFile(write_rows(tmp_path, kind, rows), **columns)  # type: ignore[arg-type]
+    [row] = PromptFile(write_rows(tmp_path, kind, rows), **columns)
     assert (row.prompt, row.label, row.tools) == (chat, "2.5", tools)
     assert row.metadata == {"k": [1, 2], "o": {"a": "b"}, "tools": tools}
 

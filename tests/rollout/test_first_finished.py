@@ -235,7 +235,7 @@ def test_a_policy_that_cannot_abort_is_cancelled() -> None:
             return await StubEngines(0).generate(tokens, sampling)
 
     policy = Plain()
-    [first] = asyncio.run(OverSampling(policy, want=1, draw=3).collect(0))  # type: ignore[arg-type]  # a policy
+    [first] = asyncio.run(OverSampling(policy, want=1, draw=3).collect(0))
     assert indices(first.groups) == [1]
     assert policy.cancelled == 2 * SAMPLES
 

@@ -389,7 +389,7 @@ class Closing(OneTurn):
 def closed(generator: object) -> None:
     async def main() -> None:
         boundary = SampleGenerator(
-            generator,  # type: ignore[arg-type]
+            generator,
             health("generator g", "generator"),
             EchoPolicy(),
             timeout_s=5.0,

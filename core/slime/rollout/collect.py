@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,7 @@ class Collected:
         }
 
 
-class Collector:
+class Collector(ABC):
     """Fills batches from the ledger's buffer.
 
     Batches overlap (`--async`); they are chosen in the order in which they were begun.
@@ -114,9 +115,9 @@ class Collector:
         self._ledger.check()
         return collected
 
+    @abstractmethod
     async def _fill(self, rollout: int, collected: Collected, before: Sequence[asyncio.Event]) -> None:
         """Fill the batch, when those begun `before` it have chosen theirs."""
-        raise NotImplementedError
 
     def _next_draw(self, rollout: int, collected: Collected, missing: int) -> int:
         """What is `missing`, and more at the rate at which groups were dropped so far; at most a first draw."""
