@@ -5,6 +5,7 @@ What examples start from: a model that answers in the right form and is seldom r
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -53,3 +54,10 @@ def teach(folder: Path, lesson: Lesson, *, steps: int, seed: int = 0) -> float:
         schedule.step()
     model.save_pretrained(folder)
     return float(loss.detach())
+
+
+def ask_only(question: str, path: Path) -> None:
+    """Write a prompt file with one question, many times: for models that know no other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row = json.dumps({"prompt": [{"role": "user", "content": question}]})
+    path.write_text(f"{row}\n" * 64, encoding="utf-8")

@@ -8,7 +8,6 @@ learning on the judge's scores makes it say even numbers.  Exit code 1 when the 
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
 from slime_run import ROOT, show, train, verdict
-from teach import teach
+from teach import ask_only, teach
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/llm-judge")
@@ -32,17 +31,10 @@ def lesson(rng: random.Random) -> tuple[str, str]:
     return f"rate {number}", f"score: {int(number % 2 == 0)}"
 
 
-def make_prompts(path: Path) -> None:
-    """One question, many times: there is nothing else to ask."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    row = json.dumps({"prompt": [{"role": "user", "content": QUESTION}]})
-    path.write_text(f"{row}\n" * 64, encoding="utf-8")
-
-
 def main(words: list[str]) -> int:
     """`words` are further words of the `slime train` command."""
     started = time.monotonic()
-    make_prompts(ROOT / WORK / "prompts.jsonl")
+    ask_only(QUESTION, ROOT / WORK / "prompts.jsonl")
     print("1. a model that says numbers, and rates them", flush=True)
     loss = teach(ROOT / WORK / "model", lesson, steps=250)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)

@@ -8,7 +8,6 @@ say great ones.  Exit code 1 when the reward did not rise.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -18,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
 from make_reward_model import make_reward_model
 from slime_run import ROOT, show, train, verdict
-from teach import teach
+from teach import ask_only, teach
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/reward-model")
@@ -30,17 +29,10 @@ def lesson(rng: random.Random) -> tuple[str, str]:
     return QUESTION, str(rng.randrange(10, 100))
 
 
-def make_prompts(path: Path) -> None:
-    """One question, many times: there is nothing else to ask."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    row = json.dumps({"prompt": [{"role": "user", "content": QUESTION}]})
-    path.write_text(f"{row}\n" * 64, encoding="utf-8")
-
-
 def main(words: list[str]) -> int:
     """`words` are further words of the `slime train` command."""
     started = time.monotonic()
-    make_prompts(ROOT / WORK / "prompts.jsonl")
+    ask_only(QUESTION, ROOT / WORK / "prompts.jsonl")
     print("1. a model that says numbers", flush=True)
     teach(ROOT / WORK / "model", lesson, steps=80)
     print("2. a reward model from pairs of answers", flush=True)
