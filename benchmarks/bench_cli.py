@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime.plugins.kinds import KINDS
-from slime.scaffold import Names
-from slime.scaffold.package import package_files
+from slime.testing.scaffold import Names, package_files
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers")
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.data import FeedOptions, PromptFeed
-from slime.data.feed.workers import Workers
-from slime.data.rows import Columns
-from slime.data.tokenize import PromptFormat
+from slime.kit.readers import FeedOptions, PromptFeed
+from slime.kit.readers.feed.workers import Workers
+from slime.kit.readers.rows import Columns
+from slime.kit.readers.tokenize import PromptFormat
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n{% endfor %}"
@@ -211,7 +211,7 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
         from tokenizers import Tokenizer
 
         from slime.cli.preflight_data import look
-        from slime.data.prompt_source import parse_source
+        from slime.kit.readers.prompt_source import parse_source
 
         began = time.perf_counter()
         facts = look(

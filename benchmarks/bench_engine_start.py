@@ -17,11 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from slime.engine.arguments import EngineSpec, server_environment
 from slime.engine.client import HttpPolicyClient
-from slime.engine.fork_server import ForkServer
 from slime.engine.router import RouterServer
-from slime.engine.server import EngineServer
+from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
 from slime.plugin import SamplingParams
 
 READY_S = 120.0
@@ -65,9 +63,9 @@ def bench_batches(server: EngineServer, folder: Path) -> None:
         asyncio.run(batch(router.url, 256))  # warm
         print(f"\n{f'{REQUESTS} requests, in flight':<28}{'best s':>10}{'engine CPU s':>14}")
         for concurrency in (64, 256):
-            before = cpu_seconds(server.process.pid)
+            before = cpu_seconds(server.pid)
             seconds = [asyncio.run(batch(router.url, concurrency)) for _ in range(5)]
-            cpu = (cpu_seconds(server.process.pid) - before) / len(seconds)
+            cpu = (cpu_seconds(server.pid) - before) / len(seconds)
             print(f"{concurrency:<28}{min(seconds):>10.2f}{cpu:>14.2f}", flush=True)
     finally:
         router.stop()
@@ -84,8 +82,7 @@ def main() -> None:
         server, seconds = start(options.model, folder, "direct")
         server.stop()
         print(f"{'launched directly':<28}{seconds:>10.2f}", flush=True)
-        environment = server_environment(server.spec)
-        host = ForkServer(env=environment, log_path=folder / "fork-server.log")
+        host = engine_fork_server(server.spec, folder / "fork-server.log")
         host.start()
         servers: list[EngineServer] = []
         try:

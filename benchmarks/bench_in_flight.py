@@ -27,6 +27,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
@@ -110,7 +111,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
             passive_checks=0,
             **over,
         ),
-        reward=RewardOptions(reward=f"local:{folder / 'reward.py'}"),
+        reward=RewardOptions(reward=f"{folder / 'reward.py'}:reward_func"),
     )
     here, there = multiprocessing.Pipe()
     engine = multiprocessing.get_context("spawn").Process(
@@ -118,7 +119,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     )
     engine.start()
     policy = HttpPolicyClient(f"http://127.0.0.1:{here.recv()}", timeout_s=300, concurrency=args.samples)
-    manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, make_tokenizer())
+    plugins = load_plugins(config.plugins, place_functions(config).components)
+    manager = RolloutManager(config, plugins, policy, folder, make_tokenizer())
     await manager.start()
     gc.collect()
     before, cpu, started = resident_mib(), time.process_time(), time.monotonic()

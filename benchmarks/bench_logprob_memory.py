@@ -3,7 +3,7 @@
     python benchmarks/bench_logprob_memory.py [--tokens 8192] [--vocabulary 150000] [--plain-tokens 2048]
 
 Each way runs in a process of its own on bfloat16 logits and takes gradients of both results.  "In pieces" is what the
-trainer does (`slime.train.logprob`); "plain" turns all logits into float32 and leaves the rest to torch.  The plain way
+trainer does (`slime.train.forward`); "plain" turns all logits into float32 and leaves the rest to torch.  The plain way
 takes about 11 times the logits, so that by default it runs on fewer tokens; memory is proportional to them.
 """
 
@@ -28,7 +28,7 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     """In a fresh process: what one forward and backward pass adds to the logits."""
     import torch
 
-    from slime.train.logprob import log_probs_and_entropy
+    from slime.train.forward import log_probs_and_entropy
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -24,12 +24,8 @@ from slime.config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import RewardSpec
 from slime.plugins.resolve import Use
-from slime.rollout.health import Health, Watched
-from slime.rollout.rewards import Scorer, Term
-from slime.rollout.scoring.caller import RewardCaller
-from slime.rollout.scoring.in_loop import InLoopReward
-from slime.rollout.scoring.job import Job
-from slime.rollout.scoring.pool import WorkerPool
+from slime.rollout.failures import Health, Watched
+from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 from slime.types import Sample, Status
 
 DISTRIBUTION = "bench_reward"
@@ -120,8 +116,8 @@ def caller_of(name: str, workers: int, run_dir: Path) -> RewardCaller:
         import bench_reward  # type: ignore[import-not-found]  # written by `install`
 
         return InLoopReward(bench_reward.LeastOverlapping(None, None), "reward least", TIMEOUT_S)
-    job = Job(RunConfig(), Use("reward", "reward", f"bench/{name}"), run_dir, "reward least", TIMEOUT_S)
-    return WorkerPool(job, size=workers, startup_timeout_s=60)
+    job = RewardJob(RunConfig(), Use("reward", "reward", f"bench/{name}"), run_dir)
+    return IsolatedReward(job, "reward least", size=workers, timeout_s=TIMEOUT_S, startup_timeout_s=60)
 
 
 def cpu_s() -> float:

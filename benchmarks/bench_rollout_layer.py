@@ -20,18 +20,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
-from slime.rollout.all_finished import AllFinished
-from slime.rollout.filters import OldestFirst
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.health import Health, Watched
-from slime.rollout.ledger import Ledger
-from slime.rollout.metrics import oldest_weights, rollout_metrics
-from slime.rollout.pipeline import Pipeline
-from slime.rollout.progress import ProgressBoard
-from slime.rollout.rewards import Scorer, Term
-from slime.rollout.sampling import Sampling
-from slime.rollout.scoring.in_loop import InLoopReward
-from slime.rollout.source import CheckedSource
+from slime.rollout.boundaries import CheckedSource
+from slime.rollout.collect import AllFinished
+from slime.rollout.failures import Health, Watched
+from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.prompts import PromptLedger
+from slime.rollout.record import oldest_weights, rollout_metrics
+from slime.rollout.rewards import InLoopReward, Scorer, Term
 from slime.types import Group, Sample, Status
 
 GROUP_SIZE = 8
@@ -104,24 +99,25 @@ def pending(count: int) -> list[Group]:
 
 async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
     """All samples through the rollout room."""
-    sampling = Sampling(512, 1.0, 1.0, -1, (), (), seed=42)
+    sampling = SamplingParams(512)
     spec = RewardSpec(name="least", factory="benchmarks:LeastReward", isolation="none")
 
     def health(kind: str) -> Health:
         return Health(Watched(kind, "bench/least", f"{kind} least", 0.25, len(groups) * GROUP_SIZE, kind))
 
     pipeline = Pipeline(
-        SampleGenerator(LeastGenerator(), health("generator"), policy, timeout_s=600, concurrency=CONCURRENCY),
+        SampleGenerator(LeastGenerator(), health("generator"), timeout_s=600, concurrency=CONCURRENCY),
         Scorer([Term(spec, InLoopReward(LeastReward(), "reward least", spec.timeout_s), health("reward"))]),
-        ProgressBoard(lambda _done, _total: None),
+        policy,
+        seed=42,
+        progress=ProgressReporter(lambda _done, _total: None),
     )
     collected = await AllFinished(
-        Ledger(CheckedSource(PreparedSource(groups), "data source prepared", GROUP_SIZE)),
-        lambda taken: pipeline.finish(taken, sampling),
-        None,
-        OldestFirst(),
-        want=len(groups),
-        draw=len(groups),
+        ledger=PromptLedger(CheckedSource(PreparedSource(groups), "data source prepared", GROUP_SIZE)),
+        pipeline=pipeline,
+        sampling=sampling,
+        batch_size=len(groups),
+        draw_size=len(groups),
         max_rounds=1,
     ).collect(0)
     rollout_metrics(collected.groups)

@@ -21,8 +21,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from slime.kit.sessions import SessionServer
 from slime.plugin import Generation, SamplingParams
-from slime.sessions import SessionServer
 from slime.testing import encode, make_sample, make_tokenizer
 
 LATENCY_S = 0.05

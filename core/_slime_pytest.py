@@ -4,13 +4,14 @@
         reward = slime_component("reward", "math/boxed", {"timeout": 5})
         assert_reward_contract(reward)
 
-`slime_context`     what a component is built with: a made-up run in the test's `tmp_path`
-`slime_tokenizer`   a small transformers tokenizer, one token a character, made without a download
-`scripted_policy`   `scripted_policy([Say.text("4")])`: a policy that answers from a script
-`slime_component`   `slime_component(KIND, ID, OPTIONS)`: an installed component, built
+Fixtures:
+    slime_context: The context of a made-up run in the test's `tmp_path`, to build a component with.
+    slime_tokenizer: A small transformers tokenizer, one token a character, made without a download.
+    scripted_policy: `scripted_policy([Say.text("4")])` is a policy that answers from a script.
+    slime_component: `slime_component(KIND, ID, OPTIONS)` builds an installed component.
 
-The module lies beside the package `slime` and imports only pytest.  pytest loads it in every test run of the
-environment, before coverage begins to measure, and for that it must cost nothing and import nothing of slime.
+The module stands beside the package `slime` and imports only pytest: pytest loads it in every test run of the
+environment, also in those that have nothing to do with slime, and before coverage begins to measure.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def slime_tokenizer() -> Any:
-    """A transformers tokenizer of single characters with a chat template.  It takes seconds to import."""
+    """A transformers tokenizer of single characters with a chat template. Making it takes seconds."""
     from slime.testing import make_tokenizer
 
     return make_tokenizer()
@@ -52,9 +53,9 @@ def scripted_policy() -> Callable[[Sequence[Step] | Callable[[Call], Step]], Scr
 
 @pytest.fixture
 def slime_component(slime_context: Context) -> Callable[..., Any]:
-    """`slime_component("reward", "math/boxed", {"limit": 5})`: an installed component, found and built as by a run.
+    """`slime_component("reward", "math/boxed", {"limit": 5})`: an installed component, found and built as in a run.
 
-    Raises what a run would: `PluginNotFoundError`, `PluginLoadError`, `ConfigError`.
+    It raises what a run would: `PluginNotFoundError`, `PluginLoadError` or `ConfigError`.
     """
     from slime.plugins import survey_plugins
 

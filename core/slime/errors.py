@@ -93,6 +93,12 @@ class DeadlineError(SlimeError, TimeoutError):
     """A wait ran past its deadline; the message names what was waited for."""
 
 
+def one_line(error: BaseException) -> str:
+    """`ValueError: the message`, in one line."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean X?` with the nearest known name, or an empty string when none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

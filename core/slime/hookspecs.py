@@ -1,7 +1,7 @@
 """The hooks a plugin may implement, documented in place.
 
-A hookimpl may take fewer arguments than its spec.  `slime_register_*` return lists of specs and run
-once, before anything starts; their order means nothing.  Observers are read-only: what they raise is
+A hookimpl may take fewer arguments than its spec. `slime_register_*` return lists of specs and run
+once, before anything starts; their order means nothing. Observers are read-only: what they raise is
 reported once and never ends a run.
 """
 
@@ -19,6 +19,7 @@ from slime.plugin import (
     EstimatorSpec,
     GeneratorSpec,
     RewardSpec,
+    TrackerSpec,
     hookspec,
 )
 
@@ -53,6 +54,12 @@ def slime_register_buffer_filters() -> list[BufferFilterSpec]:
 @hookspec
 def slime_register_generators() -> list[GeneratorSpec]:
     """Generators this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_trackers() -> list[TrackerSpec]:
+    """Trackers this plugin provides."""
     raise AssertionError("hook specification, never called")
 
 

@@ -1,19 +1,21 @@
-"""The loops.  Read top to bottom: this page is what slime does.
+"""The loops. Read top to bottom: this page is what slime does.
 
-Every verb is a method of `slime.cluster.run.Run`; which algorithm, reward, data source and generator take
-part is the plugins' business and appears nowhere here.
+Every verb is a method of `slime.run.run.Run`. Which algorithm, reward, data source and generator take part is up to
+the plugins and appears nowhere here.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from slime.cluster.ending import ending_on_sigterm
-from slime.cluster.run import PendingRollout, Run
 from slime.config import RunConfig
-from slime.observe.observer import RunObserver
+from slime.observe.observer import EvaluationObserver, RunObserver
 from slime.plugins import PluginSet
+from slime.run.checkpoint import Checkpoint
+from slime.run.ray_session import ray_session
+from slime.run.run import Run
+from slime.run.signals import ending_on_sigterm
 
 
 def train_synchronously(run: Run) -> None:
@@ -36,19 +38,19 @@ def train_asynchronously(run: Run) -> None:
     """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
 
     The engines keep their running requests over a weight sync, so a response may span several weight
-    versions; every sample records which.  Evaluations go on beside generation and training, up to the next
+    versions; every sample records which. Evaluations run beside generation and training, up to the next
     sync, which waits for them: their responses are of one version.
     """
     run.sync_weights()
     if evaluates_before_training(run):
         run.start_evaluation(run.first_rollout)
-    buffer: deque[PendingRollout] = deque()
-    ahead = run.config.rollout.async_buffer_size
+    started, ahead = run.first_rollout, run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
         run.start_step()
-        for later in range(number + len(buffer), min(number + 1 + ahead, run.config.num_rollout)):
-            buffer.append(run.start_generation(later))
-        rollout = run.wait_generation(buffer.popleft())
+        while started < min(number + 1 + ahead, run.config.num_rollout):
+            run.start_generation(started)
+            started += 1
+        rollout = run.wait_generation(number)
         metrics = run.train(rollout)
         done = number + 1
         if done % run.config.rollout.update_weights_interval == 0 or evaluation_due(run, done):
@@ -68,25 +70,29 @@ def evaluation_due(run: Run, done: int) -> bool:
 
 
 def evaluates_before_training(run: Run) -> bool:
-    """Whether the held-out sets are scored where the run starts from."""
+    """Whether the held-out sets are scored before the first step."""
     return run.config.evaluation.eval_interval is not None and not run.config.evaluation.skip_eval_before_train
 
 
 def save_where_due(run: Run, *, done: int) -> None:
-    """Checkpoint every so many rollouts, and after the last."""
-    last = done == run.config.num_rollout
-    if last or ((every := run.config.checkpoint.save_interval) and done % every == 0):
+    """Checkpoint every so many rollouts and after the last, which is also exported."""
+    options, last = run.config.checkpoint, done == run.config.num_rollout
+    if last or (options.save_interval and done % options.save_interval == 0):
         run.save(done)
-    if last:
-        run.export_hf(done)
+    if last and options.save_hf is not None:
+        run.export_hf(Path(options.save_hf.format(rollout=done)))
+
+
+# --- what the commands call: Ctrl-C and SIGTERM end each in order; errors propagate after clean-up ---------------
 
 
 def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
-    """Run `config` to its end.  Ctrl-C and SIGTERM end it in order; errors propagate after clean-up."""
+    """`slime train`: run `config` to its end."""
     observer = RunObserver(config, run_dir, plugins)
+    observer.starting("Ray")
     outcome = "failed"
     try:
-        with ending_on_sigterm(), Run(config, run_dir, plugins, observer) as run:
+        with ending_on_sigterm(), ray_session(config), Run(config, run_dir, plugins, observer) as run:
             (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
         outcome = "finished"
     except KeyboardInterrupt:
@@ -95,3 +101,40 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
     finally:
         observer.run_finished(outcome)
     return 0
+
+
+def evaluate(
+    config: RunConfig, run_dir: Path, plugins: PluginSet, checkpoint: Checkpoint | None, exporting: RunConfig
+) -> int:
+    """`slime eval`: score the held-out sets once, in a run without a trainer.
+
+    Of a `checkpoint` a model folder is made first, by the trainer that `exporting` describes.
+    """
+    model = config.checkpoint.hf_checkpoint if checkpoint is None else checkpoint.path
+    observer = EvaluationObserver(config, run_dir, str(model))
+    observer.starting("Ray")
+    with observer, ending_on_sigterm(), ray_session(config), TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
+        if checkpoint is not None:
+            export_checkpoint(exporting, run_dir, plugins, observer, Path(made, "hf"))
+            placed = config.checkpoint.model_copy(update={"hf_checkpoint": str(Path(made, "hf"))})
+            config = config.model_copy(update={"checkpoint": placed})
+        with Run(config, run_dir, plugins, observer, roles={"engines", "rollout"}) as run:
+            run.evaluate(0 if checkpoint is None else checkpoint.rollouts_done)
+    return 0
+
+
+def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path) -> int:
+    """`slime export`: write the weights that `exporting` starts from as a Hugging Face folder."""
+    observer = EvaluationObserver(exporting, run_dir, str(folder))
+    observer.starting("Ray")
+    with observer, ending_on_sigterm(), ray_session(exporting):
+        export_checkpoint(exporting, run_dir, plugins, observer, folder)
+    return 0
+
+
+def export_checkpoint(
+    exporting: RunConfig, run_dir: Path, plugins: PluginSet, observer: RunObserver, folder: Path
+) -> None:
+    """Load the checkpoint that `exporting` starts from and write it to `folder`, in a run with only a trainer."""
+    with Run(exporting, run_dir, plugins, observer, roles={"trainer"}) as run:
+        run.export_hf(folder)

@@ -1,6 +1,6 @@
 """Everything a plugin author imports.
 
-A plugin is a light module named by an entry point in group `slime`.  It declares `slime_api = 1` and
+A plugin is a light module named by an entry point in group `slime`. It declares `slime_api = 1` and
 implements hooks that return lists of frozen specs; each spec names the class that does the work as
 `"package.module:Class"`, imported only when a run uses it:
 
@@ -12,7 +12,7 @@ implements hooks that return lists of frozen specs; each spec names the class th
     def slime_register_rewards():
         return [sp.RewardSpec(name="length", factory="my_reward.impl:LengthReward", summary="1 - length/100")]
 
-Components are built as `Class(options, context)` inside the process that uses them.  This module
+Components are built as `Class(options, context)` inside the process that uses them. This module
 imports only pluggy and pydantic; torch appears in annotations alone.
 """
 
@@ -60,11 +60,13 @@ __all__ = [
     "SpecInfo",
     "Status",
     "TokenBatch",
+    "Tracker",
+    "TrackerSpec",
     "hookimpl",
     "hookspec",
 ]
 
-#: The plugin API this slime speaks.  A plugin module states the one it was written for as `slime_api`.
+#: The plugin API this slime speaks. A plugin module states the one it was written for as `slime_api`.
 API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker("slime")
@@ -91,12 +93,12 @@ class Context:
     seed: int
     run_dir: Path
     logger: logging.Logger
-    #: the resolved run configuration (`slime.config.RunConfig`); read it, never change it
+    #: the resolved run configuration (`slime.config.RunConfig`), to be read only
     config: Any = None
-    #: the tokenizer of `--hf-checkpoint`, where the component lives in the rollout process
+    #: the tokenizer of `--hf-checkpoint`, for components of the rollout process
     tokenizer: Any = None
-    #: address of the run's own engines, OpenAI-compatible below `/v1`, for components of the rollout; None where the
-    #: run starts none.  They answer from the first rollout on, not yet while components are built
+    #: address of the run's own engines, OpenAI-compatible below `/v1`, for components of the rollout; None if the
+    #: run starts none. The engines are not up yet while components are built
     engine_url: str | None = None
 
 
@@ -107,7 +109,7 @@ class Context:
 class ComponentSpec:
     """What every kind of component declares."""
 
-    #: selectable name, `[a-z][a-z0-9_-]*`; `PLUGIN/NAME` where two plugins share it
+    #: selectable name, `[a-z][a-z0-9_-]*`; `PLUGIN/NAME` if two plugins share it
     name: str
     #: `"package.module:Class"`, imported when a run uses the component
     factory: str
@@ -129,15 +131,15 @@ class EstimatorSpec(ComponentSpec):
     needs: frozenset[Literal["group", "critic", "reference"]] = frozenset()
     #: whether the importance ratio is per token or per sequence
     ratio: Literal["token", "sequence"] = "token"
-    #: how far the ratio may go below and above 1 where the run states neither --eps-clip nor --eps-clip-high
+    #: how far the ratio may go below and above 1 if the run sets neither --eps-clip nor --eps-clip-high
     clip_range: tuple[float, float] = (0.2, 0.2)
-    #: whether it takes the KL of --kl-coef off the reward (`EstimatorBatch.kl`); --kl-coef is refused where not
+    #: whether it takes the KL of --kl-coef off the reward (`EstimatorBatch.kl`); otherwise --kl-coef is refused
     takes_kl: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSpec(ComponentSpec):
-    """Scores samples.  `scope="group"`: `score` is called with whole groups."""
+    """Scores samples. `scope="group"`: `score` is called with whole groups."""
 
     kind: ClassVar[str] = "reward"
     scope: Literal["sample", "group"] = "sample"
@@ -145,7 +147,7 @@ class RewardSpec(ComponentSpec):
     timeout_s: float = 60.0
     #: whether equal samples always get equal rewards (the contract kit then checks it)
     deterministic: bool = True
-    #: "process": scored in worker processes, which are killed when they hang or die.  "none": in the rollout
+    #: "process": scored in worker processes, which are killed when they hang or die. "none": in the rollout
     #: process itself, where a busy loop would freeze every sample; only for rewards that cannot block
     isolation: Literal["process", "none"] = "process"
 
@@ -171,12 +173,19 @@ class GeneratorSpec(ComponentSpec):
     kind: ClassVar[str] = "generator"
     #: False for generators that never ask the policy (the run then starts no engines)
     needs_engine: bool = True
-    #: seconds a sample may go without progress; default: --rollout-timeout-s.  --generator.timeout-s overrides it
+    #: seconds a sample may go without progress; default: --rollout-timeout-s. --generator.timeout-s overrides it
     timeout_s: float | None = None
-    #: whether `generate` continues a sample that has response tokens already: it asks the policy to go on after
-    #: `Sample.tokens`, for at most max_new_tokens - response_length more, and keeps tokens, mask, log-probs and weight
-    #: versions that are there (--partial-rollout needs it)
+    #: whether `generate` can continue a sample that already has response tokens: it lets the policy continue
+    #: `Sample.tokens` by at most max_new_tokens - response_length tokens, and keeps the tokens, mask, log-probs and
+    #: weight versions that are there (--partial-rollout needs this)
     resumes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSpec(ComponentSpec):
+    """Sends the numbers of a run somewhere."""
+
+    kind: ClassVar[str] = "tracker"
 
 
 # --- what components exchange with the kernel -----------------------------------------------------
@@ -184,7 +193,7 @@ class GeneratorSpec(ComponentSpec):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one response.  Field names are the engine's."""
+    """How to sample one response. Field names are the engine's."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -193,13 +202,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     sampling_seed: int | None = None
-    #: whether the response is scored on a held-out prompt and never trained on; the engine is not told
+    #: whether the response is scored on a held-out prompt and never trained on; not sent to the engine
     evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine answered for one request.  T = number of generated tokens."""
+    """What the engine answered for one request. T = number of generated tokens."""
 
     tokens: list[int]  #: [T]
     log_probs: list[float]  #: [T] at the sampling temperature
@@ -214,7 +223,13 @@ class PolicyClient(Protocol):
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
-        """One response to `tokens`.  Requests with one `session` go to one engine (prefix cache)."""
+        """Generate one response.
+
+        Args:
+            tokens: Token ids of the prompt, and of the response so far when one is continued.
+            sampling: How to sample.
+            session: Requests with the same session go to the same engine, which then has their prefix cached.
+        """
         ...
 
 
@@ -237,7 +252,7 @@ class Selection:
 @dataclass(frozen=True, slots=True)
 class EstimatorBatch:
     """The whole batch of one rollout, on every rank alike, so that statistics never depend on the
-    parallel layout.  N samples; sample i has T_i response tokens.  All tensors float32 on CPU unless said.
+    parallel layout. N samples; sample i has T_i response tokens. All tensors are float32 on the CPU unless noted.
     """
 
     rewards: Tensor  #: [N]
@@ -245,10 +260,10 @@ class EstimatorBatch:
     #: [N] int64; equal for the samples that came from one rollout of one prompt, which count once in statistics
     rollout_ids: Tensor
     loss_masks: list[Tensor]  #: N x [T_i], 1 where the token is trained on
-    #: N x [T_i] KL of the trainer to the reference, where the run has one; else None.  By --kl-reward-type: log pi /
-    #: pi_ref (k1) unless the run says otherwise
+    #: N x [T_i] KL of the trainer to the reference, if the run has one; else None. By --kl-reward-type; default:
+    #: log pi / pi_ref (k1)
     kl: list[Tensor] | None = None
-    #: N x [T_i] critic values, where the estimator needs a critic; else None
+    #: N x [T_i] critic values, if the estimator needs a critic; else None
     values: list[Tensor] | None = None
 
 
@@ -262,14 +277,14 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The response tokens of one micro-batch, concatenated.  All [M] float32 on the trainer's device.
+    """The response tokens of one micro-batch, concatenated. All [M] float32 on the trainer's device.
 
     `sequence_ids` [M] int64 numbers the samples of the micro-batch 0..S-1, for sequence-level ratios.
     """
 
     log_probs: Tensor  #: with gradient
     old_log_probs: Tensor
-    #: log pi - log pi_old, with gradient, 0 where the mask is 0; where the spec says `ratio="sequence"`, its mean over
+    #: log pi - log pi_old, with gradient, 0 where the mask is 0; with `ratio="sequence"` in the spec, its mean over
     #: the trained tokens of the sequence, the same for all of them
     log_ratio: Tensor
     advantages: Tensor
@@ -283,7 +298,7 @@ class TokenBatch:
 
 
 class Estimator(Protocol):
-    """Contract of kind `estimator`.  An optional method
+    """Contract of kind `estimator`. An optional method
 
         objective(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]
 
@@ -291,7 +306,14 @@ class Estimator(Protocol):
     """
 
     def advantages(self, batch: EstimatorBatch) -> Advantages:
-        """One advantage per token.  Must not change its input."""
+        """Compute one advantage per response token.
+
+        Args:
+            batch: All samples of one rollout. It must not be changed.
+
+        Returns:
+            Tensors of the shapes of `batch.loss_masks`, zero where the mask is zero.
+        """
         ...
 
 
@@ -299,10 +321,16 @@ class RewardModel(Protocol):
     """Contract of kind `reward`."""
 
     def score(self, samples: Sequence[Sample]) -> list[Reward] | Awaitable[list[Reward]]:
-        """One reward per sample, in the same order, finite.
+        """Score samples.
 
-        `async def`: calls overlap, and one that outlasts its deadline is cancelled.  Plain `def`: one call at a time
-        in each worker process, and a call that outlasts its deadline ends with its process.
+        With `async def`, calls overlap, and one that exceeds its deadline is cancelled. With plain `def`, each worker
+        process makes one call at a time, and is killed if the call exceeds its deadline.
+
+        Args:
+            samples: Finished samples; with `scope="group"`, all samples of one prompt. They must not be changed.
+
+        Returns:
+            One finite reward per sample, in the same order.
         """
         ...
 
@@ -310,24 +338,26 @@ class RewardModel(Protocol):
 class DataSource(Protocol):
     """Contract of kind `datasource`.
 
-    slime keeps account of what it took: finished groups wait in its own buffer, and those whose generation was cut
-    short, or that a checkpoint had in flight, it hands out again by itself.  Nothing comes back to the source.
+    slime tracks the groups it has taken: finished ones wait in its own buffer, and it generates again those that were
+    cut short or were in flight when a checkpoint was saved. Nothing is returned to the source.
 
-    A source may have more methods:
+    A source may also have these methods:
 
-    generated(groups)   called once for each batch with copies of what was generated for it, scored, groups included
-                        that a filter dropped.  A curriculum learns from it what was hard.
-    put(groups)         takes groups back that shall be generated another time; they come first in later `take`s, as
-                        pending samples with the indices they had.  slime itself never calls it: it is for sources
-                        around another source.
+    generated(groups)   called once per batch with copies of the generated and scored groups, including those that a
+                        filter dropped, so that a curriculum can learn which prompts are hard.
     metrics()           numbers by name, logged with every rollout.
     close()             called once, when the run ends.
     """
 
     def take(self, n: int) -> list[Group]:
-        """The next `n` prompts as groups of `n_samples_per_prompt` pending samples.
+        """Take the next prompts.
 
-        No `Group.index` and no `Sample.index` is used twice in a run.
+        Args:
+            n: Number of prompts.
+
+        Returns:
+            `n` groups of `n_samples_per_prompt` pending samples. No `Group.index` and no `Sample.index` is used twice
+            in a run.
         """
         ...
 
@@ -343,24 +373,68 @@ class DataSource(Protocol):
 class BufferFilter(Protocol):
     """Contract of kind `buffer_filter`.
 
-    A filter that remembers something between calls may have two methods more, as data sources have them:
-    `state_dict()`, JSON-ready, and `load_state_dict(state)`.  A checkpoint holds the state; a filter that loads it
-    chooses as the one that gave it would have.
+    A filter that keeps state between calls may also have `state_dict()`, which returns JSON-ready state, and
+    `load_state_dict(state)`, as data sources do. Checkpoints save the state; a filter that loads it makes the same
+    choices as the one that was saved.
     """
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep at most `want` groups; indices valid and disjoint.  `Group.age` and `Group.uses` say what was before."""
+        """Choose groups to train on.
+
+        Args:
+            buffer: The finished groups. `Group.age` and `Group.uses` tell how old a group is and how often it was used.
+            want: The most groups that may be kept.
+
+        Returns:
+            Valid indices into `buffer`; none is both kept and dropped. All other groups stay in the buffer.
+        """
         ...
 
 
 class Generator(Protocol):
     """Contract of kind `generator`.
 
-    A generator may have one method more, `close()`, plain or `async`: it is called when the run ends, in the event loop
-    that called `generate`, and ends what the generator has started, such as servers and processes.  It may be called
-    twice, and without `generate` before it.
+    A generator may also have `close()`, plain or `async`, to stop what it started, such as servers and processes. It is
+    called when the run ends, in the event loop that called `generate`. It may be called twice, and without an earlier
+    call of `generate`.
     """
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """Finished samples for one pending sample: one, or several, to which slime gives one `rollout_id`."""
+        """Generate the response to one prompt.
+
+        Args:
+            sample: A pending sample with the prompt and its tokens. It may be changed and returned.
+            sampling: How to sample.
+            policy: The engines that serve the policy.
+
+        Returns:
+            One or several finished samples. slime gives all of them the same `rollout_id`.
+        """
+        ...
+
+
+class Tracker(Protocol):
+    """Contract of kind `tracker`.
+
+    A tracker lives in the driver, in a thread of its own, and is built there. What it raises, or how long it takes,
+    costs its own rows and never the run. `Context.run_dir.name` is the run's name, `Context.config` its configuration.
+    """
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the numbers of one step.
+
+        Args:
+            step: The rollout's number, or, for an evaluation, the rollouts trained on before it. A step may come
+                twice, with other metrics, and be lower than the one before: an evaluation that ran beside training is
+                reported when it is over.
+            metrics: Finite numbers by name, such as `train/loss` and `eval/SET/pass@4`.
+        """
+        ...
+
+    def close(self, outcome: str) -> None:
+        """Write what is pending; called once, after the last `log`.
+
+        Args:
+            outcome: How the run ended: "finished", "interrupted" or "failed".
+        """
         ...

@@ -17,7 +17,7 @@ from make_data import lesson, make_data
 from slime_run import ROOT, show, train, verdict
 from teach import teach
 
-from slime.sandbox import machine_isolation
+from slime.kit.sandbox import machine_isolation
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/code-reward")

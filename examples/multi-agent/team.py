@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slime.chat import ChatTemplate, Conversation
+from slime.kit.chat import ChatTemplate, Conversation
 from slime.plugin import PolicyClient, Sample, SamplingParams
 
 ANSWER_TOKENS = 4

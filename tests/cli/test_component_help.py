@@ -48,4 +48,4 @@ def test_a_command_line_that_cannot_be_read_still_gets_its_help(slime: Slime) ->
     done = slime("train", "--help", "--rewrad", "x")
     assert done.code == 0
     assert "--rollout-batch-size" in done.out
-    assert "not shown, since this command line cannot be read: unknown flag --rewrad" in done.out
+    assert "not shown, because this command line cannot be read: unknown flag --rewrad" in done.out

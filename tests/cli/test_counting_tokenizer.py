@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.support.tiny_models import write_tiny_tokenizer
 
-from slime.cli.preflight_tokenizer import load_tokenizer
-from slime.data import tokenize_prompt
-from slime.data.light_tokenizer import LightTokenizer
+from slime.cli.preflight_model import load_tokenizer
 from slime.errors import ConfigError
+from slime.kit.readers import tokenize_prompt
+from slime.kit.readers.light_tokenizer import LightTokenizer
 
 CHAT = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "1+1=?\n"}]
 

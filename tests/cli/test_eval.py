@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Slime, split
 
-from slime.checkpoint.folder import FORMAT, Checkpoint
 from slime.config import RunConfig, config_from_toml
 from slime.config.eval_sets import eval_sets
+from slime.run.checkpoint import FORMAT, Checkpoint
 
 Refused = Callable[..., str]
 
@@ -23,7 +23,7 @@ class Evaluation(ModuleType):
     """Stands where Ray would start, and remembers how it was called."""
 
     def __init__(self) -> None:
-        super().__init__("slime.evaluate")
+        super().__init__("slime.loop")
         self.calls: list[tuple[Any, ...]] = []
 
     def evaluate(self, *arguments: Any) -> int:
@@ -36,8 +36,8 @@ def evaluation(monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     import slime
 
     module = Evaluation()
-    monkeypatch.setitem(sys.modules, "slime.evaluate", module)
-    monkeypatch.setattr(slime, "evaluate", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.loop", module)
+    monkeypatch.setattr(slime, "loop", module, raising=False)
     return module
 
 
@@ -138,8 +138,8 @@ def test_a_supervised_runs_model_is_asked_for_answers(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ("--eval-pass-k 1 8", "pass@8 needs at least 8 responses a prompt, and there are 4"),
-        ("--eval-pass-threshold nan", "--eval-pass-threshold: got 'nan', expected a number"),
+        ("--eval-pass-k 1 8", "pass@8 needs at least 8 responses per prompt, got 4"),
+        ("--eval-pass-threshold nan", "--eval-pass-threshold: got 'nan', expected a finite number"),
         ("--eval-pass-threshold high", "--eval-pass-threshold: got 'high', expected a number"),
         ("--eval-pass-k 0", "--eval-pass-k: got '0', expected at least 1"),
         ("--eval-prompt-data sums other.jsonl", "2 evaluation sets are called 'sums'"),

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from slime.cli.plugins import run
-from slime.cli.plugins.rows import RunListing
+from slime.cli.plugins_json import RunListing
 from slime.errors import ConfigError
 
 RUN = """
@@ -55,6 +55,7 @@ def test_only_what_the_run_uses_is_listed(
         ("reward", "math/boxed", "ok"),
         ("datasource", "datasources/prompts", "ok"),
         ("generator", "generators/single_turn", "ok"),
+        ("tracker[0]", "trackers/tensorboard", "ok"),
     ]
     assert (use(content, "reward")["distribution"], use(content, "reward")["version"]) == ("slime-reward-math", "0.3.1")
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from slime.cli.plugins import run
-from slime.cli.plugins.rows import Listing
+from slime.cli.plugins_json import Listing
 from slime.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def test_the_table_shows_every_plugin_and_where_it_is_from(
     own = line(text, "rewards")
     assert own[:4] + own[-1:] == ["rewards", "0.1.0", "1", "ok", "slime-rl (built in)"]
     assert own[4].startswith("reward exact_match, math, ")
-    assert "5 plugins" in text
+    assert "6 plugins" in text
 
 
 def test_broken_and_clashing_plugins_are_told_with_the_remedy(
@@ -46,7 +46,7 @@ def test_broken_and_clashing_plugins_are_told_with_the_remedy(
     text = output(capsys)
     assert line(text, "bad")[2:5] == ["3", "broken", "written for plugin API 3, this slime speaks 1"]
     assert line(text, "rival")[3] == line(text, "math")[3] == "clash"
-    assert "7 plugins, 1 broken, 2 clash" in text
+    assert "8 plugins, 1 broken, 2 clash" in text
     assert "bad: Try: pip install -U slime-rl" in text
     assert "reward 'boxed' is ambiguous: write math/boxed" in text
 
@@ -100,13 +100,19 @@ def test_hooks_other_than_registration_are_listed(install: Any, capsys: pytest.C
     assert line(output(capsys), "watch") == ["watch", "1.0", "1", "ok", "hook step_finished", "slime-watch"]
 
 
-def test_a_long_row_goes_on_below_itself(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    specs = ", ".join(f"sp.RewardSpec(name='reward_number_{n}', factory='many_mod:R')" for n in range(12))
+def test_the_table_fits_the_terminal_and_is_not_wrapped_in_a_pipe(
+    install: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"reward_number_{n}" for n in range(12)]
+    specs = ", ".join(f"sp.RewardSpec(name='{name}', factory='many_mod:R')" for name in names)
     source = f"import slime.plugin as sp\nslime_api = 1\n@sp.hookimpl\ndef slime_register_rewards(): return [{specs}]\n"
     install("slime-many", "1.0", {"many": "many_mod"}, {"many_mod": source})
-    text = output(capsys)
-    assert max(map(len, text.splitlines())) < 140
-    assert all(f"reward_number_{n}" in text for n in range(12))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert line(output(capsys), "many")[4] == f"reward {', '.join(names)}"
+    monkeypatch.setenv("COLUMNS", "100")
+    folded = output(capsys)
+    assert max(map(len, folded.splitlines())) <= 100
+    assert all(name in folded for name in names)
 
 
 def test_verbose_tells_where_every_plugin_comes_from(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +151,7 @@ def test_kind_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_kind_offers_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"'rewards' is no kind of component; expected one of .* Did you mean reward\?"
+        ConfigError, match=r"'rewards' is not a kind of component; expected one of .* Did you mean reward\?"
     ):
         run(["--kind", "rewards"])
 

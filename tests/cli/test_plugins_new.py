@@ -13,8 +13,7 @@ import pytest
 from slime import __version__
 from slime.cli.plugins import run
 from slime.errors import ConfigError
-from slime.scaffold import Names
-from slime.scaffold.package import package_files
+from slime.testing.scaffold import Names, package_files
 
 KINDS = ("reward", "estimator", "datasource", "buffer-filter", "generator")
 
@@ -98,7 +97,7 @@ def test_a_name_that_cannot_be_one_is_refused(name: str, message: str, tmp_path:
 
 
 def test_an_unknown_kind_offers_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'bufferfilter' is no kind of component.* Did you mean buffer-filter\?"):
+    with pytest.raises(ConfigError, match=r"'bufferfilter' is not a kind of component.* Did you mean buffer-filter\?"):
         run(["new", "bufferfilter", "x", "--into", str(tmp_path)])
 
 
@@ -113,7 +112,7 @@ def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_to_write_into_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         run(["new", "reward", "mine", "--into", str(tmp_path / "none")])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Slime, split
 
-from slime.cli.preflight_machine import unwritable
+from slime.cli.preflight import unwritable
 
 Refused = Callable[..., str]
 
@@ -44,7 +44,7 @@ def test_an_empty_data_file(refused: Refused, tmp_path: Path) -> None:
 
 def test_a_bad_json_line_is_named_with_its_number(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, '{"prompt": ')
-    assert f"{path}:2 is no JSON" in refused("--prompt-data", path)
+    assert f"{path}:2 is not valid JSON" in refused("--prompt-data", path)
 
 
 def test_a_missing_key_is_named_with_its_row_and_the_keys_there(refused: Refused, tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_more_ranks_than_devices_are_refused_with_the_numbers(refused: Refused) 
 def test_more_gpus_than_there_are_is_refused_with_the_numbers(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 2)
+    monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 2)
     words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
     assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
 
 
 def test_a_cluster_may_bring_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 0)
+    monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 0)
     ended = dry_run("--device", "cuda", "--ray-address", "head:6379")
     assert "2 GPUs of the cluster head:6379: 1 for training + 1 for engines" in ended.out
 
@@ -176,7 +176,7 @@ def model(described_model: Path, tmp_path: Path) -> Path:
 
 
 def test_a_model_folder_that_is_missing(refused: Refused) -> None:
-    assert "--hf-checkpoint some/model is no folder" in refused("--hf-checkpoint", "some/model")
+    assert "--hf-checkpoint some/model is not a folder" in refused("--hf-checkpoint", "some/model")
 
 
 def test_a_model_folder_without_config(refused: Refused, model: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_model_of_an_unknown_kind(refused: Refused, model: Path) -> None:
 
 
 def test_a_reference_folder_is_looked_at_too(refused: Refused) -> None:
-    assert "--ref-load no is no folder" in refused("--ref-load", "no")
-    assert "--critic-load no is no folder" in refused("--critic-load", "no")
+    assert "--ref-load no is not a folder" in refused("--ref-load", "no")
+    assert "--critic-load no is not a folder" in refused("--critic-load", "no")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_folders_of_checkpoints_and_exports_are_tried_too(refused: Refused) -> N
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     """A file-size limit stands for the disk's end: it fails the same write."""
-    script = "import sys; from slime.cli.preflight_machine import unwritable; from pathlib import Path;"
+    script = "import sys; from slime.cli.preflight import unwritable; from pathlib import Path;"
     script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
     limit = 2**16
     done = subprocess.run(

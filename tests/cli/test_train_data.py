@@ -15,8 +15,8 @@ from tests.support.prompt_files import FORMATS, numbered, write_rows
 
 from slime.cli import preflight_data
 from slime.cli.preflight_data import look
-from slime.data.prompt_source import parse_source
-from slime.data.rows import Columns
+from slime.kit.readers.prompt_source import parse_source
+from slime.kit.readers.rows import Columns
 
 Refused = Callable[..., str]
 COLUMNS = Columns("prompt", "label")
@@ -65,7 +65,7 @@ def test_what_is_left_out_is_counted(dry_run: Slime, refused: Refused, tmp_path:
         " 2 prompts over the limit are left out"
     ]
     assert f"{path}:6: the prompt has 70 tokens, expected at most 56" in refused("--prompt-data", path, *tolerant[:2])
-    assert f"{path}:5 is no JSON" in refused("--prompt-data", path, *tolerant[2:])
+    assert f"{path}:5 is not valid JSON" in refused("--prompt-data", path, *tolerant[2:])
     assert "1 rows cannot be used, and --max-bad-rows is 0" in refused(
         "--prompt-data", path, *tolerant, "--max-bad-rows", "0"
     )
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_counted(dry_run: Slime, refused: Refused, tmp_path:
 def test_an_evaluation_set_leaves_nothing_out(refused: Refused, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(4), "{"], name="e")
     words = ("--eval-prompt-data", "held", str(path), "--eval-interval", "1", "--bad-rows", "skip")
-    assert f"{path}:5 is no JSON" in refused(*words)
+    assert f"{path}:5 is not valid JSON" in refused(*words)
 
 
 def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
         ("a.jsonl@[9:3]", "a.jsonl@[9:3] is empty: a.jsonl has 3 rows"),
         ("a.jsonl@[0-3]", "got the slice @[0-3], expected @[START:STOP]"),
         ("c.parquet", "c.parquet has no column 'label' (--label-key). Its columns: 'prompt', 'lable'."),
-        ("a.jsonl --tool-key tools", "--tool-key tools needs --apply-chat-template"),
+        ("a.jsonl --tool-key tools", "--tool-key tools has no effect without --apply-chat-template"),
         ("a.jsonl --apply-chat-template --tool-key tolls", "no row has tools under the key 'tolls' (--tool-key)"),
         ("d.jsonl --apply-chat-template --tool-key tools", "d.jsonl:1: the row has tools, and the chat template"),
         ('a.jsonl --apply-chat-template-kwargs {"a":1}', "has no effect without --apply-chat-template"),
         (
             'a.jsonl --apply-chat-template --apply-chat-template-kwargs {"tools":1}',
-            "'tools' is not for users to state",
+            "'tools' is set by slime",
         ),
         ("a.jsonl --apply-chat-template-kwargs no", "--apply-chat-template-kwargs"),
         ("a.jsonl --bad-rows ignore", "--bad-rows"),
@@ -123,7 +123,7 @@ def test_of_a_large_file_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     rows = [{"prompt": "x" * 200, "label": f"{n:06}"} for n in range(5000)]
     path = write_rows(tmp_path, "jsonl", rows)
     facts = look(parse_source(str(path)), COLUMNS)
-    assert facts.looked_at is not None and facts.looked_at < 1200
+    assert facts.sampled is not None and facts.sampled < 1200
     assert abs(facts.rows - 5000) < 100
     assert re.search(
         r": about \d+ rows, .* by \d+ rows of a sample; the others are checked when the run begins", str(facts)
@@ -142,4 +142,4 @@ def test_of_a_large_parquet_file_a_few_row_groups_are_read(tmp_path: Path, monke
     monkeypatch.setattr(preflight_data, "WHOLE", 3)
     path = write_rows(tmp_path, "parquet", numbered(24_000), group=2_000)
     facts = look(parse_source(str(path)), COLUMNS)
-    assert (facts.rows, facts.nearly, facts.looked_at) == (24_000, "", 8_000)
+    assert (facts.rows, facts.nearly, facts.sampled) == (24_000, "", 8_000)

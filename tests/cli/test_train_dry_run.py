@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Slime, split
 
-from slime.checkpoint.folder import CheckpointWriter
 from slime.config import load_config
 from slime.plugins import load_plugins
+from slime.run.checkpoint import CheckpointWriter
 
 
 def test_the_plan_tells_what_would_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:

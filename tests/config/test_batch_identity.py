@@ -17,7 +17,7 @@ from tests.config.conftest import Load, Refused
 )
 def test_what_is_not_stated_follows(load: Load, words: str, per_step: int, steps: int) -> None:
     config = load(*words.split())
-    assert (config.batch.samples_per_step, config.steps_per_rollout) == (per_step, steps)
+    assert (config.batch.samples_per_step, config.batch.steps) == (per_step, steps)
     assert config.rollout.global_batch_size == per_step
     assert config.rollout.num_steps_per_rollout == steps
     assert config.batch.samples == 256
@@ -33,6 +33,6 @@ def test_steps_that_do_not_divide_are_refused_with_the_numbers(refused: Refused)
     assert "= 256 samples per rollout, which --num-steps-per-rollout 3 does not divide" in refused(
         "--num-steps-per-rollout", "3"
     )
-    assert "= 256 samples per rollout, which is no multiple of --global-batch-size 100" in refused(
+    assert "= 256 samples per rollout, which --global-batch-size 100 does not divide" in refused(
         "--global-batch-size", "100"
     )

@@ -152,7 +152,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 def test_there_is_one_run_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("")
-    with pytest.raises(ConfigError, match=r"unexpected 'more\.toml': there is a run file already"):
+    with pytest.raises(ConfigError, match=r"unexpected 'more\.toml': the run file is already"):
         read_config([str(path), "more.toml"])
 
 

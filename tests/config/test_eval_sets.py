@@ -6,8 +6,7 @@ import pytest
 
 from slime.config import config_from_toml
 from slime.config.checks import config_notes
-from slime.config.eval_checks import evaluation, rewards_of_sets
-from slime.config.eval_sets import eval_sets, powers_of_two
+from slime.config.eval_sets import eval_sets, evaluation, powers_of_two, rewards_of_sets
 from slime.errors import ConfigError
 from slime.plugins.resolve import components_used
 
@@ -82,7 +81,7 @@ def test_a_run_file_with_sets_is_written_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ("pass_k = [4]", "pass@4 needs at least 4 responses a prompt, and there are 1"),
+        ("pass_k = [4]", "pass@4 needs at least 4 responses per prompt, got 1"),
         ('[[evaluation.sets]]\nname = "own"\npath = "c.jsonl"', "2 evaluation sets are called 'own'"),
         ('[[evaluation.sets]]\nname = "plugin"\npath = "c.jsonl"', "'plugin' cannot name an evaluation set"),
         ("max_response_len = 100\n[rollout]\nrollout_max_context_len = 64\nrollout_max_response_len = 8", "no room"),
@@ -94,7 +93,7 @@ def test_what_cannot_be_meant_is_told(more: str, told: str) -> None:
 
 def test_a_set_with_a_reward_of_its_own_needs_none_of_the_runs() -> None:
     text = '[[evaluation.sets]]\nname = "own"\npath = "b.jsonl"\n'
-    assert problems(text) == ["[[evaluation.sets]] own needs --reward (or a reward of its own), which scores the"
+    assert problems(text) == ["[[evaluation.sets]] own needs --reward (or a reward of its own) to score the"
                               " responses"]  # fmt: skip
     assert problems(text + 'reward = "math"\n') == []
 
@@ -103,7 +102,7 @@ def test_a_set_with_a_reward_of_its_own_needs_none_of_the_runs() -> None:
     ("more", "told"),
     [
         ("temprature = 1.0", "unknown key 'temprature' in the set 'own'. Did you mean temperature?"),
-        ("temperature = true", "temperature in the set 'own' is true"),
+        ("temperature = true", "sets[0].temperature: got true, expected a number"),
         ("temperature = -1.0", "sets[0].temperature: got -1.0, expected at least 0"),
         ("pass_threshold = nan", "sets[0].pass_threshold: got NaN, expected a finite number"),
         ('pass_threshold = "high"', "sets[0].pass_threshold: got 'high', expected a number"),
@@ -120,4 +119,4 @@ def test_a_value_that_is_wrong_is_told_with_its_place(more: str, told: str) -> N
 
 def test_several_greedy_responses_are_noted() -> None:
     notes = config_notes(config_from_toml(one_set("n_samples = 4")))
-    assert any("4 responses a prompt at temperature 0 are one response 4 times" in note for note in notes)
+    assert any("4 responses per prompt are identical at temperature 0" in note for note in notes)

@@ -11,9 +11,8 @@ import pytest
 from tests.config.conftest import Refused
 
 from slime.config import read_config
-from slime.config.megatron_fields import megatron_fields
-from slime.config.megatron_flags import RESERVED
-from slime.config.own_flags import flag_table
+from slime.config.flag_table import flag_table
+from slime.config.megatron_options import RESERVED, megatron_fields
 from slime.errors import ConfigError
 
 _ASK_MEGATRON = """
@@ -177,8 +176,8 @@ def test_slimes_own_flag_wins_over_a_field_of_the_same_name() -> None:
             "--transformer-impl inference_optimized",
             "--transformer-impl: got 'inference_optimized', expected one of local",
         ),
-        ("--params-dtype fp16", "--params-dtype is not for users to state: state --bf16, --fp16 or neither"),
-        ("--variable-seq-lengths", "--variable-seq-lengths is not for users to state"),
+        ("--params-dtype fp16", "--params-dtype is set by slime: use --bf16, --fp16 or neither"),
+        ("--variable-seq-lengths", "--variable-seq-lengths is set by slime"),
         ("--lr-decay-style WSD", "--lr-decay-style: got 'WSD', expected one of constant, linear"),
         ("--moe-layer-freq x", "--moe-layer-freq: got 'x', expected a whole number or a list of whole numbers"),
         ("--timers x", "unknown flag --timers."),

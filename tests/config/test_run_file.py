@@ -105,12 +105,12 @@ def test_evaluation_sets_are_pairs() -> None:
         ("sed = 4\n", "sed: unknown key. Did you mean seed?"),
         ('[run]\nseed = "x"\n', "[run] seed: got 'x', expected a whole number"),
         ("[run]\nseed = true\n", "[run] seed: got true, expected a whole number"),
-        ("[run]\nrun_name = 5\n", "[run] run_name: got 5, expected a text"),
+        ("[run]\nrun_name = 5\n", "[run] run_name: got 5, expected a string"),
         ("[data]\napply_chat_template = 1\n", "[data] apply_chat_template: got 1, expected true or false"),
         ("[megatron]\nnum_layers = 1.5\n", "[megatron] num_layers: got 1.5, expected a whole number"),
         ("[megatron]\nnum_layers = true\n", "[megatron] num_layers: got true, expected a whole number"),
         ("[sglang]\ndisable_radix_cache = 1\n", "[sglang] disable_radix_cache: got 1, expected true or false"),
-        ("[reward]\nday = 2020-01-01\n", "[reward] day: got the date or time 2020-01-01"),
+        ("[run]\nrun_name = 2020-01-01\n", '[run] run_name: got "2020-01-01", expected a string'),
         ('[evaluation]\neval_prompt_data = [["a"]]\n', "[evaluation] eval_prompt_data"),
         ("[algorithm]\ncolocate = true\n", "[algorithm] colocate is not in this release"),
         ("colocate = true\n", "colocate is not in this release"),
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_named_with_file_table_and_key(text: str, message: str)
 
 @pytest.mark.parametrize("text", ["[rollout\n", "seed = 1\nseed = 2\n"])
 def test_broken_toml_is_refused_with_its_place(text: str) -> None:
-    assert re.search(r"run file run\.toml is no valid TOML: .*line", refused(text))
+    assert re.search(r"run file run\.toml is not valid TOML: .*line", refused(text))
 
 
 def test_every_problem_of_a_file_is_told_at_once() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+import typing
+from typing import Any, Literal
 
 import pytest
 from tests.config.conftest import Load, Refused
 
 from slime.config import config_from_toml, read_config
-from slime.config.own_flags import flag_table
-from slime.config.sglang_flags import sglang_argv
+from slime.config.flag_table import flag_table
+from slime.config.sglang_options import sglang_argv
 from slime.config.values import Arity
 from slime.errors import ConfigError
 
@@ -34,7 +35,7 @@ else:
         for a in parser._actions if a.dest != "help"
     ]))
 """
-_ARITIES = {None: Arity.ONE, 0: Arity.SWITCH, "?": Arity.MAYBE, "+": Arity.SOME, "*": Arity.ANY}
+_ARITIES = {None: Arity.ONE, 0: Arity.SWITCH, "?": Arity.OPTIONAL, "+": Arity.SOME, "*": Arity.ANY}
 
 
 def ask_sglang(*words: str) -> Any:
@@ -53,12 +54,12 @@ def test_the_scan_finds_the_flags_of_the_real_parser() -> None:
         for name in action["flags"]:
             found = flags.find(f"sglang-{name[2:]}")
             assert found is not None, name
-            kind = found.flag.type
+            kind = found.type
             assert kind.arity is _ARITIES[action["nargs"]], name
             if action["type"] in ("int", "float") and action["choices"] is None:
                 assert action["type"] in str(kind.annotation), name
-            if kind.choices is not None:
-                assert sorted(map(str, kind.choices)) == action["choices"], name
+            if typing.get_origin(kind.annotation) is Literal:
+                assert sorted(map(str, typing.get_args(kind.annotation))) == action["choices"], name
     ours = {f"--{flag.name.removeprefix('sglang-')}" for flag in flags.of("sglang")}
     # Fields whose flag has another name are also found by the field's.
     fields = {f"--{flag.key.replace('_', '-')}" for flag in flags.of("sglang")}
@@ -143,11 +144,11 @@ def test_two_engine_sizes_are_refused(refused: Refused) -> None:
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
-        ("--sglang-model-path m", "state --hf-checkpoint"),
-        ("--sglang-model m", "state --hf-checkpoint"),
-        ("--sglang-port 1", "state --engine-port"),
+        ("--sglang-model-path m", "use --hf-checkpoint"),
+        ("--sglang-model m", "use --hf-checkpoint"),
+        ("--sglang-port 1", "use --engine-port"),
         ("--sglang-host h", "engines listen where slime can reach them"),
-        ("--sglang-device cpu", "state --device"),
+        ("--sglang-device cpu", "use --device"),
         ("--sglang-dist-init-addr h:1", "slime places the engines"),
         ("--sglang-nnodes 2", "slime places the engines"),
         ("--sglang-config f", "use the [sglang] table"),
@@ -155,7 +156,7 @@ def test_two_engine_sizes_are_refused(refused: Refused) -> None:
 )
 def test_what_slime_decides_is_refused_with_what_to_state_instead(refused: Refused, words: str, instead: str) -> None:
     message = refused(*words.split())
-    assert message.startswith(f"{words.split()[0]} is not for users to state: ")
+    assert message.startswith(f"{words.split()[0]} is set by slime: ")
     assert instead in message
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.config.conftest import Refused
 
+from slime.config.flag_table import flag_table
 from slime.config.flags import UNAVAILABLE
-from slime.config.own_flags import flag_table
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused)
 
 
 def test_every_one_of_them_says_what_it_would_do() -> None:
-    flags = [flag for flag in flag_table().own() if flag.target == UNAVAILABLE]
+    flags = list(flag_table().of(UNAVAILABLE))
     assert flags
     assert all(flag.help for flag in flags)

@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from slime.cpu.sglang_sampling import murmur_hash32
+from slime.cpu.sglang_patches import murmur_hash32
 
 
 def murmur3_x86_32(data: bytes) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime.cpu import sglang_standins
-from slime.cpu.sglang_standins import _really_imports, _StandinFinder, install
+from slime.cpu.sglang_standins import StandinFinder, install, really_imports
 
 NAMES = ("sgl_kernel", "torchvision", "IPython", "triton")
 
@@ -25,7 +25,7 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     saved = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in NAMES}
     forget()
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, _StandinFinder)])
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, StandinFinder)])
     yield
     forget()
     sys.modules.update(saved)
@@ -34,7 +34,7 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def stood_in(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("clean_imports")
-    sys.meta_path.insert(0, _StandinFinder(frozenset(NAMES)))
+    sys.meta_path.insert(0, StandinFinder(frozenset(NAMES)))
 
 
 @pytest.mark.usefixtures("clean_imports")
@@ -58,7 +58,7 @@ def test_a_module_whose_import_breaks_counts_as_absent_and_leaves_nothing(
     (package / "part.py").write_text("")
     (package / "__init__.py").write_text("import sgl_kernel.part\nraise OSError('libcuda.so.1: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert not _really_imports("sgl_kernel")
+    assert not really_imports("sgl_kernel")
     assert not [m for m in sys.modules if m.startswith("sgl_kernel")]
 
 
@@ -81,6 +81,11 @@ def test_image_modules_offer_the_names_that_are_read_at_import() -> None:
     transforms = importlib.import_module("torchvision.transforms")
     assert transforms.InterpolationMode.BICUBIC.value == "bicubic"
     assert callable(transforms.functional)
+
+
+@pytest.mark.usefixtures("stood_in")
+def test_packages_that_ask_for_a_notebook_while_they_are_imported_find_none() -> None:
+    assert importlib.import_module("IPython").get_ipython() is None
 
 
 @pytest.mark.usefixtures("stood_in")

@@ -15,7 +15,7 @@ from slime.config import RunConfig
 from slime.config.options import AlgorithmOptions, CheckpointOptions, DataOptions, RolloutOptions
 from slime.errors import CheckpointError, DataError
 from slime.plugin import Context, NoOptions
-from slime.rollout.source import CheckedSource
+from slime.rollout.boundaries import CheckedSource
 from slime.testing import assert_datasource_contract
 from slime_datasources.prompts import Prompts
 
@@ -122,7 +122,7 @@ def test_prompts_have_the_room_that_options_and_model_leave(
 def test_a_state_of_another_mixture_is_refused(tmp_path: Path) -> None:
     a, b = (write_rows(tmp_path, "jsonl", numbered(4), name=name) for name in "ab")
     state = prompts(f"{a}=1", f"{b}=1").state_dict()
-    with pytest.raises(CheckpointError, match="a mixture of 2 files, and 1 are mixed here"):
+    with pytest.raises(CheckpointError, match="a mixture of 2 files, but this run mixes 1"):
         prompts(a).load_state_dict(state)
 
 
@@ -147,5 +147,5 @@ def test_a_stream_has_no_rows_by_number(tmp_path: Path) -> None:
     by_number = OWN.replace("self.dataset.sample(num_samples)", "[self.dataset[0].prompt]")
     path, own = write_rows(tmp_path, "jsonl", numbered(5)), write(tmp_path, "source.py", by_number)
     data = {"data_source_path": str(own), "prompt_data": [str(path)], "streaming_data": True}
-    with pytest.raises(DataError, match="a stream has no rows by number"):
+    with pytest.raises(DataError, match="a stream has no numbered rows"):
         build(run_config(data=data), "datasource", tmp_path / "run").take(1)

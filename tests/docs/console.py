@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from slime.cli.plugins.rows import Listing, RunListing
-from slime.scaffold import Names, write_package
-from slime.scaffold.package import package_files
+from slime.cli.plugins_json import Listing, RunListing
+from slime.testing.scaffold import Names, package_files, write_package
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "plugins"
@@ -29,6 +28,7 @@ PACKAGES = {
     "datasource": "additions",
     "buffer_filter": "spread",
     "generator": "retry",
+    "tracker": "text-log",
 }
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"^`(slime-[^`\n]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -52,7 +52,7 @@ class Workplace:
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
             "PYTHONPATH": str(self.site),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "COLUMNS": "100",
+            "COLUMNS": "120",
         }
         self._sources = sources
 

@@ -10,6 +10,7 @@ import pytest
 from slime.config import load_config
 from slime.plugin import EstimatorSpec
 from slime.plugins import survey_plugins
+from slime.plugins.component import checked_options
 from slime_estimators import slime_register_estimators
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ def test_recipes_are_accepted(name: str) -> None:
     flags, _ = ROWS[name]
     config = load_config([*BASE.split(), *flags.split()])
     plugins = survey_plugins()
-    plugins.check_options("estimator", name, config.component_options.get("estimator", {}))
+    checked_options(plugins.find("estimator", name), config.component_options.get("estimator", {}))
     plugins.check_config(config)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.plugins.local_runs import write
 
-from slime.plugins.local import ROLES, find_local
+from slime.compat.functions import find_function
+from slime.compat.shapes import ROLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "local-functions.md").read_text(encoding="utf-8")
 #: what each block is
@@ -18,7 +19,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize(("kind", "block"), list(zip(KINDS, BLOCKS, strict=True)))
 def test_every_block_is_found_for_what_its_section_says(tmp_path: Path, kind: str, block: str) -> None:
-    component = find_local(kind, str(write(tmp_path, "mine.py", block)))
+    component = find_function(kind, str(write(tmp_path, "mine.py", block)))
     assert component.factory() is not None
 
 

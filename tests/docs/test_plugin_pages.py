@@ -10,13 +10,13 @@ import pytest
 from tests.docs.console import PAGES, Workplace, refiled, refreshed, schemas
 
 from slime import hookspecs, plugin
-from slime.cli.plugins.rows import Listing, Provided, Row, RunListing, UseRow
+from slime.cli.plugins_json import Listing, Provided, Row, RunListing, UseRow
 from slime.config import config_from_toml
 
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 TEXT = {name: (PAGES / name).read_text(encoding="utf-8") for name in NAMES}
 AGAIN = "run: python -m tests.docs.console"
-WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator")
+WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "tracker")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_walk_through_is_complete(kind: str) -> None:
     assert f"$ slime plugins new {kind} " in text
     assert re.search(r"^\$ pytest -q slime-", text, re.MULTILINE)
     for file in ("__init__.py", "impl.py", "tests/test_contract.py"):
-        assert re.search(rf"^`slime-{kind}-\w+/(\w+/)?{re.escape(file)}`:", text, re.MULTILINE)
+        assert re.search(rf"^`slime-{kind}-[\w-]+/(\w+/)?{re.escape(file)}`:", text, re.MULTILINE)
 
 
 def test_every_hook_has_a_heading() -> None:
@@ -96,7 +96,7 @@ def test_every_field_of_a_spec_is_explained(spec: str, page: str) -> None:
 
 
 def test_every_option_of_the_listing_is_explained() -> None:
-    from slime.cli.plugins.command import _HELP
+    from slime.cli.plugins import _HELP
 
     options = set(re.findall(r"--[a-z-]+", _HELP))
     assert {option for option in options if option not in TEXT["listing.md"]} == set()

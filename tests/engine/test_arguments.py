@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.engine.arguments import EngineSpec, server_arguments, server_environment
+from slime.engine.server import EngineSpec, server_arguments, server_environment
 
 
 def spec(**changes: object) -> EngineSpec:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.engine.conftest import FaultyEngine
+from tests.support.engines import wait_until_running
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.ports import free_port
@@ -154,7 +155,7 @@ def test_an_aborted_request_without_tokens_is_an_empty_response(faulty_engine: C
     assert (generation.tokens, generation.log_probs, generation.finish_reason) == ([], [], "abort")
 
 
-def test_an_abort_is_told_to_every_engine_by_the_name_of_the_request(
+def test_an_abort_is_sent_to_every_engine_with_the_name_of_the_request(
     faulty_engine: Callable[..., FaultyEngine],
 ) -> None:
     router, one, two = (faulty_engine(lambda _: (200, answer())) for _ in range(3))
@@ -214,7 +215,7 @@ def test_an_engine_answers_an_aborted_request_with_what_it_has(endless_engine: E
             long = SamplingParams(max_new_tokens=3000)
             names = ["a" * 32, "b" * 32]
             asked = [asyncio.ensure_future(client.generate(PROMPT, long, rid=name)) for name in names]
-            await asyncio.sleep(1)
+            await asyncio.to_thread(wait_until_running, endless_engine, 2)
             await client.abort(names[:1])
             first = await asyncio.wait_for(asked[0], 20)
             assert not asked[1].done(), "another request goes on"
@@ -271,13 +272,13 @@ def test_a_refused_connection_is_tried_again(faulty_engine: Callable[..., Faulty
 
 
 def test_connecting_is_given_up_after_the_attempts() -> None:
-    with pytest.raises(EngineError, match="no connection in 3 attempts"):
-        generate(f"http://127.0.0.1:{free_port()}", ONE, connect_attempts=3, connect_backoff_s=0.01)
+    with pytest.raises(EngineError, match="no connection in 4 attempts"):
+        generate(f"http://127.0.0.1:{free_port()}", ONE)
 
 
 def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine: Callable[..., FaultyEngine]) -> None:
     def slow(_: int) -> tuple[int, bytes]:
-        time.sleep(0.2)
+        time.sleep(0.2)  # six in turn take longer than one may
         return 200, answer()
 
     stub = faulty_engine(slow)
@@ -300,7 +301,7 @@ def test_beyond_the_limit_evaluation_and_training_take_turns(faulty_engine: Call
             await asyncio.gather(*(one(evaluation=n >= 20) for n in range(24)))
 
     asyncio.run(main())
-    assert max(place for place, evaluation in enumerate(order) if evaluation) < 12
+    assert max(index for index, evaluation in enumerate(order) if evaluation) < 12
 
 
 @pytest.mark.parametrize(

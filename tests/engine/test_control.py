@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.engine.conftest import FaultyEngine
+from tests.support.engines import wait_until_running
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.control import EngineControl
+from slime.engine.control import EngineControl, call
 from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
@@ -38,8 +39,7 @@ def in_flight(server: EngineServer, during: Callable[[], None], num_tokens: int 
     async def both() -> Generation:
         async with HttpPolicyClient(server.url, timeout_s=60) as client:
             request = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=num_tokens)))
-            await asyncio.sleep(0.4)
-            assert not request.done()
+            await asyncio.to_thread(wait_until_running, server)
             await asyncio.to_thread(during)
             return await request
 
@@ -56,9 +56,11 @@ def test_weights_from_disk_change_what_is_generated_and_the_version(
     control = engine.control
     before = first_log_prob(engine)
     control.update_weights_from_disk(str(other_model), weight_version="7")
+    control.flush_cache()
     assert control.weight_version() == "7"
     assert abs(first_log_prob(engine) - before) > 1e-3
     control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    control.flush_cache()
     assert first_log_prob(engine) == pytest.approx(before, abs=1e-6)
 
 
@@ -115,6 +117,7 @@ def test_a_paused_request_continues_under_the_new_weights(
 
     generation = in_flight(endless_engine, update)
     control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    control.flush_cache()
     assert generation.finish_reason == "length" and len(generation.tokens) == 600
     assert generation.weight_versions == ["default", "new"]
 
@@ -167,3 +170,37 @@ def test_an_engine_that_is_gone_is_an_error_with_its_address() -> None:
 def test_a_url_without_a_port_is_refused() -> None:
     with pytest.raises(EngineError, match="expected http://HOST:PORT"):
         EngineControl("localhost:1234")
+
+
+# --- the call they share with the router's supervision ---
+
+
+@pytest.mark.parametrize(("text", "answer"), [(b'{"a": 1}', {"a": 1}), (b"[1]", {}), (b"flushed", {}), (b"", {})])
+def test_an_answer_is_a_dictionary_whatever_the_server_says(
+    faulty_engine: Callable[..., FaultyEngine], text: bytes, answer: dict[str, int]
+) -> None:
+    assert call("POST", faulty_engine(lambda _: (200, text)).url, "/x", timeout_s=10) == answer
+
+
+@pytest.mark.parametrize(("status", "text"), [(400, b"no"), (202, b"{}"), (200, b'{"success": false}')])
+def test_a_refusal_is_an_error_with_call_status_and_answer(
+    faulty_engine: Callable[..., FaultyEngine], status: int, text: bytes
+) -> None:
+    url = faulty_engine(lambda _: (status, text)).url
+    with pytest.raises(EngineError) as caught:
+        call("POST", url, "/x", {"a": 1}, timeout_s=10)
+    assert str(caught.value) == f"POST {url}/x: status {status}, answer: {text.decode()}"
+
+
+def test_no_answer_in_time_is_a_deadline(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    release = threading.Event()
+    url = faulty_engine(lambda _: release.wait(30) and None).url
+    with pytest.raises(DeadlineError, match=r"POST http\S+/x: no answer after 0\.1 s"):
+        call("POST", url, "/x", timeout_s=0.1)
+    release.set()
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(EngineError, match=rf"GET {url}/x: ConnectionRefusedError"):
+        call("GET", url, "/x", timeout_s=10)

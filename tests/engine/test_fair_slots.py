@@ -1,4 +1,4 @@
-"""Slots in flight, shared out between training and evaluation."""
+"""Slots shared between training and evaluation."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import asyncio
 
 import pytest
 
-from slime.engine.fair_slots import FairSlots
+from slime.engine.client import FairSlots
 
 
 class Crowd:
-    """Holders that stay until they are told to leave."""
+    """Holders that keep their slot until `leave`."""
 
     def __init__(self, slots: FairSlots) -> None:
         self.slots = slots
         self.entered: list[str] = []
-        self._leave: dict[str, asyncio.Event] = {}
+        self.leaving: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def add(self, kind: str, count: int) -> None:
         for _ in range(count):
             name = f"{kind}{sum(other.startswith(kind) for other in self._tasks)}"
-            self._leave[name] = asyncio.Event()
+            self.leaving[name] = asyncio.Event()
             self._tasks[name] = asyncio.create_task(self._hold(name, evaluation=kind == "e"))
         await self.settle()
 
     async def _hold(self, name: str, *, evaluation: bool) -> None:
         async with self.slots.of(evaluation=evaluation):
             self.entered.append(name)
-            await self._leave[name].wait()
+            await self.leaving[name].wait()
 
     async def leave(self, *names: str) -> None:
         for name in names:
-            self._leave[name].set()
+            self.leaving[name].set()
             await self.settle()
 
     async def cancel(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Crowd:
             await asyncio.sleep(0)
 
     async def end(self) -> None:
-        for event in self._leave.values():
+        for event in self.leaving.values():
             event.set()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
@@ -77,14 +77,14 @@ def test_a_lane_alone_has_all_slots_and_goes_in_turn() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("who", ["t1", "t0"])
-def test_who_is_cancelled_waiting_or_holding_leaves_no_slot_behind(who: str) -> None:
+@pytest.mark.parametrize("name", ["t1", "t0"])
+def test_a_cancelled_waiter_or_holder_loses_no_slot(name: str) -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(1))
         await crowd.add("t", 3)
-        await crowd.cancel(who)
+        await crowd.cancel(name)
         await crowd.leave("t0")
-        assert crowd.entered[-1] == ("t2" if who == "t1" else "t1")
+        assert crowd.entered[-1] == ("t2" if name == "t1" else "t1")
         await crowd.end()
         async with asyncio.timeout(1), crowd.slots.evaluation:
             pass
@@ -92,11 +92,11 @@ def test_who_is_cancelled_waiting_or_holding_leaves_no_slot_behind(who: str) -> 
     asyncio.run(main())
 
 
-def test_who_is_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:
+def test_a_waiter_cancelled_at_the_moment_of_its_grant_passes_the_slot_on() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(1))
         await crowd.add("t", 3)
-        crowd._leave["t0"].set()
+        crowd.leaving["t0"].set()
         await asyncio.sleep(0)  # t0 leaves: t1 is granted, and has not run
         await crowd.cancel("t1")
         await crowd.settle()

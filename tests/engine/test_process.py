@@ -8,14 +8,29 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from slime.engine.children import DirectChild, living_members
 from slime.engine.process import SupervisedProcess
 from slime.errors import DeadlineError, EngineError
+from slime.kit.processes import DirectChild, living_members
+
+
+class Program(SupervisedProcess):
+    """A program that never says it is ready."""
+
+    def __init__(self, argv: Sequence[str], log_path: Path) -> None:
+        super().__init__("the child", log_path)
+        self._argv = argv
+
+    def launch(self) -> DirectChild:
+        return DirectChild(self._argv, env=os.environ, log_path=self.log_path)
+
+    def is_ready(self) -> bool:
+        return False
+
 
 SLEEP = "import time; print('sleeping', flush=True); time.sleep(600)"
 
@@ -23,11 +38,7 @@ SLEEP = "import time; print('sleeping', flush=True); time.sleep(600)"
 @pytest.fixture
 def child(tmp_path: Path) -> Callable[[str], SupervisedProcess]:
     def make(program: str) -> SupervisedProcess:
-        argv = [sys.executable, "-c", textwrap.dedent(program)]
-        log_path = tmp_path / "child.log"
-        return SupervisedProcess(
-            "the child", lambda: DirectChild(argv, env=os.environ, log_path=log_path), log_path=log_path
-        )
+        return Program([sys.executable, "-c", textwrap.dedent(program)], tmp_path / "child.log")
 
     return make
 
@@ -45,7 +56,7 @@ def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(
     process = child("import sys; [print('line', i) for i in range(100)]; sys.exit('the disk is on fire')")
     process.start()
     with pytest.raises(EngineError) as caught:
-        process.wait_ready(lambda: False, timeout_s=20)
+        process.wait_ready(timeout_s=20)
     message = str(caught.value)
     assert "the child ended with exit code 1" in message
     assert "line 99" in message and "the disk is on fire" in message and "line 50\n" not in message
@@ -57,8 +68,8 @@ def test_a_process_that_is_never_ready_runs_into_the_deadline(child: Callable[[s
     process.start()
     wait_until(lambda: "sleeping" in process.log_tail())
     with pytest.raises(DeadlineError, match=r"the child was not ready after 0 s.*\nsleeping"):
-        process.wait_ready(lambda: False, timeout_s=0.2)
-    assert process.alive()
+        process.wait_ready(timeout_s=0.2)
+    assert process.poll() is None
     process.stop()
 
 
@@ -68,7 +79,7 @@ def test_a_killed_process_is_noticed_and_reported(child: Callable[[str], Supervi
     wait_until(lambda: "sleeping" in process.log_tail())
     assert process.failure() is None and process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not process.alive())
+    wait_until(lambda: process.poll() is not None)
     failure = process.failure()
     assert failure is not None and "killed by SIGKILL" in failure and "sleeping" in failure
     process.stop()
@@ -120,10 +131,7 @@ def test_a_process_may_leave_by_itself_on_sigterm(child: Callable[[str], Supervi
 
 
 def test_a_program_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:
-    log_path = tmp_path / "log"
-    process = SupervisedProcess(
-        "the child", lambda: DirectChild(["/no/such/program"], env={}, log_path=log_path), log_path=log_path
-    )
+    process = Program(["/no/such/program"], tmp_path / "log")
     with pytest.raises(EngineError, match="the child could not be started"):
         process.start()
 
@@ -138,11 +146,11 @@ def test_starting_twice_is_refused(child: Callable[[str], SupervisedProcess]) ->
 
 def test_a_child_that_watches_its_parent_dies_with_it_even_by_sigkill(tmp_path: Path) -> None:
     # The grandchild never gives other Python threads a chance to run, as the router does not.
-    busy = "import slime.engine.parent_watch as p; p.end_with_parent(); print('up', flush=True)\nwhile True: pass"
+    busy = "import slime.kit.processes as p; p.end_with_parent(); print('up', flush=True)\nwhile True: pass"
     parent_program = textwrap.dedent(f"""
         import os, sys, time
         from pathlib import Path
-        from slime.engine.children import DirectChild
+        from slime.kit.processes import DirectChild
         child = DirectChild([sys.executable, "-c", {busy!r}], env=os.environ, log_path=Path({str(tmp_path / "log")!r}))
         print(child.pid, flush=True)
         time.sleep(600)

@@ -13,12 +13,12 @@ import pytest
 from tests.engine.conftest import FaultyEngine
 from tests.support.engines import cpu_engine, running
 
-from slime.engine.children import living_members
 from slime.engine.client import HttpPolicyClient
 from slime.engine.ports import free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
+from slime.kit.processes import living_members
 from slime.plugin import Generation, SamplingParams
 
 pytestmark = pytest.mark.engine
@@ -144,7 +144,7 @@ def test_a_deadline_of_the_client_is_not_turned_into_another_attempt(
     assert stub.requests == 1
 
 
-def test_without_living_engines_the_client_is_told_soon(router: Callable[..., RouterServer]) -> None:
+def test_without_living_engines_the_client_gets_an_error_soon(router: Callable[..., RouterServer]) -> None:
     front = router([])
     started = time.monotonic()
     with pytest.raises(EngineError, match="/generate: status 503"):
@@ -157,6 +157,6 @@ def test_a_router_before_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
     front.start()
     with pytest.raises(DeadlineError, match=r"the router at .* was not ready after 1 s"):
         front.wait_ready(1)
-    group = front.process.pid
+    group = front.pid
     front.stop()
     assert group is not None and living_members(group) == []

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from tests.support.engines import READY_S, cpu_engine, running
 
-from slime.engine.children import living_members
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError
+from slime.kit.processes import living_members
 
 pytestmark = pytest.mark.engine
 
@@ -31,17 +31,17 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def scheduler_of(server: EngineServer) -> psutil.Process:
-    assert server.process.pid is not None
-    [scheduler] = [p for p in psutil.Process(server.process.pid).children() if "scheduler" in p.name()]
+    assert server.pid is not None
+    [scheduler] = [p for p in psutil.Process(server.pid).children() if "scheduler" in p.name()]
     return scheduler
 
 
 def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(tiny_model: Path, tmp_path: Path) -> None:
     server = cpu_engine(tiny_model, tmp_path)
     with running(server):
-        group = server.process.pid
+        group = server.pid
         assert group is not None
-        assert server.control.model_info()["model_path"] == str(tiny_model)
+        assert server.control.server_info()["model_path"] == str(tiny_model)
         assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
         maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in living_members(group))
         shared = {Path(p) for p in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
@@ -56,7 +56,7 @@ def test_two_servers_share_one_import(tiny_model: Path, fork_server: Path, tmp_p
     servers = [cpu_engine(tiny_model, tmp_path, fork_server=fork_server) for _ in range(2)]
     with running(*servers):
         assert {s.control.weight_version() for s in servers} == {"default"}
-        groups = [s.process.pid for s in servers]
+        groups = [s.pid for s in servers]
         parents = {psutil.Process(group).ppid() for group in groups}
         assert len(set(groups)) == 2 and len(parents) == 1
     assert [living_members(group) for group in groups if group is not None] == [[], []]
@@ -89,7 +89,7 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
 ) -> None:
     server = cpu_engine(tiny_model, tmp_path, fork_server=fork_server)
     with running(server):
-        group = server.process.pid
+        group = server.pid
         assert group is not None
         if victim == "server":
             os.kill(group, signal.SIGKILL)
@@ -105,19 +105,18 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
 PARENT = """
 import time
 from pathlib import Path
-from slime.engine.arguments import server_environment
-from slime.engine.fork_server import ForkServer
+from slime.engine.server import engine_fork_server
 from tests.support.engines import READY_S, cpu_engine
 model, folder, address = Path({model!r}), Path({folder!r}), {address!r} and Path({address!r})
 host = None
 if {own_fork_server}:
-    host = ForkServer(env=server_environment(cpu_engine(model, folder).spec), log_path=folder / "fork-server.log")
+    host = engine_fork_server(cpu_engine(model, folder).spec, folder / "fork-server.log")
     host.start()
     address = host.address
 server = cpu_engine(model, folder, fork_server=address)
 server.start()
 server.wait_ready(READY_S)
-print(server.process.pid, host.process.pid if host else server.process.pid, flush=True)
+print(server.pid, host.pid if host else server.pid, flush=True)
 time.sleep(600)
 """
 
@@ -150,21 +149,19 @@ def assert_nothing_outlives(parent: subprocess.Popen[str], num_groups: int) -> N
 
 
 def test_a_fork_server_takes_its_servers_along(tiny_model: Path, tmp_path: Path) -> None:
-    from slime.engine.arguments import server_environment
-    from slime.engine.fork_server import ForkServer
+    from slime.engine.server import engine_fork_server
 
     spec = EngineSpec(model_path=str(tiny_model), device="cpu", log_path=tmp_path / "unused.log")
-    host = ForkServer(env=server_environment(spec), log_path=tmp_path / "fork-server.log")
+    host = engine_fork_server(spec, tmp_path / "fork-server.log")
     host.start()
     server = cpu_engine(tiny_model, tmp_path, fork_server=host.address)
     with running(server):
-        group = server.process.pid
-        assert group is not None and host.process.pid is not None
-        os.kill(host.process.pid, signal.SIGKILL)
+        group = server.pid
+        assert group is not None and host.pid is not None
+        os.kill(host.pid, signal.SIGKILL)
         wait_until(lambda: server.failure() is not None, timeout_s=5)
         assert living_members(group) == []
-    failure = host.process.failure()
-    assert failure is not None and "the engine fork server was killed by SIGKILL" in failure
+    assert host.poll() == -signal.SIGKILL
     host.stop()
 
 

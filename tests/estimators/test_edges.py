@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime.errors import PluginContractError
 from slime.plugin import EstimatorBatch
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from tests.estimators.support import ALL, GROUPED, SPECS, batch_of, make, scalars, tokens
@@ -73,9 +74,21 @@ def test_half_precision_input_is_computed_in_full(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_input_of_an_estimator_that_ignores_kl_and_values_may_lack_them(name: str) -> None:
-    if name != "ppo":
-        make(name).advantages(replace(batch_of([1, 2]), kl=None, values=None))
+def test_kl_may_be_missing_without_a_coefficient(name: str) -> None:
+    batch = batch_of([1, 2], kl=[[0.5], [0.25]])
+    assert tokens(name, replace(batch, kl=None)) == tokens(name, batch)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "critic" not in SPECS[name].needs])
+def test_values_may_be_missing_without_a_critic(name: str) -> None:
+    batch = batch_of([1, 2], values=[[0.5], [0.25]])
+    assert tokens(name, replace(batch, values=None)) == tokens(name, batch)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "critic" in SPECS[name].needs])
+def test_an_estimator_with_a_critic_refuses_a_batch_without_values(name: str) -> None:
+    with pytest.raises(PluginContractError, match="values is None"):
+        tokens(name, replace(batch_of([1, 2]), values=None))
 
 
 def loss_terms(name: str, **terms: Any) -> LossTerms:

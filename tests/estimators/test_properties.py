@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.contracts.advantages import check_advantages, check_untouched, copy_batch
 from slime.plugin import EstimatorBatch
+from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
 from tests.estimators.support import ALL, GROUPED, batch_of, batches, make, tokens
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from slime.contracts.generated import Asked, check_generated
-from slime.contracts.passive import check_tokens_generated
 from slime.plugin import Sample, SamplingParams
+from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.costly_contracts import check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_sample, make_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "multi-agent"

@@ -111,7 +111,7 @@ print(json.dumps([program("times", 3), program("plus", 3), lesson(random.Random(
 )
 def test_run_files_name_rewards_with_options_that_they_have(run_file: str) -> None:
     from slime.plugins import survey_plugins
-    from slime.plugins.component_options import checked_options
+    from slime.plugins.component import checked_options
 
     stated: Any = tomllib.loads((EXAMPLES / run_file).read_text(encoding="utf-8"))["reward"]
     components = {one.spec.name: one for one in survey_plugins().components() if one.kind == "reward"}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.chat import tool_of
 from slime.errors import DataError
+from slime.kit.chat import tool_of
 from slime_generators.tools.search import NOTHING_FOUND, SearchIndex, make_search, read_passages, words_of
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import DataOptions, RolloutOptions
-from slime.contracts.generated import Asked, check_generated
-from slime.contracts.passive import check_tokens_generated
 from slime.plugin import Context, Sample, SamplingParams, Status
+from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.costly_contracts import check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_context, make_sample, make_tokenizer
-from slime.testing.alphabet import CHARACTERS, STOP, encode
+from slime.testing.samples import CHARACTERS, STOP, encode
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_loop import ToolLoop
 
@@ -127,7 +127,7 @@ def test_whatever_a_tool_does_the_conversation_goes_on(
     ("answer", "said", "metric"),
     [
         (call("nothing"), "error: no tool is called 'nothing'; known: calculator.", "tools/unknown_calls"),
-        (Say(encode("<tool_call>{broken")), "error: the tool call is no valid JSON", "tools/malformed_calls"),
+        (Say(encode("<tool_call>{broken")), "error: the tool call is not valid JSON", "tools/malformed_calls"),
         (call("calculator", '{"x": 1}'), "error: wrong arguments for calculator", "tools/calculator/errors"),
         (call("calculator", '{"expression": "1/0"}'), "error: ZeroDivisionError", "tools/calculator/errors"),
     ],

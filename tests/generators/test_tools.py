@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.chat import Toolbox, ToolCall, tool_of
+from slime.kit.chat import Toolbox, ToolCall, tool_of
 from slime_generators.tools.calculator import calculate, calculator
 from slime_generators.tools.python import python
 

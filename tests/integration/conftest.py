@@ -54,7 +54,7 @@ class SlimeRun:
         self.output = self.log.read_text(encoding="utf-8", errors="replace")
         return code
 
-    def wait_for_output(self, pattern: str, timeout_s: float = 120.0) -> None:
+    def wait_for_output(self, pattern: str, timeout_s: float = 240.0) -> None:
         """Until the run has printed something that matches `pattern`."""
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")):

@@ -20,7 +20,7 @@ TEMPLATE = (
 )
 GENERATE = '''
 from slime.data import Sample
-from slime.sessions import build_loss_mask, generate_single
+from slime.kit.sessions import build_loss_mask, generate_single
 
 
 def extract_tool_call(response):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 Start = Callable[..., SlimeRun]
 
 
@@ -40,7 +46,21 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behin
     assert all(row["weight_versions"] == ["2"] for row in rows)
     assert all(row["status"] in ("completed", "truncated") for row in rows)
     assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
-    assert (run.root / "export" / "3" / "model.safetensors").is_file()
+    # the checkpoint of the finished run holds the model that the run itself exported at its end
+    saved, exported = run.root / "export" / "3", run.root / "exported"
+    slime("export", "ckpt", "exported", cwd=run.root)
+    assert {path.name for path in exported.iterdir()} == {path.name for path in saved.iterdir()}
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (exported, saved))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def slime(*words: str, cwd: Path) -> None:
+    """Run a `slime` command to its successful end."""
+    command = [str(Path(sys.executable).with_name("slime")), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(slime_train: Start) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
-from tests.train.harness import Centred, Place, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_config, run_ranks
 
 from slime.config import RunConfig
 from slime.data import TrainBatch
@@ -45,13 +45,15 @@ def generated(engine_url: str) -> TrainBatch:
     return TrainBatch.from_groups(groups, rollout=0, num_steps=1)
 
 
-def train_and_sync(place: Place, config: RunConfig, engine_url: str, exported: Path) -> list[tuple[TrainBatch, Any]]:
+def train_and_sync(
+    launcher: RankLauncher, config: RunConfig, engine_url: str, exported: Path
+) -> list[tuple[TrainBatch, Any]]:
     """On the trainer rank: (batch, trainer's log-probs) before and after a step that reaches the engine."""
     from slime.engine.control import EngineControl
     from slime.weights import create_transport, save_hf
 
     source = Path(str(config.checkpoint.hf_checkpoint))
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     first = generated(engine_url)
     before = (first, rank.log_probs(first))
     rank.train(first)

@@ -15,12 +15,12 @@ from tests.support.chat_templates import END, START, TEMPLATES, make_bpe_tokeniz
 from tests.support.engines import cpu_engine, fork_server, running
 from tests.support.tiny_models import make_tiny_model
 
-from slime.chat import Tool, Toolbox, ToolCall, tool_of
 from slime.config import RunConfig
 from slime.config.options import DataOptions, RolloutOptions
-from slime.contracts.generated import Asked, check_generated
 from slime.engine.client import HttpPolicyClient
+from slime.kit.chat import Tool, Toolbox, ToolCall, tool_of
 from slime.plugin import Generation, PolicyClient, Sample, SamplingParams, Status
+from slime.plugins.contracts import Asked, check_generated
 from slime.testing import make_context
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_loop import ToolLoop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ import pytest
 
 from slime.config.options import RolloutOptions, RunOptions
 from slime.config.run_config import RunConfig
-from slime.observe.excerpt import Excerpt
 from slime.observe.metrics import MetricsWriter, read_metrics
 from slime.observe.observer import RunObserver
+from slime.observe.samples import Excerpt
 from slime.plugins import PluginSet, load_plugins
+from slime.rollout.record import Rollout
 
 CONFIG = RunConfig(
     run=RunOptions(log_samples_interval=2),
@@ -69,8 +71,9 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     observer.run_started(CONFIG, tmp_path)
     observer.eval_finished(0, Report({"eval/held": 0.25, "eval/held/samples": 8.0}))
     for step in range(3):
-        observer.progress(4, 8)
-        observer.rollout_finished(step, {"rollout/samples": 8, "rollout/failed": 1}, [EXCERPT], ["1x reward r: bad"])
+        observer.progress("generating", 4, 8)
+        metrics = {"rollout/samples": 8.0, "rollout/failed": 1.0}
+        observer.rollout_finished(Rollout(step, metrics=metrics, examples=[EXCERPT], failures=["1x reward r: bad"]))
         observer.step_finished(step, STEP)
     observer.checkpoint_saved(3, tmp_path / "ckpt")
     observer.model_exported(tmp_path / "hf-export")
@@ -127,6 +130,15 @@ def test_a_failed_run_without_a_step_still_ends_in_order(tmp_path: Path) -> None
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
+def test_memory_of_workers_elsewhere_is_added_to_that_of_the_driver(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    observer.workers_ended(300 * 2**30)
+    observer.workers_ended(200 * 2**30)  # a run within the run, such as the export before an evaluation
+    observer.run_finished("finished")
+    [gib] = re.findall(r"([\d.]+) GiB", out.getvalue())
+    assert 500 < float(gib) < 600
+
+
 def test_a_metric_that_is_no_number_does_not_stop_the_run(tmp_path: Path) -> None:
     observer, _, _ = observe(tmp_path)
     observer.step_finished(0, {**STEP, "loss": "high"})  # type: ignore[dict-item]  # the fault under test
@@ -146,5 +158,5 @@ def test_observers_that_raised_are_counted_at_the_end(tmp_path: Path) -> None:
 def test_what_the_passive_checks_found_is_shown(tmp_path: Path) -> None:
     observer, out, _ = observe(tmp_path)
     observer.run_started(CONFIG, tmp_path)
-    observer.rollout_finished(2, {}, findings=["reward r gave 1, then 2"])
+    observer.rollout_finished(Rollout(2, findings=["reward r gave 1, then 2"]))
     assert "warning: rollout 2: reward r gave 1, then 2" in out.getvalue()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.observe.excerpt import Excerpt, excerpts_of
+from slime.observe.samples import Excerpt, excerpts_of
 from slime.observe.step_line import COLUMNS, StepLine, fit, number, sparkline
 from slime.observe.terminal import LOG_WIDTH, Terminal
 from slime.types import Group, Sample, Status

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.data import Group, Sample, Status, TrainBatch
-from slime.data.loss_weights import loss_weights
+from slime.data import Group, Sample, Status, TrainBatch, loss_weights
 from slime.plugin import Context, EstimatorBatch
+from slime.train.forward import PackingRule
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
-from slime.train.packing import PackingRule
 
 RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=torch.device("cpu"))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slime.plugin import NoOptions
-from slime.train.whitening import whiten
+from slime.train.advantages import whiten
 from slime_estimators.dapo import DAPO
 from slime_estimators.dr_grpo import DrGRPO
 from slime_estimators.grpo import GRPO

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.train.kl import kl_per_token
+from slime.train.loss import kl_per_token
 from tests.oracles.cases import agree, make_case, peer_loss, slime_loss
 from tests.oracles.peers import trl_loss, verl
 

@@ -20,10 +20,9 @@ from pathlib import Path
 from tests.plugins.broken_cases import CASES, Case
 from tests.support.distributions import make_distribution
 
-from slime.cli.plugins.listing import listing
-from slime.config import RunConfig
+from slime.cli.plugins_list import installed
+from slime.config import PluginOptions, RunConfig
 from slime.config.options import AlgorithmOptions, RewardOptions, RolloutOptions
-from slime.config.plugin_options import PluginOptions
 from slime.errors import SlimeError
 from slime.plugin import Context
 from slime.plugins import load_plugins
@@ -48,7 +47,7 @@ class Seen:
 def see(case: Case) -> Seen:
     """Install the case's packages, look, and remove them."""
     with tempfile.TemporaryDirectory() as folder, _installed(case, Path(folder)) as site:
-        shown = listing().content
+        shown = installed().content
         rows = [row for row in shown.plugins if not row.built_in]
         told = dict.fromkeys(
             f"{row.status}: {_sentence(row.problem)} {row.remedy}" if row.problem else row.status for row in rows
@@ -121,7 +120,7 @@ def _refusal(config: RunConfig, case: Case, site: Path) -> tuple[str | None, int
         used = plugins.resolve(config)
         if case.shows == "when it is built":
             context = Context(seed=0, run_dir=site, logger=logging.getLogger("broken"))
-            plugins.build_used(used["reward"], context)
+            used["reward"].build(context)
     except SlimeError as error:
         return _plain(str(error), site), error.exit_code
     finally:

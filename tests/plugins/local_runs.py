@@ -10,10 +10,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from slime.compat.functions import place_functions
 from slime.config import RunConfig, resolve
 from slime.config.options import AlgorithmOptions, DataOptions, RewardOptions, RolloutOptions
 from slime.plugin import Context, Sample, Status
-from slime.plugins import survey_plugins
+from slime.plugins import PluginSet, survey_plugins
 
 
 class Letters:
@@ -59,24 +60,31 @@ def run_config(
     """A resolved run of four prompts with two samples each."""
     sizes = {"rollout_batch_size": 4, "n_samples_per_prompt": 2, "num_rollout": 1}
     return resolve(
-        RunConfig(
-            algorithm=AlgorithmOptions(**{"advantage_estimator": "grpo"} | (algorithm or {})),
-            reward=RewardOptions(**reward or {}),
-            rollout=RolloutOptions(**sizes | (rollout or {})),
-            data=DataOptions(**data or {}),
-            **more,
-        )
+        place_functions(
+            RunConfig(
+                algorithm=AlgorithmOptions(**{"advantage_estimator": "grpo"} | (algorithm or {})),
+                reward=RewardOptions(**reward or {}),
+                rollout=RolloutOptions(**sizes | (rollout or {})),
+                data=DataOptions(**data or {}),
+                **more,
+            )
+        ).config
     )
+
+
+def plugins_for(config: RunConfig) -> PluginSet:
+    """The installed plugins, with the functions that the run names by path."""
+    return survey_plugins(given=place_functions(config).components)
 
 
 def build(config: RunConfig, slot: str, run_dir: Path, tokenizer: Any = None) -> Any:
     """The object in a slot of the run, as the rollout process makes it."""
-    plugins = survey_plugins()
+    plugins = plugins_for(config)
     resolved = plugins.resolve(config)[slot]
     context = Context(
         seed=0, run_dir=run_dir, logger=logging.getLogger("local test"), config=config, tokenizer=tokenizer or Letters()
     )
-    return plugins.build_used(resolved, context)
+    return resolved.build(context)
 
 
 def scores(reward: Any, samples: list[Sample]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime.config.plugin_options import PluginOptions
+from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugins import PluginFailure, load_plugins, survey_plugins
 
@@ -155,7 +155,7 @@ def test_a_broken_plugin_that_nothing_uses_is_a_warning(
     with caplog.at_level(logging.WARNING):
         plugins = load_plugins(PluginOptions())
     assert "plugin bad (slime-reward-bad 0.3.1) is broken: ModuleNotFoundError" in caplog.text
-    assert set(plugins.resolve(config)) == {"estimator", "reward", "datasource", "generator"}
+    assert set(plugins.resolve(config)) == {"estimator", "reward", "datasource", "generator", "tracker[0]"}
 
 
 def test_a_broken_plugin_that_is_used_stops_with_package_cause_and_fix(install_reward: Any, config_with: Any) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from slime.contracts.selection import check_selection
 from slime.plugin import Context, Group, Sample, Selection, Status
-from slime.plugins import load_plugins
-from slime.plugins.choose import Everything
+from slime.plugins import survey_plugins
+from slime.plugins.contracts import check_selection
 
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
 
@@ -26,7 +25,7 @@ def group(*rewards: float | dict[str, float] | None, age: int = 0) -> Group:
 
 
 def select(name: str, buffer: list[Group], want: int, **options: Any) -> Selection:
-    built = load_plugins(Everything()).build("buffer_filter", name, options, CONTEXT)
+    built = survey_plugins().build("buffer_filter", name, options, CONTEXT)
     return check_selection(built.select(buffer, want), len(buffer), want)
 
 

@@ -10,6 +10,7 @@ import pytest
 from slime.errors import ConfigError, DataError, PluginContractError, PluginLoadError
 from slime.plugin import Context
 from slime.plugins import survey_plugins
+from slime.plugins.component import checked_options
 
 OPTIONS = """
     import slime.plugin as sp
@@ -48,7 +49,7 @@ def test_build_gives_the_class_its_options_and_context(install_reward: Any, cont
 def test_wrong_options_name_component_and_option(install_reward: Any, options: dict[str, Any], message: str) -> None:
     install_reward("math", "opt", source=OPTIONS)
     with pytest.raises(ConfigError, match=message):
-        survey_plugins().check_options("reward", "math/opt", options)
+        checked_options(survey_plugins().find("reward", "math/opt"), options)
 
 
 def test_options_are_checked_before_anything_is_imported(install_reward: Any, context: Context) -> None:
@@ -105,13 +106,14 @@ def test_resolve_checks_everything_a_run_uses_without_importing_it(config_with: 
         "reward": "rewards/exact_match",
         "datasource": "datasources/prompts",
         "generator": "generators/single_turn",
+        "tracker[0]": "trackers/tensorboard",
     }
     assert used["reward"].options.model_dump()["ignore_case"] is True
 
 
 def test_supervised_runs_use_no_estimator(config_with: Any) -> None:
     config = config_with(loss_type="sft_loss", reward=None, generator="supervised")
-    assert set(survey_plugins().resolve(config)) == {"datasource", "generator"}
+    assert set(survey_plugins().resolve(config)) == {"datasource", "generator", "tracker[0]"}
 
 
 def test_an_estimator_that_compares_siblings_needs_some(config_with: Any) -> None:
@@ -154,7 +156,7 @@ def test_options_of_a_critic_need_an_estimator_that_needs_one(
         ),
         ("from sympie.core import x\nclass Impl: pass\n", "needs sympie"),
         ("class Imple: pass\n", r"slime_reward_math_impl has no Impl. Did you mean Imple\?"),
-        ("class Impl(:\n", "is no Python"),
+        ("class Impl(:\n", "is not valid Python"),
     ],
 )
 def test_a_factory_that_cannot_work_is_refused_before_anything_starts(
@@ -164,7 +166,13 @@ def test_a_factory_that_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(PluginLoadError, match=message):
         survey_plugins().resolve(config_with(reward="boxed"))
     assert "slime_reward_math_impl" not in sys.modules
-    assert set(survey_plugins().resolve(config_with())) == {"estimator", "reward", "datasource", "generator"}
+    assert set(survey_plugins().resolve(config_with())) == {
+        "estimator",
+        "reward",
+        "datasource",
+        "generator",
+        "tracker[0]",
+    }
 
 
 @pytest.mark.parametrize(

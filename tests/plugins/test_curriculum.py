@@ -12,9 +12,8 @@ from slime.config.options import DataOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import DataError
 from slime.plugin import Group, Status
-from slime.plugins import load_plugins
-from slime.plugins.choose import Everything
-from slime.rollout.source import CheckedSource
+from slime.plugins import survey_plugins
+from slime.rollout.boundaries import CheckedSource
 from slime.testing import make_context
 
 ROWS = 40
@@ -33,7 +32,7 @@ def make(tmp_path: Path) -> Any:
     context = make_context(run_dir=tmp_path, config=config)
 
     def build(**options: Any) -> Any:
-        plugins = load_plugins(Everything())
+        plugins = survey_plugins()
         return plugins.build("datasource", "curriculum", {"difficulty_key": "hard", "pool": 36} | options, context)
 
     return build

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from slime.config.plugin_options import PluginOptions
+from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
 from slime.plugins import load_plugins, survey_plugins
 from slime.plugins.find import find_plugins
 
-OWN = ["datasources", "estimators", "generators", "rewards"]
+OWN = ["datasources", "estimators", "generators", "rewards", "trackers"]
 
 
 def ids(**options: Any) -> list[str]:
@@ -25,7 +25,7 @@ def test_slimes_own_plugins_come_through_the_same_group(install_reward: Any) -> 
     install_reward("math", "boxed")
     found = find_plugins()
     assert [plugin.name for plugin in found] == [*OWN, "math"]
-    assert [plugin.own for plugin in found] == [True] * 4 + [False]
+    assert [plugin.own for plugin in found] == [True] * len(OWN) + [False]
     assert (found[-1].distribution, found[-1].version, found[-1].entry) == (
         "slime-reward-math",
         "0.3.1",
@@ -72,7 +72,12 @@ def test_allow_names_plugins_by_id_or_distribution_and_keeps_slimes_own(install_
 
 def test_deny_wins_over_allow_and_over_slimes_own(install_reward: Any) -> None:
     install_reward("a", "x")
-    assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == ["datasources", "estimators", "generators"]
+    assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == [
+        "datasources",
+        "estimators",
+        "generators",
+        "trackers",
+    ]
 
 
 def test_without_autoload_only_allowed_third_parties_load(install_reward: Any) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.plugins.local_runs import build, run_config, write
 
-from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError, PluginContractError, SlimeError
+from slime.kit.sessions import generate_single
 from slime.plugin import Generation, Sample, SamplingParams, Status
-from slime.sessions import generate_single
+from slime.plugins.contracts import Asked, check_generated
 
 #: the documented function, with the policy's own answers
 DOCUMENTED = """
-    from slime.sessions import build_loss_mask, generate_single
+    from slime.kit.sessions import build_loss_mask, generate_single
 
     def extract_tool_call(response):
         return response if response.startswith("look") else None
@@ -50,7 +50,7 @@ DOCUMENTED = """
 
         return samples
 """
-ONE = "from slime.sessions import *\nasync def generate(args, sample):\n"
+ONE = "from slime.kit.sessions import *\nasync def generate(args, sample):\n"
 SAMPLING = SamplingParams(max_new_tokens=60, temperature=0.5, sampling_seed=7)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slime.contracts.generated import Asked, check_generated
 from slime.plugin import Context, Generation, NoOptions, PolicyClient, Sample, SamplingParams, SpecInfo, Status
+from slime.plugins.contracts import Asked, check_generated
 from slime_generators.options import SupervisedOptions
 from slime_generators.single_turn import SingleTurn
 from slime_generators.supervised import Supervised

@@ -19,6 +19,7 @@ HOOKS = {
     "datasource": "slime_register_datasources",
     "buffer_filter": "slime_register_buffer_filters",
     "generator": "slime_register_generators",
+    "tracker": "slime_register_trackers",
 }
 
 
@@ -55,5 +56,5 @@ def test_every_method_of_a_contract_is_asked_for(install: Any, context: Context,
 def test_every_hook_has_its_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     hooks = [name for name in vars(hookspecs) if name.startswith("slime_")]
-    assert len(hooks) == 10
+    assert len(hooks) == 11
     assert [name for name in hooks if f"def {name}" not in tests and f'"{name}"' not in tests] == []

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.plugins.local_runs import build, run_config, write
 
-from slime.config.args_view import ArgsView
-from slime.contracts.selection import check_selection
 from slime.errors import PluginContractError
 from slime.plugin import Group, Sample, Selection, Status
-from slime.plugins.local import load_reward_post_process, load_sample_filter
+from slime.plugins.contracts import check_selection
 
 BY_REWARD = """
     def buffer_filter(args, buffer, num_samples):
@@ -88,8 +85,8 @@ def test_one_file_may_hold_both_filters(tmp_path: Path) -> None:
     source = BY_REWARD + "\n    def dynamic_sampling_filter(args, samples): return False"
     path = write(tmp_path, "both.py", source)
     config = run_config(rollout={"buffer_filter_path": str(path), "dynamic_sampling_filter_path": str(path)})
-    assert config.rollout.buffer_filter == f"local:{path}:buffer_filter"
-    assert config.rollout.sampling_filter == f"local:{path}:dynamic_sampling_filter"
+    assert config.rollout.buffer_filter == f"{path}:buffer_filter"
+    assert config.rollout.sampling_filter == f"{path}:dynamic_sampling_filter"
 
 
 def test_functions_over_a_batch_are_called_by_parameter_name(tmp_path: Path) -> None:
@@ -109,8 +106,7 @@ def test_functions_over_a_batch_are_called_by_parameter_name(tmp_path: Path) -> 
     config = run_config(
         rollout={"rollout_sample_filter_path": f"{path}:mark"}, reward={"custom_reward_post_process_path": str(path)}
     )
-    args: Any = ArgsView(config)
     batch = groups([1.0, 2.0])
-    load_sample_filter(config.rollout.rollout_sample_filter_path or "", args)([group.samples for group in batch])
+    build(config, "rollout_sample_filter", tmp_path)([group.samples for group in batch])
     assert [sample.remove_sample for sample in batch[0].samples] == [True, False]
-    assert load_reward_post_process(str(path), args)(batch[0].samples) == ([1.0, 2.0], [2.0, 4.0])
+    assert build(config, "reward_post_process", tmp_path)(batch[0].samples) == ([1.0, 2.0], [2.0, 4.0])

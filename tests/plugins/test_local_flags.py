@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.local_runs import run_config, write
+from tests.plugins.local_runs import answered, plugins_for, run_config, scores, write
 
-from slime.config import RunConfig, config_from_toml, config_problems, read_config, resolve
-from slime.config.local_paths import function_problems
-from slime.config.options import RewardOptions
-from slime.config.plugin_options import PluginOptions
-from slime.errors import PluginLoadError
-from slime.plugins import load_plugins, survey_plugins
+from slime.compat.functions import place_functions
+from slime.config import PluginOptions, RunConfig, config_from_toml, config_problems, read_config, resolve
+from slime.config.function_flags import choice_problems
+from slime.errors import PluginLoadError, PluginNotFoundError
+from slime.plugin import Context
+from slime.plugins import Fingerprint, load_plugins, survey_plugins
+from slime.plugins.component import checked_options
 
 REWARD = "def reward_func(args, sample): return 1.0"
 
@@ -28,6 +30,11 @@ def path(tmp_path: Path) -> Path:
     return write(tmp_path, "custom_rm.py", REWARD)
 
 
+def problems_of(config: RunConfig) -> list[str]:
+    """What is wrong with the functions of a configuration."""
+    return [*place_functions(config).problems, *choice_problems(config)]
+
+
 def by_path(path: Path, **more: Any) -> RunConfig:
     return run_config(reward={"custom_rm_path": str(path)}, **more)
 
@@ -35,9 +42,9 @@ def by_path(path: Path, **more: Any) -> RunConfig:
 def test_a_flag_becomes_the_components_name_with_an_absolute_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     config = run_config(reward={"custom_rm_path": "custom_rm.py"})
-    assert (config.reward.reward, config.reward.custom_rm_path) == (f"local:{path}:reward_func", None)
-    assert run_config(reward={"reward": "local:custom_rm.py"}).reward.reward == f"local:{path}:reward_func"
-    assert run_config(reward={"terms": [{"name": "local:custom_rm.py"}]}).reward.terms[0].name == config.reward.reward
+    assert (config.reward.reward, config.reward.custom_rm_path) == (f"{path}:reward_func", None)
+    assert run_config(reward={"reward": "custom_rm.py"}).reward.reward == f"{path}:reward_func"
+    assert run_config(reward={"terms": [{"name": "custom_rm.py"}]}).reward.terms[0].name == config.reward.reward
     assert resolve(config) == config
 
 
@@ -49,11 +56,11 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
     )
     again = resolve(config_from_toml(config.to_toml()))
     assert (again.reward.reward, again.data.data_source, again.rollout.generator) == (
-        f"local:{path}:reward_func",
-        f"local:{source}:Mine",
-        f"local:{generator}:generate",
+        f"{path}:reward_func",
+        f"{source}:Mine",
+        f"{generator}:generate",
     )
-    assert list(function_problems(again)) == []
+    assert problems_of(again) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
 )
 def test_flags_that_cannot_be_followed_are_told_once(path: Path, options: dict[str, Any], message: str) -> None:
     named = json.loads(json.dumps(options).replace('"P"', json.dumps(str(path))))
-    problems = list(function_problems(run_config(**named)))
+    problems = problems_of(run_config(**named))
     assert len(problems) == 1
     assert re.search(message.replace("P ", f"{path} "), problems[0]), problems[0]
 
@@ -119,51 +126,61 @@ def test_a_function_counts_as_the_reward_that_a_run_must_have(path: Path) -> Non
     generator = write(path.parent, "gen.py", "async def generate(sample): ...")
     assert missing(run_config())
     assert not missing(by_path(path))
-    assert not missing(run_config(reward={"terms": [{"name": f"local:{path}"}]}))
+    assert not missing(run_config(reward={"terms": [{"name": f"{path}"}]}))
     assert not missing(run_config(rollout={"custom_generate_function_path": str(generator)}))
 
 
 def test_the_record_of_a_run_has_path_and_hash(path: Path) -> None:
     batch = write(path.parent, "batch.py", "def sample_filter(args, groups): ...")
-    record = survey_plugins().provenance(by_path(path, rollout={"rollout_sample_filter_path": str(batch)}))
+    config = by_path(path, rollout={"rollout_sample_filter_path": str(batch)})
+    record = plugins_for(config).provenance(config)
     assert json.loads(json.dumps(record)) == record
     used = record["used"]["reward"]
     whole = sha256(path.read_bytes()).hexdigest()
-    assert (used["id"], used["distribution"], used["entry"]) == (f"local:{path}:reward_func", "local", str(path))
+    assert (used["id"], used["distribution"], used["entry"]) == (f"{path}:reward_func", "local", str(path))
     assert (used["version"], used["source"]) == (
         whole[:12],
         {"editable": False, "hash": whole, "url": path.as_uri()},
     )
-    assert record["used"]["rollout_sample_filter"]["id"] == f"local:{batch}:sample_filter"
+    assert record["used"]["rollout_sample_filter"]["id"] == f"{batch}:sample_filter"
 
 
 def test_resume_with_a_changed_file_warns_and_strict_refuses(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = by_path(path)
-    saved = survey_plugins().provenance(config)
+    saved = plugins_for(config).provenance(config)
     with caplog.at_level(logging.WARNING):
-        survey_plugins().check_resume(saved, config)
+        plugins_for(config).check_resume(saved, config)
         assert caplog.text == ""
         path.write_text(REWARD + "  # edited\n")
-        survey_plugins().check_resume(saved, config)
-    assert (
-        f"made with reward local:{path}:reward_func of local {saved['used']['reward']['version']}, now" in caplog.text
-    )
+        plugins_for(config).check_resume(saved, config)
+    assert f"made with reward {path}:reward_func of local {saved['used']['reward']['version']}, now" in caplog.text
+    strict = load_plugins(PluginOptions(strict=True), place_functions(config).components)
     with pytest.raises(PluginLoadError, match="strict is on"):
-        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+        strict.check_resume(saved, config)
 
 
 def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved = survey_plugins().provenance(by_path(path))
+    config = by_path(path)
+    saved = plugins_for(config).provenance(config)
     moved = path.rename(path.with_name("moved.py"))
+    config = by_path(moved)
     with caplog.at_level(logging.WARNING):
-        survey_plugins().check_resume(saved, by_path(moved))
-    assert f"made with reward local:{path}:reward_func, this run has local:{moved}:reward_func" in caplog.text
+        plugins_for(config).check_resume(saved, config)
+    assert f"made with reward {path}:reward_func, this run has {moved}:reward_func" in caplog.text
 
 
-def test_processes_compare_the_files_too(path: Path) -> None:
-    config, plugins = by_path(path), survey_plugins()
-    before = plugins.fingerprint(config)
-    assert before == survey_plugins().fingerprint(config)
-    assert before != plugins.fingerprint(RunConfig(reward=RewardOptions(reward="exact_match")))
-    path.write_text(REWARD + "  # edited\n")
-    assert plugins.fingerprint(config) != before
+def test_other_processes_run_what_the_driver_read_whatever_becomes_of_the_file(path: Path) -> None:
+    driver = plugins_for(by_path(path)).fingerprint()
+    sent: Fingerprint = pickle.loads(pickle.dumps(driver))
+    assert (sent.digest, sent.functions) == (driver.digest, driver.functions)
+    path.write_text("def reward_func(args, sample): return 2.0")
+    actor = load_plugins(PluginOptions(), sent.functions)
+    component = actor.find("reward", f"{path}:reward_func")
+    options, _ = checked_options(component, {})
+    reward = component.build(options, Context(seed=0, run_dir=path.parent, logger=logging.getLogger("test")))
+    assert scores(reward, answered("x")) == [1.0]
+
+
+def test_a_function_that_nobody_has_looked_for_is_not_a_component(path: Path) -> None:
+    with pytest.raises(PluginNotFoundError, match="has not been looked for"):
+        survey_plugins().resolve(by_path(path))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.plugins.local_runs import Letters, build, run_config, write
 
-from slime.contracts.generated import Asked, check_generated
 from slime.errors import PluginContractError
 from slime.plugin import Generation, Sample, SamplingParams, Status
+from slime.plugins.contracts import Asked, check_generated
 
 DOCUMENTED = '''
     async def generate_single(conversation):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.plugins.local_runs import answered, scores, write
 
+from slime.compat.functions import find_function
 from slime.errors import PluginLoadError
 from slime.plugin import Context
-from slime.plugins.local import find_local
 
 
 def score(reference: Path | str, context: Context) -> float:
-    component = find_local("reward", f"local:{reference}")
+    component = find_function("reward", f"{reference}")
     [value] = scores(component.build(component.spec.options(), context), answered("x"))
     return value
 
@@ -33,14 +33,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del sys.modules[name]
 
 
+def test_a_file_is_named_relative_to_the_working_directory(
+    tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "reward.py", "def mine(sample): return 4")
+    assert score("reward.py:mine", context) == score("./reward.py:mine", context) == 4.0
+
+
 def test_files_of_one_name_do_not_meet_and_nor_do_their_neighbours(tmp_path: Path, context: Context) -> None:
     for folder, value in (("a", 1), ("b", 2)):
         write(tmp_path, f"{folder}/reward.py", "from helpers import VALUE\ndef reward_func(sample): return VALUE")
         write(tmp_path, f"{folder}/helpers.py", f"VALUE = {value}")
     path = list(sys.path)
     assert [score(tmp_path / folder / "reward.py", context) for folder in "aba"] == [1.0, 2.0, 1.0]
-    assert sys.path == path
-    assert "helpers" not in sys.modules
+    assert sys.path[: len(path)] == path
 
 
 def test_a_neighbour_does_not_replace_a_module_that_others_use(
@@ -62,11 +69,11 @@ def test_neighbours_named_as_the_standard_library_do_not_shadow_it(tmp_path: Pat
 
 def test_an_edited_file_is_another_module(tmp_path: Path, context: Context) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): return 1")
-    before = find_local("reward", str(path))
+    before = find_function("reward", str(path))
     first = score(path, context)
     write(tmp_path, "reward.py", "def reward_func(sample): return 2")
     assert (first, score(path, context)) == (1.0, 2.0)
-    assert before.version != find_local("reward", str(path)).version
+    assert before.version != find_function("reward", str(path)).version
 
 
 def test_a_file_that_raises_is_named_with_its_line(tmp_path: Path, context: Context) -> None:
@@ -77,7 +84,20 @@ def test_a_file_that_raises_is_named_with_its_line(tmp_path: Path, context: Cont
 
 def test_a_name_that_is_bound_anew_is_refused(tmp_path: Path, context: Context) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): ...\nglobals()['reward_func'] = 3")
-    with pytest.raises(PluginLoadError, match=r"reward_func is 3 once .* has run"):
+    with pytest.raises(PluginLoadError, match="its parameters cannot be read"):
+        score(path, context)
+
+
+def test_a_file_that_is_another_in_the_process_that_runs_it_is_named(tmp_path: Path, context: Context) -> None:
+    source = """
+        import os
+        if os.getpid() != PID:
+            def reward_func(sample): ...
+        else:
+            open('/no/such/file')
+    """
+    path = write(tmp_path, "reward.py", source.replace("PID", str(os.getpid())))
+    with pytest.raises(PluginLoadError, match=r"reward.py cannot be loaded: FileNotFoundError: .*/no/such/file"):
         score(path, context)
 
 
@@ -106,21 +126,28 @@ def test_objects_of_a_files_classes_can_be_pickled(tmp_path: Path, context: Cont
         ("from helpers import score as reward_func", ""),
         ("def score(sample): return 5\nreward_func = score", ""),
         ("try:\n    from no_such_package import score\nexcept ImportError:\n    def score(sample): return 5", ":score"),
-        ("def hide(f): return lambda *a, **k: f(*a, **k)\n@hide\ndef score(sample): return 5", ":score"),
+        (
+            "import functools\n"
+            "def twice(f): return functools.wraps(f)(lambda *a, **k: f(*a, **k))\n"
+            "@twice\ndef score(sample): return 5",
+            ":score",
+        ),
+        ("def score(sample):\n    import only_here\n    return only_here.score(None, sample)", ":score"),
     ],
 )
 def test_names_are_followed_to_what_they_mean(tmp_path: Path, context: Context, source: str, name: str) -> None:
-    write(tmp_path, "helpers.py", "def score(args, sample): return 5")
+    for neighbour in ("helpers", "only_here"):
+        write(tmp_path, f"{neighbour}.py", "def score(args, sample): return 5")
     path = write(tmp_path, "reward.py", source)
     assert score(f"{path}{name}", context) == 5.0
 
 
 def test_a_dotted_path_is_imported_as_a_module(package: Path, context: Context) -> None:
     write(package.parent, "base.py", "def seven(sample): return 7")
-    assert score("mine.rewards.numbers.two", context) == 2.0
-    assert score("mine.rewards.numbers.seven", context) == 7.0
-    component = find_local("reward", "local:mine.rewards.numbers.two")
-    assert (component.id, component.found.entry) == ("local:mine.rewards.numbers.two", str(package))
+    assert score("mine.rewards.numbers:two", context) == 2.0
+    assert score("mine.rewards.numbers:seven", context) == 7.0
+    component = find_function("reward", "mine.rewards.numbers:two")
+    assert (component.id, component.found.entry) == ("mine.rewards.numbers:two", str(package))
 
 
 def test_a_class_may_inherit_what_makes_it_fit(package: Path) -> None:
@@ -130,11 +157,11 @@ def test_a_class_may_inherit_what_makes_it_fit(package: Path) -> None:
         "class Base:\n    def compute_reward(self, prompts, responses): ...\ndef seven(): ...",
     )
     write(package.parent, "numbers.py", "from .base import Base\nclass Model(Base):\n    pass")
-    assert find_local("reward", "local:mine.rewards.numbers").name == "mine.rewards.numbers.Model"
+    assert find_function("reward", "mine.rewards.numbers:Model").name == "mine.rewards.numbers.Model"
 
 
 def test_a_component_crosses_processes(tmp_path: Path) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): return 1")
-    component = find_local("reward", str(path))
-    other: Any = pickle.loads(pickle.dumps(component.target.reference))
-    assert str(other) == component.id == f"local:{path}:reward_func"
+    component = find_function("reward", str(path))
+    assert pickle.loads(pickle.dumps(component)) == component
+    assert component.id == f"{path}:reward_func"

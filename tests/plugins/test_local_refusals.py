@@ -1,4 +1,4 @@
-"""What is wrong with a function path is told from its source, before anything runs."""
+"""A faulty function path is reported before a run starts, and its file never runs in this process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from tests.plugins.local_runs import write
 
+from slime.compat.functions import find_function
 from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, SlimeError
-from slime.plugins.local import find_local
-
-RAN = "raise SystemExit('the file was run')\n"
 
 #: (kind, what follows the file's path, source, error, message)
 REFUSED = [
@@ -80,8 +78,37 @@ REFUSED = [
         PluginLoadError,
         "its constructor asks for path",
     ),
-    ("reward", ":f", "f = print", PluginLoadError, r"got f = ..., .* its parameters cannot be read"),
-    ("reward", ":f", "from json import no_such_thing as f", PluginLoadError, "its parameters cannot be read"),
+    ("reward", ":f", "f = 3", PluginLoadError, r"got f, .* its parameters cannot be read"),
+    ("reward", ":f", "f = print", PluginLoadError, r"got f\(\*args, .* no parameter is called sample"),
+    (
+        "reward",
+        ":f",
+        "from json import no_such_thing as f",
+        PluginLoadError,
+        r"rm.py:2 cannot be loaded: ImportError: cannot import name 'no_such_thing'",
+    ),
+    (
+        "reward",
+        "",
+        "def f(sample): ...\nopen('/no/such')",
+        PluginLoadError,
+        r"rm.py:3 cannot be loaded: FileNotFoundError",
+    ),
+    (
+        "reward",
+        "",
+        "import sys\nsys.exit(3)",
+        PluginLoadError,
+        r"rm.py:3 ends the process when it is imported: SystemExit: 3",
+    ),
+    (
+        "reward",
+        "",
+        "import os\nprint('now', flush=True)\nos._exit(7)",
+        PluginLoadError,
+        r"rm.py ended the process that imported it with exit status 7, after: now",
+    ),
+    ("reward", "", "import raises", PluginLoadError, r"rm.py:2 \(at \S+raises.py:2\) cannot be loaded: KeyError: 'x'"),
     (
         "reward",
         "",
@@ -94,10 +121,9 @@ REFUSED = [
         "",
         "from . import helpers\ndef f(sample): ...",
         PluginLoadError,
-        "a relative import, in a file that is no part of a package",
+        "rm.py:2: a relative import, in a file that is not part of a package",
     ),
-    ("reward", "", "def f(sample):\n    import beside", PluginLoadError, "imports beside.py inside a function"),
-    ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it is no `async def`"),
+    ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it is not an `async def`"),
     (
         "generator",
         "",
@@ -128,13 +154,13 @@ REFUSED = [
 def test_it_is_refused_with_place_and_signatures(
     tmp_path: Path, kind: str, name: str, source: str, error: type[SlimeError], message: str
 ) -> None:
-    write(tmp_path, "beside.py", RAN)
+    write(tmp_path, "raises.py", "\n{}['x']")
     path = tmp_path / "rm.py"
-    path.write_text(f"# {RAN}{source}\n")
+    path.write_text(f"# a comment\n{source}\n")
     with pytest.raises(SlimeError, match=message) as told:
-        find_local(kind, f"local:{path}{name}")
+        find_function(kind, f"{path}{name}")
     assert type(told.value) is error
-    assert str(told.value).startswith(f"{kind.replace('_', ' ')} local:{path}{name}: ")
+    assert kind == "estimator" or str(path) in str(told.value)
     assert "\n" not in str(told.value)
 
 
@@ -144,10 +170,12 @@ def test_it_is_refused_with_place_and_signatures(
         ("{folder}/custom_rn.py", PluginNotFoundError, r"there is no file .*custom_rn.py. Did you mean custom_rm.py\?"),
         ("{folder}/no/custom_rm.py", PluginNotFoundError, "there is no folder"),
         ("{folder}/a_folder.py", PluginNotFoundError, "is a folder, expected a Python file"),
-        ("{folder}/custom_rm", ConfigError, r"expected FILE.py, FILE.py:NAME or package.module.NAME. Did you mean"),
+        ("{folder}/custom_rm", ConfigError, r"expected FILE.py, FILE.py:NAME or package.module:NAME. Did you mean"),
         ("custom_rm", ConfigError, "expected FILE.py"),
-        ("no_such_package.rewards.score", PluginNotFoundError, "there is no module no_such_package.rewards"),
-        ("json.decoder.scor", PluginNotFoundError, "decoder.py has no scor"),
+        ("local:{folder}/custom_rm.py", ConfigError, "write it without `local:`"),
+        ("no_such_package.rewards:score", PluginNotFoundError, "there is no module no_such_package.rewards"),
+        ("json.decoder.scor", ConfigError, r"Did you mean json.decoder:scor\?"),
+        ("json.decoder:scor", PluginNotFoundError, "decoder.py has no scor"),
     ],
 )
 def test_a_reference_to_nothing_is_refused(
@@ -156,18 +184,41 @@ def test_a_reference_to_nothing_is_refused(
     write(tmp_path, "custom_rm.py", "def reward_func(sample): ...")
     (tmp_path / "a_folder.py").mkdir()
     with pytest.raises(SlimeError, match=message) as told:
-        find_local("reward", "local:" + reference.format(folder=tmp_path))
+        find_function("reward", reference.format(folder=tmp_path))
     assert type(told.value) is error
 
 
 def test_a_dotted_path_to_a_file_is_offered_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "mine/rewards.py", "def score(sample): ...")
-    with pytest.raises(PluginNotFoundError, match=r"Did you mean mine/rewards.py:score\?"):
-        find_local("reward", "local:mine.rewards.score")
+    with pytest.raises(PluginNotFoundError, match=r"Did you mean mine/rewards.py:NAME\?"):
+        find_function("reward", "mine.rewards:score")
 
 
-def test_what_works_is_not_run_either(tmp_path: Path) -> None:
-    path = write(tmp_path, "rm.py", f"def reward_func(sample): ...\n{RAN}")
-    component = find_local("reward", str(path))
-    assert component.origin == f"{path}:1"
+def test_a_file_that_hangs_is_named_with_the_line_it_hangs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.compat.probe.TIMEOUT_S", 3.0)
+    path = write(tmp_path, "rm.py", "import time\ndef reward_func(sample): ...\ntime.sleep(1000)")
+    with pytest.raises(PluginLoadError, match=rf"{path}:3 was still being imported after 3 s"):
+        find_function("reward", str(path))
+
+
+def test_what_a_file_prints_and_starts_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = """
+        import subprocess, sys, threading, time
+        print("hello")
+        print("world", file=sys.stderr)
+        subprocess.Popen(["sleep", "1000"])
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        def reward_func(sample): ...
+    """
+    path = write(tmp_path, "rm.py", source)
+    component = find_function("reward", str(path))
+    assert component.origin == f"{path}:7"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_is_probed_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "rm.py", "open('ran', 'a').write('x')\ndef reward_func(sample): ...")
+    path.write_text(path.read_text().replace("'ran'", repr(str(tmp_path / "ran"))))
+    assert [find_function("reward", str(path)).name for _ in range(3)] == ["rm.reward_func"] * 3
+    assert (tmp_path / "ran").read_text() == "x"

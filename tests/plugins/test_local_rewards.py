@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.local_runs import answered, build, run_config, scores, write
+from tests.plugins.local_runs import answered, build, plugins_for, run_config, scores, write
 
 from slime.errors import ConfigError, PluginContractError
-from slime.plugins import survey_plugins
 
 DOCUMENTED = '''
     # custom_rm.py
@@ -49,13 +48,13 @@ def reward_of(folder: Path, source: str, options: dict[str, Any] | None = None, 
     path = write(folder, "custom_rm.py", source)
     more = {"component_options": {"reward": options}} if options else {}
     config = run_config(reward={"custom_rm_path": str(path), **reward}, **more)
-    component = survey_plugins().resolve(config)["reward"].component
+    component = plugins_for(config).resolve(config)["reward"].component
     return build(config, "reward", folder), component
 
 
 def test_the_documented_function_scores_samples(tmp_path: Path) -> None:
     reward, component = reward_of(tmp_path, DOCUMENTED)
-    assert component.id == f"local:{tmp_path}/custom_rm.py:reward_func"
+    assert component.id == f"{tmp_path}/custom_rm.py:reward_func"
     assert component.spec.scope == "sample"
     assert scores(reward, answered("4", "5", " 4 ")) == [1.0, 0.0, 1.0]
 
@@ -103,8 +102,9 @@ def test_a_reward_model_that_insists_on_its_path_is_refused_without(tmp_path: Pa
             def compute_reward(self, prompts, responses): ...
         """,
     )
+    config = run_config(reward={"custom_rm_path": str(path)})
     with pytest.raises(ConfigError, match="'model_path' is required"):
-        survey_plugins().resolve(run_config(reward={"custom_rm_path": str(path)}))
+        plugins_for(config).resolve(config)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,6 @@ def test_args_are_the_runs_options(tmp_path: Path) -> None:
 
 def test_several_functions_are_added_up_as_terms(tmp_path: Path) -> None:
     path = write(tmp_path, "a.py", "def one(args, sample): return 1\ndef two(args, sample): return 2")
-    terms = [{"name": f"local:{path}:one"}, {"name": f"local:{path}:two", "weight": 0.5}]
+    terms = [{"name": f"{path}:one"}, {"name": f"{path}:two", "weight": 0.5}]
     config = run_config(reward={"terms": terms})
     assert [scores(build(config, f"reward[{n}]", tmp_path), answered("x")) for n in (0, 1)] == [[1.0], [2.0]]

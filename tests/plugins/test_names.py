@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slime.config.plugin_options import PluginOptions
+from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginConflictError, PluginNotFoundError
 from slime.plugins import load_plugins, survey_plugins
 

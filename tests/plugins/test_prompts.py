@@ -12,8 +12,8 @@ import pytest
 from slime.config import RunConfig
 from slime.config.options import AlgorithmOptions, DataOptions, RolloutOptions
 from slime.errors import CheckpointError, ConfigError, DataError
-from slime.plugin import Context, Group, NoOptions, Sample, Status
-from slime.rollout.source import CheckedSource
+from slime.plugin import Context, Group, NoOptions, Status
+from slime.rollout.boundaries import CheckedSource
 from slime_datasources.prompts import Prompts
 
 ROWS = 7
@@ -119,8 +119,7 @@ def test_shuffled_order_never_changes_between_releases(path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_resumed_source_gives_the_same_next_groups(path: Path, taken: int, shuffle: bool) -> None:
     data = source(path, shuffle=shuffle)
-    given = data.take(taken)
-    data.put(given[:2])
+    data.take(taken)
     state = json.loads(json.dumps(data.state_dict()))
     expected = data.take(ROWS + 4)
     resumed = source(path, shuffle=shuffle)
@@ -131,35 +130,11 @@ def test_a_resumed_source_gives_the_same_next_groups(path: Path, taken: int, shu
 
 def test_a_state_is_a_copy(path: Path) -> None:
     data = source(path)
-    data.put(data.take(1))
+    data.take(1)
     state = data.state_dict()
     before = json.dumps(state)
     data.take(3)
     assert json.dumps(state) == before
-
-
-def test_groups_given_back_come_first_and_pending(path: Path) -> None:
-    data = source(path)
-    first, second = data.take(2)
-    fresh = source(path).take(1)[0]
-    for sample in first.samples:
-        sample.tokens = [*sample.tokens, 9, 9]
-        sample.response, sample.response_length, sample.status = "xx", 2, Status.ABORTED
-        sample.reward, sample.failure, sample.weight_versions = 1.0, "cut off", ["3"]
-        sample.rollout_log_probs, sample.loss_mask, sample.finish_reason = [-1.0, -1.0], [1, 1], "abort"
-    data.put([first])
-    again = data.take(2)
-    assert again[0] == fresh
-    assert prompts(again) == ["q0", "q2"]
-    assert second.index == 1
-
-
-def test_several_samples_of_one_rollout_become_one_prompt_again(path: Path) -> None:
-    data = source(path, samples=1)
-    [group] = data.take(1)
-    sample = group.samples[0]
-    data.put([Group(group.index, [sample, Sample(group_index=0, index=sample.index, tokens=[1], rollout_id=0)])])
-    assert data.take(1) == source(path, samples=1).take(1)
 
 
 def test_a_chat_keeps_its_messages_and_gets_the_templates_tokens(tmp_path: Path) -> None:

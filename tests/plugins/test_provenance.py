@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from slime.config.plugin_options import PluginOptions
+from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugins import load_plugins, survey_plugins
+
+
+def edit(info: Path) -> None:
+    """Change the installed module without changing its version."""
+    module = info.parent / "slime_reward_math.py"
+    module.write_text(module.read_text() + "\n# another version of it\n")
 
 
 def test_provenance_names_packages_and_resolved_options(install_reward: Any, config_with: Any) -> None:
@@ -31,8 +37,7 @@ def test_the_hash_changes_with_the_installed_files(install_reward: Any, config_w
     info = install_reward("math", "boxed")
     config = config_with(reward="boxed")
     before = survey_plugins().provenance(config)["used"]["reward"]["source"]["hash"]
-    record = (info / "RECORD").read_text()
-    (info / "RECORD").write_text(record.replace("sha256=", "sha256=x"))
+    edit(info)
     assert survey_plugins().provenance(config)["used"]["reward"]["source"]["hash"] != before
 
 
@@ -74,20 +79,19 @@ def test_an_editable_install_is_recorded_with_commit_and_changes(
 
 
 def test_two_processes_with_the_same_plugins_agree() -> None:
-    code = "from slime.plugins import survey_plugins; print(survey_plugins().fingerprint())"
+    code = "from slime.plugins import survey_plugins; print(survey_plugins().fingerprint().digest)"
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert other.stdout.strip() == survey_plugins().fingerprint()
+    assert other.stdout.strip() == survey_plugins().fingerprint().digest
 
 
 def test_the_fingerprint_sees_plugins_versions_and_changed_modules(install_reward: Any) -> None:
-    nothing = survey_plugins().fingerprint()
+    nothing = survey_plugins().fingerprint().digest
     info = install_reward("math", "boxed")
-    with_plugin = survey_plugins().fingerprint()
-    module = info.parent / "slime_reward_math.py"
-    module.write_text(module.read_text() + "\n# another version of it\n")
-    edited = survey_plugins().fingerprint()
+    with_plugin = survey_plugins().fingerprint().digest
+    edit(info)
+    edited = survey_plugins().fingerprint().digest
     (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.3.2"))
-    assert len({nothing, with_plugin, edited, survey_plugins().fingerprint()}) == 4
+    assert len({nothing, with_plugin, edited, survey_plugins().fingerprint().digest}) == 4
 
 
 def test_resume_with_the_same_plugins_is_silent(config: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +132,7 @@ def test_resume_with_changed_code_of_one_version_warns_and_strict_refuses(
     info = install_reward("math", "boxed")
     config = config_with(reward="boxed")
     saved = survey_plugins().provenance(config)
-    (info / "RECORD").write_text((info / "RECORD").read_text().replace("sha256=", "sha256=x"))
+    edit(info)
     with caplog.at_level(logging.WARNING):
         survey_plugins().check_resume(saved, config)
     assert "math/boxed of slime-reward-math 0.3.1 with hash" in caplog.text

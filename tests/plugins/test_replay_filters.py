@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, collector
 
-from slime.contracts.selection import check_selection
 from slime.plugin import Context, Group, Sample, Selection, Status
-from slime.plugins import load_plugins
-from slime.plugins.choose import Everything
-from slime.rollout.filters import GroupFilter
-from slime.rollout.ledger import Ledger
-from slime.rollout.source import CheckedSource
+from slime.plugins import survey_plugins
+from slime.plugins.contracts import check_selection
+from slime.rollout.boundaries import CheckedSource, GroupFilter
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.prompts import GroupState, PromptLedger
 
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
 
@@ -28,7 +28,7 @@ def group(*rewards: float | None, age: int = 0, uses: int = 0) -> Group:
 
 
 def build(name: str, **options: Any) -> Any:
-    return load_plugins(Everything()).build("buffer_filter", name, options, CONTEXT)
+    return survey_plugins().build("buffer_filter", name, options, CONTEXT)
 
 
 def select(name: str, buffer: list[Group], want: int, **options: Any) -> Selection:
@@ -74,18 +74,17 @@ def test_used_groups_never_stand_in_for_new_ones_and_old_or_useless_ones_go() ->
 
 @pytest.mark.parametrize("max_reuse", [1, 3])
 def test_with_replay_half_of_every_batch_is_new_and_none_is_used_too_often(max_reuse: int) -> None:
-    ledger = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
-    finish = Finisher(lambda g: float(g % 2))
+    ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
 
     class OfOneReward(Finisher):
-        async def __call__(self, groups: Any) -> Any:
-            finished = await finish(groups)
-            for one in finished.groups:
+        async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
+            finished = await super().finish(groups, context)
+            for one in finished:
                 one.samples[0].reward = 0.5
             return finished
 
     chosen: Any = GroupFilter(build("replay"), "replay")
-    collect, _ = collector(OfOneReward(), buffer=chosen, want=4, ledger=ledger)
+    collect, _ = collector(OfOneReward(lambda g: float(g % 2)), buffer=chosen, want=4, ledger=ledger)
     uses: dict[int, int] = {}
 
     async def run() -> None:
@@ -102,11 +101,11 @@ def test_with_replay_half_of_every_batch_is_new_and_none_is_used_too_often(max_r
 
     asyncio.run(run())
     assert max(uses.values()) <= 1 + max_reuse
-    assert len(ledger.buffer) <= 4 * 9, "what is old has gone"
+    assert ledger.count(GroupState.BUFFERED) <= 4 * 9, "what is old has gone"
 
 
 def test_what_one_use_marks_on_a_sample_is_not_on_the_next() -> None:
-    ledger = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=1)
+    ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=1)
     collect, _ = collector(Finisher(), want=2, ledger=ledger)
 
     async def run() -> None:

@@ -6,8 +6,7 @@ import pytest
 from tests.support.rewards import build, score
 
 from slime.errors import ConfigError
-from slime_rewards.answers import last_boxed
-from slime_rewards.fences import last_fenced
+from slime_rewards.extraction import last_boxed, last_fenced
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_a_format_may_be_a_pattern_with_values_of_its_own() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"pattern '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"pattern '\(' is not a regular expression"):
         build("format", pattern="(")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.rewards import build, score
 
 from slime.errors import ConfigError
-from slime.sandbox import Isolation, Machine
+from slime.kit.sandbox import Isolation, Machine
 
 ADD = "def add(a, b):\n    return a + b\n"
 ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.plugins.local_runs import plugins_for
 from tests.support.http_services import serving
 from tests.support.rewards import build
 from tests.support.scoring import term
@@ -19,8 +20,8 @@ from slime.config.options import DataOptions, RewardOptions, RewardTerm, Rollout
 from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, RewardSpec, SamplingParams
-from slime.plugins import load_plugins
-from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.manager import RolloutManager
+from slime.rollout.record import Rollout
 from slime.rollout.rewards import Scorer
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status
@@ -64,7 +65,7 @@ def rollout(
     )
 
     async def main() -> Rollout:
-        plugins = load_plugins(config.plugins)
+        plugins = plugins_for(config)
         manager = RolloutManager(config, plugins, Echo(), folder, make_tokenizer(), engine_url=engine_url)
         await manager.start()
         try:
@@ -106,7 +107,7 @@ def remote_faults(mischief: str) -> Any:
     ("mischief", "metric", "reason"),
     [
         ("500", "failed", "answered 500 out of memory, 2 times"),
-        ("hangs", "failed", "gave no answer within 0.4 s, 2 times"),
+        ("hangs", "failed", "did not answer within 0.4 s, 2 times"),
         ("late", "timeouts", "no score after 1 s (timeout_s)"),
         ("few", "failed", "got 0 rewards from"),
         ("nan", "failed", "returned value = nan, expected a finite number"),
@@ -235,5 +236,5 @@ def test_a_part_that_a_reward_does_not_give_fails_its_samples() -> None:
 def test_an_entry_of_a_functions_dictionary_may_be_the_score(tmp_path: Path) -> None:
     path = tmp_path / "rm.py"
     path.write_text("def reward_func(args, sample): return {'acc': 1.0, 'len': len(sample.response)}")
-    result = rollout(tmp_path, [{"prompt": "abc"}], RewardOptions(reward=f"local:{path}:reward_func", reward_key="acc"))
+    result = rollout(tmp_path, [{"prompt": "abc"}], RewardOptions(reward=f"{path}:reward_func", reward_key="acc"))
     assert of(result, "abc")[0].reward == {"score": 1.0, "len": 3.0}

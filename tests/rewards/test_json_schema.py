@@ -64,7 +64,7 @@ def test_a_file_without_schema_is_refused_before_the_run(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("schema", [{"type": 3}, "{broken", [], 5])
 def test_a_sample_whose_schema_is_none_is_refused_by_its_name(schema: object) -> None:
-    with pytest.raises(ValueError, match="sample 7: metadata 'json_schema' is no schema"):
+    with pytest.raises(ValueError, match="sample 7: metadata 'json_schema' is not a JSON schema"):
         score("json_schema", "{}", metadata={"json_schema": schema})
 
 

@@ -101,7 +101,7 @@ def test_without_an_address_the_runs_own_engines_are_asked() -> None:
     with serving(says("Score: 10")) as service:
         reward = build("llm_judge", engine_url=service.url)
         assert ask(reward, [make_sample()])[0].value == 1.0
-    with pytest.raises(ConfigError, match="url is not stated, and the run starts no engines that could judge"):
+    with pytest.raises(ConfigError, match="url is not set, and the run has no engines to use as judge"):
         build("llm_judge")
 
 
@@ -111,7 +111,7 @@ def test_without_an_address_the_runs_own_engines_are_asked() -> None:
         ({"template": "Judge!"}, r"the template has no \{response\}"),
         ({"template_path": "/nowhere"}, "template_path /nowhere: "),
         ({"pattern": r"\d+"}, "has no group"),
-        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "("}, "is not a regular expression"),
         ({"lowest": 3, "highest": 1}, "lowest is 3 and highest 1"),
     ],
 )

@@ -82,5 +82,5 @@ def test_long_texts_are_read_at_their_end() -> None:
 
 
 def test_a_label_without_expression_is_refused() -> None:
-    with pytest.raises(ValueError, match="sample 7 has the label '', in which there is no expression"):
+    with pytest.raises(ValueError, match="sample 7 has the label '', expected an expression"):
         score("math", "5", "")

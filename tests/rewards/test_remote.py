@@ -82,7 +82,7 @@ def test_a_refusal_is_final() -> None:
 
     with (
         serving(answer) as service,
-        pytest.raises(RuntimeError, match=r"\d answered 401 who are you\?; such an answer"),
+        pytest.raises(RuntimeError, match=r"\d answered 401 who are you\?; such a response"),
     ):
         ask(build("remote", url=service.url, **FAST), samples("abc"))
     assert len(service.requests) == 1
@@ -100,7 +100,7 @@ def test_a_service_that_does_not_answer_in_time_is_asked_again() -> None:
 
 
 def test_a_service_that_is_not_there_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/ could not be asked .*, 3 times"):
+    with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/ could not be reached .*, 3 times"):
         ask(build("remote", url="http://127.0.0.1:9/", **FAST), samples("abc"))
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_json_is_told() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return web.Response(text="<html>")
 
-    with serving(answer) as service, pytest.raises(RuntimeError, match="answered with what is no JSON: '<html>'"):
+    with serving(answer) as service, pytest.raises(RuntimeError, match="answered with invalid JSON: '<html>'"):
         ask(build("remote", url=service.url, **FAST), samples("a"))
 
 

@@ -85,7 +85,7 @@ def test_of_long_texts_the_end_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"model_path": "/nowhere"}, "/nowhere is no folder"), ({"index": 2}, "has 2 outputs")]
+    ("options", "message"), [({"model_path": "/nowhere"}, "/nowhere is not a folder"), ({"index": 2}, "has 2 outputs")]
 )
 def test_a_model_that_cannot_serve_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""What the tests of collecting share: a source that counts, and a finisher that scores by a rule."""
+"""What the tests of collecting share: a source that counts, and a pipeline that scores by a rule."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime.plugin import Selection
-from slime.rollout.all_finished import AllFinished
-from slime.rollout.collect import Collector
-from slime.rollout.filters import OldestFirst
-from slime.rollout.ledger import Ledger
-from slime.rollout.pipeline import FinishedGroups
-from slime.rollout.source import CheckedSource
+from tests.support.scoring import health
+
+from slime.observe.timing import BusyClock
+from slime.plugin import SamplingParams, Selection
+from slime.rollout.boundaries import CheckedSource, OldestFirst
+from slime.rollout.collect import AllFinished, Collector
+from slime.rollout.pipeline import Pipeline, SampleGenerator
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.prompts import PromptLedger
 from slime.types import Group, Sample, Status
 
 SAMPLES = 2
@@ -39,19 +41,36 @@ class CountingSource:
         self.next = state["next"]
 
 
-class Finisher:
-    """Generates in place and scores every sample of group g with `reward(g)`; None: the sample is lost."""
+SAMPLING = SamplingParams(max_new_tokens=8)
+
+
+class FixedClock(BusyClock):
+    """Shows the seconds it was made with."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(lambda: 0.0)
+        self._seconds = seconds
+
+
+class Finisher(Pipeline):
+    """Generates in place and scores every sample of group g with `reward(g)`; None: the sample is lost.
+
+    Every call takes one second of the engines and half a second of the rewards.
+    """
 
     def __init__(
         self,
         reward: Callable[[int], float | None] = lambda _: 1.0,
         delay_s: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
+        super().__init__(
+            SampleGenerator(None, health("generator none"), timeout_s=1, concurrency=1), None, None, seed=42
+        )
         self.reward = reward
         self.delay_s = delay_s
         self.draws: list[list[int]] = []
 
-    async def __call__(self, groups: Sequence[Group]) -> FinishedGroups:
+    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
         self.draws.append([group.index for group in groups])
         await asyncio.sleep(max(self.delay_s(group.index) for group in groups))
         for group in groups:
@@ -62,14 +81,18 @@ class Finisher:
                 sample.tokens.append(-1)
                 sample.response_length = 1
                 sample.metadata["seen"] = True
-        return FinishedGroups([Group(group.index, group.samples) for group in groups], 1.0, 0.5)
+        context.engine_clock = FixedClock(context.engine_clock.seconds + 1.0)
+        context.reward_clock = FixedClock(context.reward_clock.seconds + 0.5)
+        return [Group(group.index, group.samples) for group in groups]
 
 
 class Rule:
     """A filter made of a function."""
 
-    def __init__(self, rule: Callable[[Sequence[Group], int], Selection], who: str = "buffer filter rule") -> None:
-        self.who = who
+    def __init__(
+        self, rule: Callable[[Sequence[Group], int], Selection], component_name: str = "buffer filter rule"
+    ) -> None:
+        self.component_name = component_name
         self.select = rule
         self.shown: list[list[int]] = []
 
@@ -85,19 +108,28 @@ def drop_where(bad: Callable[[int], bool], reason: str = "bad") -> Rule:
 
 
 def collector(
-    finish: Finisher,
+    pipeline: Finisher,
     *,
     sampling: Rule | None = None,
     buffer: Rule | None = None,
     want: int = 4,
     draw: int | None = None,
     max_rounds: int = 16,
-    ledger: Ledger | None = None,
-) -> tuple[Collector, Ledger]:
+    ledger: PromptLedger | None = None,
+) -> tuple[Collector, PromptLedger]:
     """A collector over a counting source, with its ledger."""
-    ledger = ledger or Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+    ledger = ledger or PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
     chosen = OldestFirst() if buffer is None else buffer
-    made = AllFinished(ledger, finish, sampling, chosen, want=want, draw=draw or want, max_rounds=max_rounds)
+    made = AllFinished(
+        ledger=ledger,
+        pipeline=pipeline,
+        sampling=SAMPLING,
+        sampling_filter=sampling,
+        buffer_filter=chosen,
+        batch_size=want,
+        draw_size=draw or want,
+        max_rounds=max_rounds,
+    )
     return made, ledger
 
 

@@ -4,55 +4,71 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from tests.support.scoring import health
 
 from slime.errors import ErrorBudgetError
-from slime.rollout.budget import WINDOW, ErrorBudget
 from slime.rollout.failures import Cause, Fault
 from slime.types import Sample, Status
 
 RAISED = Fault(Cause.RAISED, "reward faulty: ValueError: no verdict")
 
 
-def first_over(share: float, outcomes: list[bool], rollout_samples: int = 1024) -> int | None:
-    """How many outcomes it takes."""
-    budget = ErrorBudget(share, rollout_samples)
-    return next((n for n, failed in enumerate(outcomes, start=1) if budget.record(failed=failed)), None)
+def failed_until_over(
+    share: float, outcomes: Iterable[bool], rollout_samples: int = 1024, evaluation: bool = False
+) -> int | None:
+    """How many samples of one rollout it takes, some of which failed."""
+    faulty = health("reward faulty", error_budget=share, rollout_samples=rollout_samples)
+    if evaluation:
+        faulty = faulty.for_evaluation()
+    for count, failed in enumerate(outcomes, start=1):
+        try:
+            faulty.record(Sample(), RAISED if failed else None)
+        except ErrorBudgetError:
+            return count
+    return None
 
 
 @pytest.mark.parametrize(
     ("share", "rollout_samples", "count"),
-    [(0.25, 1024, 22), (0.0, 1024, 1), (0.5, 1024, 36), (0.25, 12, 8), (1.0, 1024, None)],
+    [(0.25, 1024, 257), (0.0, 1024, 1), (0.5, 1024, 513), (0.25, 12, 4), (1.0, 1024, None)],
 )
 def test_a_component_that_always_fails_is_over_its_budget_after(
     share: float, rollout_samples: int, count: int | None
 ) -> None:
-    assert first_over(share, [True] * 2000, rollout_samples) == count
+    assert failed_until_over(share, [True] * 2000, rollout_samples) == count
 
 
-@pytest.mark.parametrize("rollout_samples", [12, 64, 1024])
+@pytest.mark.parametrize("rollout_samples", [64, 1024])
 def test_one_failure_in_ten_by_chance_never_trips_the_default_budget(rollout_samples: int) -> None:
     for seed in range(200):
         chance = random.Random(seed)
-        assert first_over(0.25, [chance.random() < 0.1 for _ in range(2000)], rollout_samples) is None
+        assert failed_until_over(0.25, [chance.random() < 0.1 for _ in range(2000)], rollout_samples) is None
 
 
-def test_a_third_of_failures_trips_it_by_the_time_the_window_is_full() -> None:
+def test_a_third_of_failures_trips_it_within_the_rollout() -> None:
     for seed in range(50):
         chance = random.Random(seed)
-        found = first_over(0.25, [chance.random() < 0.35 for _ in range(2000)])
-        assert found is not None and found <= 2 * WINDOW
+        assert failed_until_over(0.25, [chance.random() < 0.35 for _ in range(1024)]) is not None
 
 
-def test_old_failures_are_forgotten() -> None:
-    budget = ErrorBudget(0.25, 1024)
-    assert not any(budget.record(failed=n % 5 == 0) for n in range(WINDOW))
-    assert (budget.seen, budget.failed) == (WINDOW, 100)
-    assert not any(budget.record(failed=False) for _ in range(WINDOW))
-    assert (budget.seen, budget.failed) == (WINDOW, 0)
+def test_samples_beyond_the_rollouts_own_raise_what_is_allowed() -> None:
+    assert failed_until_over(0.25, [n % 5 == 0 for n in range(4000)], rollout_samples=100) is None
+
+
+def test_every_rollout_has_a_budget_of_its_own() -> None:
+    faulty = health("reward faulty", error_budget=0.25, rollout_samples=100)
+    for _ in range(10):
+        for n in range(100):
+            faulty.record(Sample(), RAISED if n < 25 else None)
+        assert faulty.metrics()["plugin/reward/tests/faulty/failed"] == 25
+
+
+def test_an_evaluation_has_a_budget_of_its_own_however_large_a_rollout_is() -> None:
+    assert failed_until_over(0.25, [True] * 2000, evaluation=True) == 13
 
 
 def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp_path: Path) -> None:
@@ -62,21 +78,19 @@ def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp
         for sample in samples:
             faulty.record(sample, RAISED if sample.index else None)
     assert str(raised.value).splitlines() == [
-        "reward faulty is over its error budget: 22 of its latest 23 samples failed (22 of 23 in all); a share of 0.25"
-        " may (--reward.error-budget).",
-        "  22x reward faulty: ValueError: no verdict (sample 1, prompt '1+1=')",
+        "reward faulty is over its error budget: 13 of the 14 samples of this rollout so far failed; a share of 0.25 of"
+        " a rollout's 50 may (--reward.error-budget).",
+        "  13x reward faulty: ValueError: no verdict (sample 1, prompt '1+1=')",
         f"  {tmp_path}/rollouts/failed_reward_tests_faulty.jsonl has failed samples.",
         "  Repair the reward, give it more time (--reward.timeout-s), or let it fail more (--reward.error-budget,"
         " 1 = all).",
     ]
     rows = [json.loads(line) for line in (tmp_path / "rollouts/failed_reward_tests_faulty.jsonl").open()]
-    assert [row["index"] for row in rows] == list(range(1, 23))
+    assert [row["index"] for row in rows] == list(range(1, 14))
 
 
 def test_one_of_several_rewards_is_told_where_its_options_stand() -> None:
-    assert health("reward faulty", slot="reward[1]").watched.option("timeout_s") == (
-        "timeout_s in its [[reward.terms]] table"
-    )
+    assert health("reward faulty", slot="reward[1]").option("timeout_s") == ("timeout_s in its [[reward.terms]] table")
 
 
 def test_metrics_count_since_they_were_last_asked_for() -> None:

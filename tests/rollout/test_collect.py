@@ -13,8 +13,10 @@ from tests.rollout.collecting import Finisher, Rule, collector, drop_where, indi
 
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import Selection
-from slime.rollout.filters import GroupFilter
-from slime.rollout.passive import PassiveChecks
+from slime.rollout.boundaries import GroupFilter
+from slime.rollout.failures import PassiveChecks
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.prompts import GroupState
 from slime.types import Group
 
 
@@ -22,8 +24,10 @@ def test_without_filters_one_round_of_one_batch_is_all() -> None:
     finish = Finisher()
     collect, ledger = collector(finish)
     first = asyncio.run(collect.collect(0))
-    assert (indices(first.groups), finish.draws, len(ledger.buffer)) == ([0, 1, 2, 3], [[0, 1, 2, 3]], 0)
-    assert first.metrics() == {
+    assert (indices(first.groups), finish.draws, ledger.count(GroupState.BUFFERED)) == ([0, 1, 2, 3], [[0, 1, 2, 3]], 0)
+    assert first.metrics == {
+        "time/engine": 1.0,
+        "time/reward": 0.5,
         "rollout/rounds": 1,
         "rollout/groups_generated": 4,
         "rollout/buffer_size": 0,
@@ -40,9 +44,9 @@ def test_dropped_groups_are_counted_with_their_reason_and_replaced_until_the_bat
     assert indices(first.groups) == [0, 2, 5, 6]
     # two of four passed, so four are drawn for the two that are missing
     assert finish.draws == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    metrics = first.metrics()
+    metrics = first.metrics
     assert (metrics["rollout/rounds"], metrics["rollout/groups_generated"], metrics["rollout/dropped/bad"]) == (2, 8, 3)
-    assert (first.engine_seconds, first.reward_seconds) == (2.0, 1.0)
+    assert (metrics["time/engine"], metrics["time/reward"]) == (2.0, 1.0)
 
 
 def test_surplus_groups_wait_in_the_buffer_and_are_trained_on_first() -> None:
@@ -51,11 +55,11 @@ def test_surplus_groups_wait_in_the_buffer_and_are_trained_on_first() -> None:
 
     async def two() -> list[list[int]]:
         first = await collect.collect(0)
-        assert indices(ledger.buffer.groups(0)) == [7]
-        assert first.metrics()["rollout/buffer_size"] == 1
+        assert indices(ledger.buffered(0)) == [7]
+        assert first.metrics["rollout/buffer_size"] == 1
         second = await collect.collect(1)
         assert [group.age for group in second.groups] == [1, 0, 0, 0]
-        assert (second.metrics()["rollout/age_max"], second.metrics()["rollout/age_mean"]) == (1, 0.25)
+        assert (second.metrics["rollout/age_max"], second.metrics["rollout/age_mean"]) == (1, 0.25)
         return [indices(first.groups), indices(second.groups)]
 
     assert asyncio.run(two()) == [[0, 2, 5, 6], [7, 8, 9, 10]]
@@ -104,7 +108,7 @@ def test_a_buffer_filter_sees_all_finished_groups_with_their_ages_and_sets_the_o
 
     assert asyncio.run(two()) == [[5, 4, 3, 2], [9, 8, 7, 6]]
     assert shown[1] == [(0, 1), (1, 1), (6, 0), (7, 0), (8, 0), (9, 0)]
-    assert indices(ledger.buffer.groups(1)) == [0, 1]
+    assert indices(ledger.buffered(1)) == [0, 1]
 
 
 def test_what_a_buffer_filter_drops_is_replaced_and_what_it_leaves_is_shown_again() -> None:
@@ -119,7 +123,8 @@ def test_what_a_buffer_filter_drops_is_replaced_and_what_it_leaves_is_shown_agai
     collected = asyncio.run(collect.collect(0))
     assert shown == [[0, 1, 2, 3], [0, 2, 4, 5]]
     assert indices(collected.groups) == [0, 4]
-    assert (collected.dropped, indices(ledger.buffer.groups(0))) == ({"odd": 3}, [2])
+    assert (len(collected.dropped), collected.metrics["rollout/dropped/odd"]) == (3, 3)
+    assert indices(ledger.buffered(0)) == [2]
 
 
 def test_batches_that_overlap_take_prompts_in_the_order_of_the_calls_whoever_finishes_first() -> None:
@@ -158,7 +163,7 @@ def test_prompts_that_are_coming_are_not_drawn_twice() -> None:
 
 def test_a_failing_batch_does_not_keep_the_next_one_waiting() -> None:
     class Failing(Finisher):
-        async def __call__(self, groups: Sequence[Group]) -> object:  # type: ignore[override]  # never answers
+        async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
             raise RuntimeError("engines gone")
 
     collect, _ = collector(Failing())

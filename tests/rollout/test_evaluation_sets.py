@@ -1,4 +1,4 @@
-"""Evaluation sets with settings, rewards and generators of their own, through the rollout room's front doors."""
+"""Evaluation sets with settings, rewards and generators of their own, in a run and by themselves."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugins.local_runs import plugins_for
 from tests.rollout.conftest import ScriptedPolicy
 
 from slime.config import RunConfig, config_from_toml
-from slime.config.eval_sets import eval_sets
 from slime.errors import SlimeError
 from slime.plugin import PolicyClient
-from slime.plugins import load_plugins
-from slime.rollout.eval_manager import EvaluationManager
-from slime.rollout.eval_sets import EvalSet
-from slime.rollout.evaluation import EvalReport
-from slime.rollout.generation import SampleGenerator
+from slime.rollout.evaluation import EvalReport, pending_groups
 from slime.rollout.manager import RolloutManager
+from slime.rollout.pipeline import SampleGenerator
 from slime.types import Sample
 
 REWARDS = """
@@ -58,21 +55,21 @@ def config(prompts: Path, more: str = "") -> RunConfig:
         stop = ["!"]
         max_response_len = 2
         pass_threshold = 0.5
-        reward = "local:{rewards}:half"
+        reward = "{rewards}:half"
         [[evaluation.sets]]
         name = "same_reward"
         path = "{prompts}"
-        reward = "local:{rewards}:half"
+        reward = "{rewards}:half"
         {more}
         """
     )
 
 
 def evaluate(
-    door: type[RolloutManager | EvaluationManager], run: RunConfig, tokenizer: Any, folder: Path, policy: PolicyClient
+    run: RunConfig, tokenizer: Any, folder: Path, policy: PolicyClient, *, evaluates_only: bool = True
 ) -> EvalReport:
     async def main() -> EvalReport:
-        manager = door(run, load_plugins(run.plugins), policy, folder, tokenizer)
+        manager = RolloutManager(run, plugins_for(run), policy, folder, tokenizer, evaluates_only=evaluates_only)
         await manager.start()
         try:
             return await manager.evaluate(5)
@@ -82,12 +79,12 @@ def evaluate(
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("door", [RolloutManager, EvaluationManager])
+@pytest.mark.parametrize("evaluates_only", [False, True])
 def test_every_set_is_sampled_and_scored_its_own_way(
-    door: type[RolloutManager | EvaluationManager], prompt_file: Path, tokenizer: Any, tmp_path: Path
+    evaluates_only: bool, prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     policy = ScriptedPolicy(tokenizer)
-    report = evaluate(door, config(prompt_file), tokenizer, tmp_path, policy)
+    report = evaluate(config(prompt_file), tokenizer, tmp_path, policy, evaluates_only=evaluates_only)
     asked = Counter((s.temperature, s.top_p, s.top_k, s.stop, s.max_new_tokens) for _, s in policy.requests)
     assert asked == {(0.0, 1.0, -1, (), 8): 24, (0.7, 0.9, 5, ("!",), 2): 48}
     assert all(sampling.evaluation for _, sampling in policy.requests)
@@ -101,10 +98,10 @@ def test_every_set_is_sampled_and_scored_its_own_way(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("door", [RolloutManager, EvaluationManager])
+@pytest.mark.parametrize("evaluates_only", [False, True])
 @pytest.mark.parametrize("sets", [slice(None), slice(3, 4)])
 def test_every_generator_is_closed_once(
-    door: type[RolloutManager | EvaluationManager],
+    evaluates_only: bool,
     sets: slice,
     prompt_file: Path,
     tokenizer: Any,
@@ -117,7 +114,7 @@ def test_every_generator_is_closed_once(
         [[evaluation.sets]]
         name = "asked"
         path = "{prompt_file}"
-        generator = "local:{asking}:ask"
+        generator = "{asking}:ask"
     """
     run = config(prompt_file, more)
     evaluation = run.evaluation.model_copy(update={"sets": run.evaluation.sets[sets]})
@@ -128,7 +125,9 @@ def test_every_generator_is_closed_once(
 
     async def main() -> None:
         made = run.model_copy(update={"evaluation": evaluation})
-        manager = door(made, load_plugins(run.plugins), ScriptedPolicy(tokenizer), tmp_path, tokenizer)
+        manager = RolloutManager(
+            made, plugins_for(made), ScriptedPolicy(tokenizer), tmp_path, tokenizer, evaluates_only=evaluates_only
+        )
         await manager.start()
         await manager.close()
 
@@ -139,17 +138,13 @@ def test_every_generator_is_closed_once(
 
 def test_what_a_generator_does_to_a_prompt_reaches_no_other_attempt() -> None:
     row = Sample(prompt=[{"role": "user", "content": "2+1="}], tokens=[1], metadata={"tests": ["a"]})
-    [settings] = eval_sets(
-        config_from_toml('evaluation = { sets = [{ name = "one", path = "p.jsonl", n_samples = 2 }] }')
-    )
-    prompts = EvalSet(settings, [row])
-    [first, second] = prompts.groups()[0].samples
+    [first, second] = pending_groups([row], attempts=2)[0].samples
     for changed in (first, second):
         assert isinstance(changed.prompt, list)
         assert (len(changed.prompt), changed.metadata) == (1, {"tests": ["a"]})
         changed.prompt.append({"role": "assistant", "content": "3"})
         changed.metadata["tests"].append("b")
-    [again, _] = prompts.groups()[0].samples
+    [again, _] = pending_groups([row], attempts=2)[0].samples
     assert (len(again.prompt), again.metadata) == (1, {"tests": ["a"]})
 
 
@@ -164,7 +159,7 @@ def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_on
     policy = ScriptedPolicy(tokenizer, {f"{n}+1=": 0.002 for n in range(12)})
 
     async def main() -> None:
-        manager = RolloutManager(run, load_plugins(run.plugins), policy, tmp_path, tokenizer)
+        manager = RolloutManager(run, plugins_for(run), policy, tmp_path, tokenizer)
         await manager.start()
         rollout = asyncio.ensure_future(manager.generate(0))
         await asyncio.sleep(0.01)
@@ -183,10 +178,10 @@ def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_on
 def test_an_unscored_set_fails_the_evaluation_by_its_name(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
     broken = prompt_file.parent / "broken.py"
     broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
-    reward = f'{{ name = "local:{broken}:judge", error-budget = 1 }}'
+    reward = f'{{ name = "{broken}:judge", error-budget = 1 }}'
     more = f'[[evaluation.sets]]\nname = "bad"\npath = "{prompt_file}"\nreward = {reward}\n'
     with pytest.raises(SlimeError, match="evaluation set bad: none of its 12 samples has a reward"):
-        evaluate(EvaluationManager, config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
+        evaluate(config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
 
 
 def test_a_reward_over_its_budget_is_told_with_where_its_options_stand(
@@ -194,7 +189,7 @@ def test_a_reward_over_its_budget_is_told_with_where_its_options_stand(
 ) -> None:
     broken = prompt_file.parent / "broken.py"
     broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
-    reward = f'{{ name = "local:{broken}:judge", error-budget = 0 }}'
+    reward = f'{{ name = "{broken}:judge", error-budget = 0 }}'
     more = f'[[evaluation.sets]]\nname = "bad"\npath = "{prompt_file}"\nreward = {reward}\n'
     with pytest.raises(SlimeError, match=r"error_budget in the reward of its \[\[evaluation.sets\]\] table"):
-        evaluate(EvaluationManager, config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
+        evaluate(config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))

@@ -43,11 +43,11 @@ def test_the_estimate_does_not_depend_on_how_many_attempts_there_are() -> None:
 def test_an_interval_is_about_two_standard_errors_of_the_prompts_means_wide() -> None:
     draw = random.Random(1)
     values = [float(draw.random() < 0.3) for _ in range(400)]
-    interval = bootstrap({0: values}, seed=7, name="a")[0]
+    low, high = bootstrap({"mean": values}, seed=7, name="a")["mean"]
     mean = sum(values) / 400
     error = math.sqrt(mean * (1 - mean) / 400)
-    assert interval.low == pytest.approx(mean - 1.96 * error, abs=0.2 * error)
-    assert interval.high == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
+    assert low == pytest.approx(mean - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
@@ -55,24 +55,23 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     covered = 0
     for run in range(200):
         rows = [[float(draw.random() < p) for _ in range(4)] for p in (draw.random() for _ in range(60))]
-        interval = statistics(rows, [int(sum(row)) for row in rows], [1], seed=run, name="a").mean_interval
-        assert interval is not None
-        covered += interval.low <= 0.5 <= interval.high
+        found = statistics(rows, [int(sum(row)) for row in rows], [1], seed=run, name="a")
+        covered += found["eval/a/low"] <= 0.5 <= found["eval/a/high"]
     assert 180 <= covered <= 199
 
 
 def test_intervals_repeat_with_the_seed_and_differ_between_sets() -> None:
     values = [float(n % 3) for n in range(50)]
-    again = [bootstrap({0: values}, seed=7, name=name)[0] for name in ("a", "a", "b")]
+    again = [bootstrap({"mean": values}, seed=7, name=name)["mean"] for name in ("a", "a", "b")]
     assert again[0] == again[1] != again[2]
 
 
 def test_one_prompt_tells_nothing_of_others_and_has_no_interval() -> None:
     found = statistics([[1.0, 0.0]], [1], [1, 2], seed=1, name="a")
-    assert (found.mean, found.pass_at, found.mean_interval, found.pass_intervals) == (0.5, {1: 0.5, 2: 1.0}, None, {})
+    assert found == {"eval/a": 0.5, "eval/a/pass@1": 0.5, "eval/a/pass@2": 1.0}
 
 
 def test_a_large_set_is_resampled_in_pieces_with_the_same_meaning() -> None:
     values = [float(n % 2) for n in range(20_000)]
-    interval = bootstrap({0: values}, seed=1, name="a")[0]
-    assert interval.low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(20_000), abs=1e-3)
+    low, _ = bootstrap({"mean": values}, seed=1, name="a")["mean"]
+    assert low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(20_000), abs=1e-3)

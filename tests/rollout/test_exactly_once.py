@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, Rule, collector, indices
 
 from slime.plugin import Selection
-from slime.rollout.collect import Collected
-from slime.rollout.ledger import Ledger
-from slime.rollout.pipeline import FinishedGroups
-from slime.rollout.source import CheckedSource
+from slime.rollout.boundaries import CheckedSource
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.prompts import PromptLedger
+from slime.rollout.record import Rollout
 from slime.types import Group, Status
 
 ROLLOUTS = 8
@@ -27,12 +27,12 @@ ROLLOUTS = 8
 class StrictFinisher(Finisher):
     """Accepts only groups as the source makes them, and takes a random while."""
 
-    async def __call__(self, groups: Sequence[Group]) -> FinishedGroups:
+    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
         for group in groups:
             assert [sample.index for sample in group.samples] == [SAMPLES * group.index + i for i in range(SAMPLES)]
             for sample in group.samples:
                 assert (sample.tokens, sample.metadata, sample.status) == ([group.index], {}, Status.PENDING)
-        return await super().__call__(groups)
+        return await super().finish(groups, context)
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Run:
     async def drive(self, history: History, kills: set[int]) -> History:
         """As the loops do, from `history` to the end or to the newest checkpoint before a kill."""
         source = CountingSource()
-        ledger = Ledger(CheckedSource(source, "data source counting", SAMPLES))
+        ledger = PromptLedger(CheckedSource(source, "data source counting", SAMPLES))
         if history.state is not None:
             ledger.load(history.state)
         sampling, buffer = self.filters(history)
@@ -98,7 +98,7 @@ class Run:
             max_rounds=1000,
             ledger=ledger,
         )
-        saved, pending = history.copy(ledger.state(len(history.trained))), deque[asyncio.Task[Collected]]()
+        saved, pending = history.copy(ledger.state(len(history.trained))), deque[asyncio.Task[Rollout]]()
         for number in range(len(history.trained), ROLLOUTS):
             for later in range(number + len(pending), min(number + 1 + self.ahead, ROLLOUTS)):
                 ledger.trained(number)

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from tests.rollout.stub_engines import StubEngines, whole_response
 
-from slime.checkpoint.rollout_part import read_rollout_part, write_rollout_part
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import EngineError
@@ -35,9 +34,11 @@ from slime.plugin import (
     Selection,
 )
 from slime.plugins import Component, PluginSet, load_plugins
-from slime.plugins.registry import Registry
-from slime.rollout.manager import Rollout, RolloutManager
-from slime.rollout.sampling import sampling_seed
+from slime.plugins.resolve import Registry
+from slime.rollout.manager import RolloutManager
+from slime.rollout.policy_session import sampling_seed
+from slime.rollout.record import Rollout
+from slime.run.checkpoint import read_rollout_part, write_rollout_part
 
 LIMIT = 16
 FAULTS = 0.05
@@ -202,6 +203,8 @@ def config_of(prompt_file: Path, **rollout: Any) -> RunConfig:
             **rollout,
         ),
         reward=RewardOptions(reward="faulty"),
+        # A rollout of six samples is over the default budget with two faults, which would end the run.
+        component_options={"generator": {"error_budget": 1}, "reward": {"error_budget": 1}},
     )
 
 

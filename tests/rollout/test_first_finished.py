@@ -11,22 +11,19 @@ from tests.rollout.collecting import SAMPLES, CountingSource, Rule, drop_where, 
 from tests.rollout.stub_engines import StubEngines, token_at, whole_response
 from tests.support.scoring import health
 
-from slime.chat import Answers
 from slime.errors import EngineError, SlimeError
+from slime.kit.chat import Answers
 from slime.plugin import PolicyClient, SamplingParams
-from slime.rollout.collect import Collected
-from slime.rollout.draw import Draw
-from slime.rollout.first_finished import Aborting, FirstFinished
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.ledger import Ledger
-from slime.rollout.pipeline import Pipeline
-from slime.rollout.progress import ProgressBoard
-from slime.rollout.sampling import Sampling, sampling_seed
-from slime.rollout.source import CheckedSource
+from slime.rollout.boundaries import CheckedSource
+from slime.rollout.over_sampling import FirstFinished
+from slime.rollout.pipeline import Pipeline, SampleGenerator
+from slime.rollout.policy_session import sampling_seed
+from slime.rollout.prompts import GroupState, PromptLedger
+from slime.rollout.record import Rollout
 from slime.types import Sample, Status
 
 LIMIT = 30
-SAMPLING = Sampling(max_new_tokens=LIMIT, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+SAMPLING = SamplingParams(max_new_tokens=LIMIT)
 
 
 class Paced(StubEngines):
@@ -67,24 +64,32 @@ class OverSampling:
         *,
         want: int = 2,
         draw: int = 4,
-        aborting: Aborting | None = None,
+        keep: bool = False,
+        mask: bool = False,
         sampling: Rule | None = None,
         generator: Any = None,
     ) -> None:
-        self.ledger = Ledger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
-        made = SampleGenerator(generator or Resuming(), health("generator"), engines, timeout_s=5, concurrency=64)
-        pipeline = Pipeline(made, None, ProgressBoard(None))
+        self.ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+        made = SampleGenerator(generator or Resuming(), health("generator"), timeout_s=5, concurrency=64)
         self.collector = FirstFinished(
-            self.ledger,
-            lambda: Draw(pipeline, engines, SAMPLING),
-            sampling,
-            want=want,
-            draw=draw,
+            ledger=self.ledger,
+            pipeline=Pipeline(made, None, engines, seed=42),
+            sampling=SAMPLING,
+            sampling_filter=sampling,
+            batch_size=want,
+            draw_size=draw,
             max_rounds=8,
-            aborting=aborting or Aborting(),
+            keep_aborted=keep,
+            mask_kept=mask,
         )
 
-    async def collect(self, *rollouts: int) -> list[Collected]:
+    def waiting(self) -> list[int]:
+        """Indices of the groups that wait."""
+        rows = self.ledger.state(0)["groups"]
+        assert self.ledger.count(GroupState.IN_FLIGHT) == 0
+        return [row["index"] for row in rows if row["finished_for"] is None]
+
+    async def collect(self, *rollouts: int) -> list[Rollout]:
         return [await self.collector.collect(rollout) for rollout in rollouts]
 
 
@@ -95,8 +100,8 @@ def test_the_first_full_batch_is_trained_on_and_the_rest_is_aborted_at_the_engin
     assert indices(first.groups) == [1, 3]
     assert len(engines.aborted) == 4
     assert not engines.running
-    assert sorted(run.ledger.in_flight.waiting) == [0, 2]
-    assert first.metrics()["rollout/given_back"] == 2
+    assert sorted(run.waiting()) == [0, 2]
+    assert first.metrics["rollout/given_back"] == 2
 
 
 def test_without_partial_rollouts_what_was_aborted_begins_again_and_comes_first() -> None:
@@ -108,21 +113,21 @@ def test_without_partial_rollouts_what_was_aborted_begins_again_and_comes_first(
     [second] = asyncio.run(run.collect(1))
     assert indices(second.groups) == [0, 2]
     assert set(engines.lengths[before:]) == {1}
-    assert second.metrics()["rollout/kept_tokens"] == second.metrics()["rollout/resumed"] == 0
+    assert second.metrics["rollout/kept_tokens"] == second.metrics["rollout/resumed"] == 0
     assert [sample.weight_versions for group in second.groups for sample in group.samples] == [["1"]] * 4
 
 
 def test_a_partial_rollout_goes_on_from_its_tokens_under_the_new_weights() -> None:
     engines = Paced(lambda g: g in (0, 2))
-    run = OverSampling(engines, aborting=Aborting(keep=True))
+    run = OverSampling(engines, keep=True)
     [first] = asyncio.run(run.collect(0))
     engines.version, engines.slow = 2, lambda g: g not in (0, 2)
     before = len(engines.lengths)
     [second] = asyncio.run(run.collect(1))
     assert indices(second.groups) == [0, 2]
     assert max(engines.lengths[before:]) > 1
-    assert first.metrics()["rollout/kept_tokens"] >= 4
-    assert second.metrics()["rollout/resumed"] == 4
+    assert first.metrics["rollout/kept_tokens"] >= 4
+    assert second.metrics["rollout/resumed"] == 4
     for sample in (sample for group in second.groups for sample in group.samples):
         assert sample.tokens[1:] == whole_response(sampling_seed(42, sample.index or 0), 1, LIMIT)
         assert sample.weight_versions == ["1", "2"]
@@ -135,7 +140,7 @@ def test_a_partial_rollout_goes_on_from_its_tokens_under_the_new_weights() -> No
 
 def test_what_was_generated_before_the_abort_is_masked_where_that_is_asked_for() -> None:
     engines = Paced(lambda g: g in (0, 2))
-    run = OverSampling(engines, aborting=Aborting(keep=True, mask=True))
+    run = OverSampling(engines, keep=True, mask=True)
     [_] = asyncio.run(run.collect(0))
     engines.version, engines.slow = 2, lambda g: g not in (0, 2)
     [second] = asyncio.run(run.collect(1))
@@ -146,11 +151,11 @@ def test_what_was_generated_before_the_abort_is_masked_where_that_is_asked_for()
 
 def test_a_checkpoint_between_keeps_the_tokens() -> None:
     engines = Paced(lambda g: g in (0, 2))
-    run = OverSampling(engines, aborting=Aborting(keep=True))
+    run = OverSampling(engines, keep=True)
     [_] = asyncio.run(run.collect(0))
     state = run.ledger.state(1)
     engines.version, engines.slow = 2, lambda g: g not in (0, 2)
-    resumed = OverSampling(engines, aborting=Aborting(keep=True))
+    resumed = OverSampling(engines, keep=True)
     resumed.ledger.load(state)
     [second] = asyncio.run(resumed.collect(1))
     assert indices(second.groups) == [0, 2]
@@ -162,16 +167,15 @@ def test_prompts_are_added_while_others_are_on_their_way_when_too_few_can_pass()
     run = OverSampling(engines, draw=3, sampling=drop_where(lambda g: g in (1, 2)))
     [first] = asyncio.run(run.collect(0))
     assert indices(first.groups)[-1] >= 3
-    assert first.metrics()["rollout/rounds"] == 2
-    assert first.dropped == {"bad": 2}
-    assert [(group.index, reason) for group, reason in first.dropped_groups] == [(1, "bad"), (2, "bad")]
+    assert first.metrics["rollout/rounds"] == 2
+    assert [(group.index, reason) for group, reason in first.dropped] == [(1, "bad"), (2, "bad")]
 
 
 def test_a_filter_that_drops_two_of_three_does_not_use_up_the_rounds() -> None:
     run = OverSampling(StubEngines(1), want=64, draw=96, sampling=drop_where(lambda g: g % 3 != 0))
     [first] = asyncio.run(run.collect(0))
     assert len(first.groups) == 64
-    assert first.metrics()["rollout/rounds"] == 2, "some 190 prompts, 96 of them at first"
+    assert first.metrics["rollout/rounds"] == 2, "some 190 prompts, 96 of them at first"
 
 
 def test_groups_that_are_finished_while_the_rest_is_aborted_are_told_as_buffered() -> None:
@@ -185,24 +189,24 @@ def test_groups_that_are_finished_while_the_rest_is_aborted_are_told_as_buffered
         def pace(self, tokens: Sequence[int]) -> int:
             return {0: 1000, 2: 2}.get(tokens[0], 1)
 
-    run = OverSampling(Late(lambda _: False), aborting=Aborting(keep=True))
+    run = OverSampling(Late(lambda _: False), keep=True)
     [first] = asyncio.run(run.collect(0))
     assert indices(first.groups) == [1, 3]
-    assert first.metrics()["rollout/buffer_size"] == len(run.ledger.buffer) == 1
+    assert first.metrics["rollout/buffer_size"] == run.ledger.count(GroupState.BUFFERED) == 1
 
 
 def test_batches_that_overlap_abort_their_own_prompts_only() -> None:
     engines = Paced(lambda g: g % 4 == 0)
     run = OverSampling(engines, want=2, draw=3)
 
-    async def overlapping() -> list[Collected]:
+    async def overlapping() -> list[Rollout]:
         return list(await asyncio.gather(*(run.collector.collect(rollout) for rollout in range(4))))
 
     batches = asyncio.run(overlapping())
     trained = [index for batch in batches for index in indices(batch.groups)]
     assert len(trained) == len(set(trained)) == 8
     assert not engines.running
-    assert len(run.ledger.in_flight.generating) == 0
+    assert run.ledger.count(GroupState.IN_FLIGHT) == 0
     run.ledger.check()
 
 
@@ -262,7 +266,7 @@ def test_a_generator_that_does_not_resume_as_it_says_fails_its_sample_by_name() 
             return await super().generate(sample, sampling, policy)
 
     engines = Paced(lambda g: g in (0, 2))
-    run = OverSampling(engines, aborting=Aborting(keep=True), generator=Forgetful())
+    run = OverSampling(engines, keep=True, generator=Forgetful())
     [_] = asyncio.run(run.collect(0))
     engines.slow = lambda g: g not in (0, 2)
     engines.version = 2

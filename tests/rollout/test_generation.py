@@ -11,16 +11,15 @@ from collections.abc import Sequence
 import pytest
 from tests.support.scoring import health
 
-from slime.contracts.generated import Asked, check_generated
 from slime.errors import EngineError
-from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.passive import PassiveChecks
-from slime.rollout.sampling import Sampling, sampling_seed
+from slime.plugins.contracts import Asked, check_generated
+from slime.rollout.failures import PassiveChecks
+from slime.rollout.pipeline import SampleGenerator
+from slime.rollout.policy_session import BatchContext, sampling_seed
 from slime.types import Sample, Status
 
-SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class EchoPolicy:
@@ -79,11 +78,12 @@ def run(generator: object, policy: PolicyClient | None = None, timeout_s: float 
         boundary = SampleGenerator(
             generator,  # type: ignore[arg-type]  # several are faulty on purpose
             health("generator faulty", "generator"),
-            EchoPolicy() if policy is None else policy,
             timeout_s=timeout_s,
             concurrency=4,
         )
-        return await boundary.generate(pending(), SAMPLING, BusyClock())
+        return await boundary.generate(
+            pending(), BatchContext(EchoPolicy() if policy is None else policy, SAMPLING, 42)
+        )
 
     return asyncio.run(main())
 
@@ -102,19 +102,20 @@ def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
         ({"tokens": [1, 2, 3, 7, 9], "loss_mask": [1, 0]}, None),
     ],
 )
-def test_training_on_what_the_policy_did_not_answer_is_told_once(change: dict[str, object], wrong: str | None) -> None:
+def test_training_on_what_the_policy_did_not_generate_is_reported_once(
+    change: dict[str, object], wrong: str | None
+) -> None:
     async def main() -> list[str]:
         passive = PassiveChecks(1)
         boundary = SampleGenerator(
             OneTurn(**change),
             health("generator g", "generator"),
-            EchoPolicy(),
             timeout_s=5,
             concurrency=4,
             passive=passive,
         )
         for index in range(3):
-            [sample] = await boundary.generate(pending(index), SAMPLING, BusyClock())
+            [sample] = await boundary.generate(pending(index), BatchContext(EchoPolicy(), SAMPLING, 42))
             assert sample.status is Status.COMPLETED
         return passive.rollout_done()
 
@@ -123,7 +124,7 @@ def test_training_on_what_the_policy_did_not_answer_is_told_once(change: dict[st
         assert told == []
     else:
         [finding] = told
-        assert finding.startswith(f"generator g trains on response token 1, {wrong}, which the policy did not answer")
+        assert finding.startswith(f"generator g trains on response token 1, {wrong}, which the policy did not generate")
 
 
 def test_a_rollout_gets_its_samples_index_as_rollout_id() -> None:
@@ -221,9 +222,7 @@ def test_one_sample_in_two_places_is_refused() -> None:
             return 2 * await super().generate(sample, sampling, policy)
 
     [sample] = run(Doubling())
-    assert sample.failure == (
-        "generator faulty returned one sample twice, expected a Sample of its own for each place in the list"
-    )
+    assert sample.failure == ("generator faulty returned one sample twice, expected distinct Samples")
 
 
 def test_different_rollout_ids_for_one_rollout_are_refused() -> None:
@@ -308,10 +307,8 @@ def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
 
 def test_cancellation_from_outside_propagates() -> None:
     async def main() -> None:
-        boundary = SampleGenerator(
-            OneTurn(), health("generator g", "generator"), HangingPolicy(), timeout_s=60, concurrency=1
-        )
-        task = asyncio.create_task(boundary.generate(pending(), SAMPLING, BusyClock()))
+        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=60, concurrency=1)
+        task = asyncio.create_task(boundary.generate(pending(), BatchContext(HangingPolicy(), SAMPLING, 42)))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -331,8 +328,8 @@ def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
 
 def test_a_generator_without_engines_that_asks_one_is_told_so() -> None:
     async def main() -> list[Sample]:
-        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), None, timeout_s=1, concurrency=1)
-        return await boundary.generate(pending(), SAMPLING, BusyClock())
+        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=1, concurrency=1)
+        return await boundary.generate(pending(), BatchContext(None, SAMPLING, 42))
 
     [sample] = asyncio.run(main())
     assert "needs_engine=False" in (sample.failure or "")
@@ -352,12 +349,10 @@ def test_the_engine_clock_runs_while_a_request_is_out() -> None:
             return await super().generate(tokens, sampling, session=session)
 
     async def main() -> float:
-        clock = BusyClock()
-        boundary = SampleGenerator(
-            OneTurn(), health("generator g", "generator"), SlowPolicy(), timeout_s=5, concurrency=8
-        )
-        await asyncio.gather(*(boundary.generate(pending(i), SAMPLING, clock) for i in range(8)))
-        return clock.seconds
+        context = BatchContext(SlowPolicy(), SAMPLING, 42)
+        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
+        await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
+        return context.engine_clock.seconds
 
     # eight overlapping requests of 0.05 s are 0.05 s of engine time, not 0.4
     assert 0.045 < asyncio.run(main()) < 0.2
@@ -391,7 +386,6 @@ def closed(generator: object) -> None:
         boundary = SampleGenerator(
             generator,
             health("generator g", "generator"),
-            EchoPolicy(),
             timeout_s=5.0,
             concurrency=1,
         )
@@ -423,7 +417,7 @@ def test_a_plain_close_is_called_too() -> None:
 def test_a_generator_that_cannot_be_closed_is_told_of_and_left(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.rollout.generation.CLOSING_S", 0.05)
+    monkeypatch.setattr("slime.rollout.pipeline.CLOSING_S", 0.05)
     closed(Closing(problem=OSError("still busy")))
     assert "close(): OSError: still busy" in caplog.text
     caplog.clear()

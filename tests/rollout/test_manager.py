@@ -18,9 +18,11 @@ from slime.config.run_config import RunConfig
 from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
 from slime.plugins import Component, PluginSet, load_plugins
-from slime.plugins.registry import Registry
-from slime.rollout.manager import EvalReport, Rollout, RolloutManager
-from slime.rollout.sampling import sampling_seed
+from slime.plugins.resolve import Registry
+from slime.rollout.evaluation import EvalReport
+from slime.rollout.manager import RolloutManager
+from slime.rollout.policy_session import sampling_seed
+from slime.rollout.record import Rollout
 
 #: a run whose reward may fail every sample
 FAULTY = {"reward": RewardOptions(reward="faulty"), "component_options": {"reward": {"error_budget": 1}}}
@@ -106,8 +108,8 @@ def test_a_rollouts_metrics_say_what_happened(config: RunConfig, tokenizer: Any,
     assert (metrics["rollout/samples"], metrics["rollout/failed"], metrics["rollout/aborted"]) == (12, 0, 0)
     assert (metrics["rollout/response_length_mean"], metrics["rollout/tokens"]) == (1.0, 12)
     assert metrics["rollout/weight_version_min"] == 3
-    assert 0 < metrics["time/engine"] <= metrics["time/generate"] == rollout.seconds
-    assert metrics["rollout/tokens_per_s"] == pytest.approx(12 / rollout.seconds)
+    assert 0 < metrics["time/engine"] <= metrics["time/generate"]
+    assert metrics["rollout/tokens_per_s"] == pytest.approx(12 / metrics["time/generate"])
     assert rollout.failures == [] and len(rollout.examples) in (1, 2)
 
 
@@ -143,16 +145,6 @@ def test_resuming_from_the_last_trained_rollout_skips_and_repeats_nothing(
     assert [rollout.groups for rollout in again] == [rollout.groups for rollout in ahead]
 
 
-def test_a_rollout_number_that_goes_back_is_refused(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        run = manager(config, tokenizer, tmp_path)
-        await run.generate(1)
-        await run.generate(0)
-
-    with pytest.raises(SlimeError, match="rollout 0 was asked for after rollout 1"):
-        asyncio.run(main())
-
-
 def test_a_batch_without_one_trainable_sample_ends_the_run_with_the_reasons(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -175,7 +167,8 @@ def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer:
                 raise ValueError("request refused")
             return await super().generate(tokens, sampling, session=session)
 
-    rollout = asyncio.run(manager(config, tokenizer, tmp_path, OneRefusal(tokenizer)).generate(0))
+    tolerant = config.model_copy(update={"component_options": {"generator": {"error_budget": 0.5}}})
+    rollout = asyncio.run(manager(tolerant, tokenizer, tmp_path, OneRefusal(tokenizer)).generate(0))
     assert [[s.trainable for s in g.samples] for g in rollout.groups] == [[True] * 4, [False] * 4, [True] * 4]
     assert rollout.metrics["rollout/failed"] == 4
     [reason] = rollout.failures

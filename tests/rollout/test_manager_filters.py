@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.rollout.conftest import ScriptedPolicy
 
-from slime.checkpoint.rollout_part import read_rollout_part, write_rollout_part
+from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import PluginError
+from slime.plugin import Generation, SamplingParams
 from slime.plugins import load_plugins
-from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.manager import RolloutManager
+from slime.rollout.record import Rollout
+from slime.run.checkpoint import read_rollout_part, write_rollout_part
 
 FUNCTIONS = """
 def sample_filter(args, groups):
@@ -55,9 +59,18 @@ def config(prompt_file: Path) -> RunConfig:
 
 
 async def rollouts(
-    config: RunConfig, tokenizer: Any, run_dir: Path, numbers: range, load: Path | None = None, save: Path | None = None
+    config: RunConfig,
+    tokenizer: Any,
+    run_dir: Path,
+    numbers: range,
+    load: Path | None = None,
+    save: Path | None = None,
+    policy: ScriptedPolicy | None = None,
 ) -> list[Rollout]:
-    manager = RolloutManager(config, load_plugins(config.plugins), ScriptedPolicy(tokenizer), run_dir, tokenizer)
+    policy = policy or ScriptedPolicy(tokenizer)
+    placed = place_functions(config)
+    plugins = load_plugins(config.plugins, placed.components)
+    manager = RolloutManager(placed.config, plugins, policy, run_dir, tokenizer)
     await manager.start()
     try:
         if load is not None:
@@ -86,7 +99,7 @@ def test_a_sources_add_samples_sees_every_generated_sample_once(
     file = tmp_path / "curious.py"
     file.write_text(CURIOUS)
     config = config.model_copy(
-        update={"data": config.data.model_copy(update={"data_source": f"local:{file}", "data_source_path": None})}
+        update={"data": config.data.model_copy(update={"data_source": f"{file}", "data_source_path": None})}
     )
     done = asyncio.run(rollouts(config, tokenizer, tmp_path, range(2)))
     shown = [[int(word) for word in line.split()] for line in (tmp_path / "seen").read_text().splitlines()]
@@ -128,8 +141,37 @@ def test_a_runs_own_functions_mark_samples_and_rewrite_rewards_for_the_estimator
     samples = [sample for group in rollout.groups for sample in group.samples]
     assert [sample.remove_sample for sample in samples] == [True, False] * 3
     assert rollout.metrics["rollout/removed"] == 3.0
-    assert rollout.rewards == [10 * (sample.reward_value or 0) + place for place, sample in enumerate(samples)]
+    assert rollout.batch.rewards.tolist() == [
+        10 * (sample.reward_value or 0) + place for place, sample in enumerate(samples)
+    ]
     assert rollout.metrics["rollout/raw_reward"] == rollout.metrics["rollout/reward_mean"] == 0.5
+
+
+def test_post_processed_rewards_stand_in_the_places_of_the_trainable_samples(
+    config: RunConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    class Refusing(ScriptedPolicy):
+        """Refuses every fifth request."""
+
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        ) -> Generation:
+            if len(self.requests) % 5 == 4:
+                self.requests.append(("refused", sampling))
+                raise ValueError("request refused")
+            return await super().generate(tokens, sampling, session=session)
+
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    rewards = config.reward.model_copy(update={"custom_reward_post_process_path": str(tmp_path / "functions.py")})
+    rollout_options = config.rollout.model_copy(update={"sampling_filter": None})
+    own = config.model_copy(update={"reward": rewards, "rollout": rollout_options})
+    [rollout] = asyncio.run(rollouts(own, tokenizer, tmp_path, range(1), policy=Refusing(tokenizer)))
+    samples = [sample for group in rollout.groups for sample in group.samples]
+    trainable = [sample for sample in samples if sample.trainable]
+    assert len(trainable) == len(samples) - 1
+    assert rollout.batch.sample_ids.tolist() == [sample.index for sample in trainable]
+    expected = [10 * (sample.reward_value or 0) + place for place, sample in enumerate(trainable)]
+    assert rollout.batch.rewards.tolist() == expected
 
 
 def test_a_function_that_raises_ends_the_rollout_with_its_path(
@@ -138,5 +180,5 @@ def test_a_function_that_raises_ends_the_rollout_with_its_path(
     (tmp_path / "faulty.py").write_text("def sample_filter(args, groups):\n    raise KeyError('weights')\n")
     path = str(tmp_path / "faulty.py")
     own = config.model_copy(update={"rollout": config.rollout.model_copy(update={"rollout_sample_filter_path": path})})
-    with pytest.raises(PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py: KeyError: 'weights'"):
+    with pytest.raises(PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py:\w+: KeyError: 'weights'"):
         asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))

@@ -21,7 +21,8 @@ from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import EngineError
 from slime.plugins import load_plugins
-from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.manager import RolloutManager
+from slime.rollout.record import Rollout
 from slime.types import Sample
 
 __all__ = ["fork_server"]

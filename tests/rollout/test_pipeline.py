@@ -15,13 +15,11 @@ from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.pipeline import FinishedGroups, Pipeline
-from slime.rollout.progress import ProgressBoard
-from slime.rollout.sampling import Sampling
+from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.policy_session import BatchContext
 from slime.types import Group, Sample, Status
 
-SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, stop=(), stop_token_ids=(), seed=42)
+SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class RandomlySlowPolicy:
@@ -79,26 +77,27 @@ def finish(
     scope: str = "sample",
     concurrency: int = 64,
     seen: list[tuple[int, int]] | None = None,
-) -> FinishedGroups:
-    async def main() -> FinishedGroups:
+) -> tuple[list[Group], BatchContext]:
+    async def main() -> tuple[list[Group], BatchContext]:
         spec = RewardSpec(name="r", factory="nowhere:R", scope=scope)  # type: ignore[arg-type]  # parametrised
         pipeline = Pipeline(
-            SampleGenerator(
-                SingleTurn(), health("generator g", "generator"), policy, timeout_s=10, concurrency=concurrency
-            ),
+            SampleGenerator(SingleTurn(), health("generator g", "generator"), timeout_s=10, concurrency=concurrency),
             scorer(reward, spec, "reward r"),
-            ProgressBoard(None if seen is None else lambda done, total: seen.append((done, total))),
+            policy,
+            seed=42,
+            progress=ProgressReporter(None if seen is None else lambda done, total: seen.append((done, total))),
         )
-        return await pipeline.finish(wanted, SAMPLING)
+        with pipeline.batch(SAMPLING) as context:
+            return await pipeline.finish(wanted, context), context
 
     return asyncio.run(main())
 
 
 def test_groups_come_back_in_their_own_order_whatever_finished_first() -> None:
-    finished = finish(groups(16, 4), RandomlySlowPolicy(), FirstTokenReward())
-    assert [group.index for group in finished.groups] == list(range(16))
-    assert [sample.index for group in finished.groups for sample in group.samples] == list(range(64))
-    assert all(sample.reward == group.index + 1 for group in finished.groups for sample in group.samples)
+    finished, _ = finish(groups(16, 4), RandomlySlowPolicy(), FirstTokenReward())
+    assert [group.index for group in finished] == list(range(16))
+    assert [sample.index for group in finished for sample in group.samples] == list(range(64))
+    assert all(sample.reward == group.index + 1 for group in finished for sample in group.samples)
 
 
 def test_no_more_samples_are_in_flight_than_allowed_and_no_fewer_while_there_is_work() -> None:
@@ -139,8 +138,8 @@ def test_one_failed_sample_leaves_its_siblings_alone() -> None:
                 raise ValueError("request refused")
             return await super().generate(tokens, sampling, session=session)
 
-    finished = finish(groups(3, 2), FaultyPolicy(), FirstTokenReward())
-    statuses = {sample.index: sample.status for group in finished.groups for sample in group.samples}
+    finished, _ = finish(groups(3, 2), FaultyPolicy(), FirstTokenReward())
+    statuses = {sample.index: sample.status for group in finished for sample in group.samples}
     assert statuses[3] is Status.FAILED
     assert [status for index, status in statuses.items() if index != 3] == [Status.COMPLETED] * 5
 
@@ -167,5 +166,5 @@ def test_dead_engines_end_everything_at_once() -> None:
 
 def test_engine_seconds_are_wall_seconds_of_overlapping_requests() -> None:
     started = time.monotonic()
-    finished = finish(groups(8, 8), RandomlySlowPolicy(0.1), FirstTokenReward())
-    assert 0.05 < finished.engine_seconds <= time.monotonic() - started
+    _, context = finish(groups(8, 8), RandomlySlowPolicy(0.1), FirstTokenReward())
+    assert 0.05 < context.engine_clock.seconds <= time.monotonic() - started

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime.errors import PluginContractError, PluginError
-from slime.rollout.post_process import PostProcess
+from slime.rollout.boundaries import BatchFunction
 from slime.types import Group, Sample, Status
 
 
@@ -27,7 +27,7 @@ def test_a_sample_filter_marks_samples_group_by_group_and_can_take_none_out() ->
         groups[0].clear()
 
     groups = batch()
-    PostProcess(mark).mark_removed(groups)
+    BatchFunction(mark, "--filter f.py").mark_removed(groups)
     assert [[s.remove_sample for s in g.samples] for g in groups] == [[False, False], [True, False]]
 
 
@@ -37,25 +37,17 @@ def test_a_sample_filter_that_removes_everything_is_refused() -> None:
             for sample in samples:
                 sample.remove_sample = True
 
-    with pytest.raises(PluginError, match=r"^--rollout-sample-filter-path removed all 3 samples of the batch"):
-        PostProcess(remove_all).mark_removed(batch())
+    with pytest.raises(PluginError, match=r"^--rollout-sample-filter-path f.py removed all 3 samples of the batch"):
+        BatchFunction(remove_all, "--rollout-sample-filter-path f.py").mark_removed(batch())
 
 
 def test_rewards_are_those_of_the_trainable_samples_in_order_and_samples_keep_their_own() -> None:
     groups = batch()
-    answer = PostProcess(
-        rewards=lambda samples: ([s.reward for s in samples], 10 * np.asarray([s.reward_value for s in samples]))
+    answer = BatchFunction(
+        lambda samples: ([s.reward for s in samples], 10 * np.asarray([s.reward_value for s in samples])), "--post f.py"
     ).rewards(groups)
-    assert answer is not None
     assert (answer.values, answer.raw_mean) == ([10.0, 0.0, 20.0], 1.0)
     assert [s.reward for g in groups for s in g.samples] == [1.0, None, 0.0, 2.0]
-
-
-def test_without_functions_nothing_changes() -> None:
-    groups = batch()
-    PostProcess().mark_removed(groups)
-    assert PostProcess().rewards(groups) is None
-    assert groups == batch()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +63,14 @@ def test_without_functions_nothing_changes() -> None:
 )
 def test_an_answer_that_does_not_fit_is_refused_with_the_functions_name(answer: Any, words: str) -> None:
     with pytest.raises(PluginContractError, match=f"^--post f.py {words}"):
-        PostProcess(rewards=lambda _: answer, rewards_name="--post f.py").rewards(batch())
+        BatchFunction(lambda _: answer, "--post f.py").rewards(batch())
 
 
 def test_a_function_that_raises_is_named() -> None:
     def fail(_: object) -> None:
         raise KeyError("weights")
 
-    process = PostProcess(fail, fail, filter_name="--filter a.py", rewards_name="--post b.py")
     with pytest.raises(PluginError, match=r"--filter a\.py: KeyError: 'weights'"):
-        process.mark_removed(batch())
+        BatchFunction(fail, "--filter a.py").mark_removed(batch())
     with pytest.raises(PluginError, match=r"--post b\.py: KeyError: 'weights'"):
-        process.rewards(batch())
+        BatchFunction(fail, "--post b.py").rewards(batch())

@@ -17,8 +17,8 @@ from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
 from slime.plugins import load_plugins
 from slime.rollout.components import reward_workers, term_keys
-from slime.rollout.metrics import rollout_metrics
-from slime.rollout.passive import PassiveChecks
+from slime.rollout.failures import PassiveChecks
+from slime.rollout.record import rollout_metrics
 from slime.rollout.rewards import Scorer
 from slime.types import Group, Sample, Status
 
@@ -168,12 +168,12 @@ def test_evaluations_have_a_budget_of_their_own() -> None:
     bad = Says(lambda _: Reward(float("nan")))
     scorer = Scorer([term(bad, SAMPLE, "reward bad", error_budget=0.25, rollout_samples=64)])
     evaluation = scorer.for_evaluation()
-    for _ in range(21):
+    for _ in range(12):
         score(evaluation, finished())
         score(scorer, finished())
-    with pytest.raises(ErrorBudgetError, match="22 of its latest 22 samples failed"):
+    with pytest.raises(ErrorBudgetError, match="13 of the 13 samples of this rollout so far failed"):
         score(evaluation, finished())
-    assert scorer.metrics()["plugin/reward/tests/bad/failed"] == 21
+    assert scorer.metrics()["plugin/reward/tests/bad/failed"] == 12
 
 
 @pytest.mark.parametrize(("stated", "expected"), [(3, {3}), (None, set(range(2, 9)))])

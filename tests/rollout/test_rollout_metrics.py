@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.rollout.failures import common_reasons
-from slime.rollout.metrics import oldest_weights, reported_metrics, rollout_metrics
+from slime.rollout.record import oldest_weights, reported_metrics, rollout_metrics
 from slime.types import Group, Sample, Status
 
 

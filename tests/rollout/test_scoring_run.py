@@ -17,6 +17,7 @@ from tests.rollout.conftest import ScriptedPolicy
 from tests.support.bad_rewards import bad_rewards
 from tests.support.distributions import install
 
+from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RewardTerm, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ErrorBudgetError
@@ -39,7 +40,7 @@ def workers(ancestor: int) -> list[int]:
             if folder.name.isdigit():
                 stat = (folder / "stat").read_text().rpartition(")")[2].split()
                 parents[int(folder.name)] = int(stat[1])
-                if stat[0] != "Z" and b"slime.rollout.scoring." in (folder / "cmdline").read_bytes():
+                if stat[0] != "Z" and b"slime.kit.processes." in (folder / "cmdline").read_bytes():
                     ours.append(int(folder.name))
         except OSError:  # it ended while we looked
             continue
@@ -69,7 +70,9 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
     """Two rollouts; whatever happens, no worker process is left."""
 
     async def main() -> list[Rollout]:
-        manager = RolloutManager(config, load_plugins(config.plugins), ScriptedPolicy(tokenizer), run_dir, tokenizer)
+        functions = place_functions(config)
+        plugins = load_plugins(config.plugins, functions.components)
+        manager = RolloutManager(functions.config, plugins, ScriptedPolicy(tokenizer), run_dir, tokenizer)
         await manager.start()
         try:
             return [await manager.generate(number) for number in range(2)]
@@ -116,8 +119,8 @@ def test_a_reward_that_never_answers_ends_the_run_soon_and_says_why(tokenizer: A
     with pytest.raises(ErrorBudgetError) as raised:
         run(config, tokenizer, tmp_path)
     text = str(raised.value)
-    assert text.startswith("reward bad/plain (bad-rewards 1.0) is over its error budget: 22 of its latest 22 samples")
-    assert "22x reward bad/plain (bad-rewards 1.0): no score after 0.2 s (timeout_s)" in text
+    assert text.startswith("reward bad/plain (bad-rewards 1.0) is over its error budget: 21 of the 21 samples")
+    assert "21x reward bad/plain (bad-rewards 1.0): no score after 0.2 s (timeout_s)" in text
     assert str(tmp_path / "rollouts" / "failed_reward_bad_plain.jsonl") in text
     assert str(tmp_path / "logs" / "reward*.log") in text
 
@@ -153,16 +156,14 @@ import asyncio
 from pathlib import Path
 from slime.config import RunConfig
 from slime.plugins.resolve import Use
-from slime.rollout.scoring.job import Job
-from slime.rollout.scoring.pool import WorkerPool
-from slime.rollout.scoring.shipment import Shipment
+from slime.rollout.rewards import IsolatedReward, RewardJob
 from slime.types import Sample
 
 async def main():
-    job = Job(RunConfig(), Use("reward", "reward", "bad/plain"), Path({str(tmp_path)!r}), "reward r", 1000.0)
-    pool = WorkerPool(job, size=1, startup_timeout_s=60)
+    job = RewardJob(RunConfig(), Use("reward", "reward", "bad/plain"), Path({str(tmp_path)!r}))
+    pool = IsolatedReward(job, "reward r", size=1, timeout_s=1000.0, startup_timeout_s=60)
     await pool.start()
-    asyncio.create_task(pool.call(Shipment([Sample(label="spin")])))
+    asyncio.create_task(pool.call([Sample(label="spin")]))
     print("up", flush=True)
     await asyncio.sleep(1000)
 

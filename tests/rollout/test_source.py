@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.errors import PluginContractError, PluginError
-from slime.rollout.source import CheckedSource
+from slime.rollout.boundaries import CheckedSource
 from slime.types import Group, Sample, Status
 
 
@@ -80,7 +80,7 @@ def test_a_state_does_not_change_with_the_living_source() -> None:
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_refused_with_the_first_prompts() -> None:
-    with pytest.raises(PluginContractError, match=r"^s gave a state_dict that is no JSON"):
+    with pytest.raises(PluginContractError, match=r"^s gave a state_dict that is not JSON"):
         CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
 
 
@@ -136,7 +136,7 @@ def test_what_a_source_reports_is_numbers() -> None:
     assert CheckedSource(Reporting({"data/epoch": 1}), "s", 2).metrics() == {"data/epoch": 1.0}
     assert CheckedSource(FaultySource(), "s", 2).metrics() == {}
     for value in (float("nan"), "1", None):
-        with pytest.raises(PluginContractError, match=r"s gave the metric 'data/epoch': .*, expected a finite"):
+        with pytest.raises(PluginContractError, match=r"s returned the metric 'data/epoch': .*, expected a finite"):
             CheckedSource(Reporting({"data/epoch": value}), "s", 2).metrics()
 
 

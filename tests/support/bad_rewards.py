@@ -79,7 +79,7 @@ class Overlapping(Plain):
             await asyncio.sleep(float(first.response))
             return [sp.Reward(1.0)]
         if first.label == "compute":
-            for _ in range(2):
+            for _ in range(8):
                 end = time.monotonic() + float(first.response)
                 while time.monotonic() < end:
                     pass

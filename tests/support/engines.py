@@ -6,15 +6,15 @@ A conftest that wants them imports the fixture: `from tests.support.engines impo
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime.engine.arguments import EngineSpec, server_environment
-from slime.engine.fork_server import ForkServer
-from slime.engine.server import EngineServer
+from slime.engine.control import call
+from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
 
 #: enough for the machine to be busy with other things
 READY_S = 120.0
@@ -24,8 +24,8 @@ READY_S = 120.0
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Address of a running fork server."""
     folder = tmp_path_factory.mktemp("fork-server")
-    environment = server_environment(EngineSpec(model_path="", device="cpu", log_path=folder / "unused.log"))
-    server = ForkServer(env=environment, log_path=folder / "fork-server.log")
+    spec = EngineSpec(model_path="", device="cpu", log_path=folder / "unused.log")
+    server = engine_fork_server(spec, folder / "fork-server.log")
     server.start()
     yield server.address
     server.stop()
@@ -67,3 +67,14 @@ def running(*servers: EngineServer) -> Iterator[None]:
     finally:
         for server in servers:
             server.stop()
+
+
+def wait_until_running(server: EngineServer, requests: int = 1) -> None:
+    """Return once the engine generates for at least this many requests."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        loads = call("GET", server.url, "/v1/loads?include=core", timeout_s=10)["loads"]
+        if sum(load["num_running_reqs"] for load in loads) >= requests:
+            return
+        assert time.monotonic() < deadline, f"the engine did not begin to run {requests} requests"
+        time.sleep(0.01)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.data import FeedOptions, PromptFeed, PromptRow
-from slime.data.rows import Columns
+from slime.kit.readers import FeedOptions, PromptFeed, PromptRow
+from slime.kit.readers.rows import Columns
 
 FORMATS = ("jsonl", "gz", "parquet", "folder")
 COLUMNS = Columns("prompt", "label")

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime.plugin import Reward, Sample
 from slime.plugins import survey_plugins
-from slime.plugins.component_options import checked_options
+from slime.plugins.component import checked_options
 from slime.testing import make_context, make_sample
 
 

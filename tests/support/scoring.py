@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime.plugin import RewardModel, RewardSpec
-from slime.rollout.health import Health, Watched
-from slime.rollout.rewards import Scorer, Term
-from slime.rollout.scoring.in_loop import InLoopReward
+from slime.rollout.failures import Health
+from slime.rollout.rewards import InLoopReward, Scorer, Term
 
 
 def health(
@@ -21,9 +20,7 @@ def health(
 ) -> Health:
     """A component's health; its id is `tests/NAME` where `who` ends in NAME."""
     name = who.split()[-1]
-    return Health(
-        Watched(kind, f"tests/{name}", who, error_budget, rollout_samples, kind if slot is None else slot, run_dir)
-    )
+    return Health(kind, f"tests/{name}", who, error_budget, rollout_samples, kind if slot is None else slot, run_dir)
 
 
 def term(
@@ -37,8 +34,8 @@ def term(
     rollout_samples: int = 50,
 ) -> Term:
     """One reward."""
-    watched = health(who, error_budget=error_budget, rollout_samples=rollout_samples)
-    return Term(spec, InLoopReward(reward, who, spec.timeout_s), watched, key, weight)
+    counted = health(who, error_budget=error_budget, rollout_samples=rollout_samples)
+    return Term(spec, InLoopReward(reward, who, spec.timeout_s), counted, key, weight)
 
 
 def scorer(reward: RewardModel, spec: RewardSpec, who: str) -> Scorer:

@@ -104,12 +104,12 @@ def test_a_filter_that_keeps_the_contract_passes() -> None:
         (TooMany(), "keeps at most what is wanted", "kept 4 groups, expected at most 2"),
         (Always(), "keeps nothing from an empty buffer", "returned index 0"),
         (NoReason(), "keeps at most what is wanted", "with reason ''"),
-        (Mean(), "gives valid and disjoint indices", "raised TypeError"),  # a failed sample has no reward
-        (Sorts(), "leaves the buffer as it is", "moved, added or took away"),
-        (Marks(), "leaves the buffer as it is", "changed Sample.metadata"),
-        (Forgets(), "goes on from", "expected the same (all that it remembers belongs in state_dict)"),
-        (NoJson(), "has a state that is JSON", "gave a state_dict that is no JSON"),
-        (SavesOnly(), "goes on from", "expected both (it remembers something) or neither"),
+        (Mean(), "returns valid and disjoint indices", "raised TypeError"),  # a failed sample has no reward
+        (Sorts(), "does not change the buffer", "moved, added or removed"),
+        (Marks(), "does not change the buffer", "changed Sample.metadata"),
+        (Forgets(), "continues from", "expected the same (all that it remembers belongs in state_dict)"),
+        (NoJson(), "has a state that is JSON", "gave a state_dict that is not JSON"),
+        (SavesOnly(), "continues from", "expected both (it remembers something) or neither"),
         (Chance(), "chooses alike for the same buffer", "expected the same"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, First) else "",

@@ -18,7 +18,7 @@ HEAD = """
     import asyncio
     from pathlib import Path
     import slime.plugin as sp
-    from slime.data import PromptFile
+    from slime.kit.readers import PromptFile
     from slime.errors import ConfigError
 
     slime_api = 1
@@ -54,7 +54,6 @@ SOURCE = """
         def __init__(self, options, context):
             self.file, self.next = PromptFile(str(options.rows_file), **KEYS), 0
             self.count = context.config.rollout.n_samples_per_prompt
-            self.returned = []
 
         def group(self, number):
             row, first = self.file[number % len(self.file)], number * self.count
@@ -62,19 +61,14 @@ SOURCE = """
             return sp.Group(number, [make(i) for i in range(first, first + self.count)])
 
         def take(self, n):
-            numbers, self.returned = self.returned[:n], self.returned[n:]
-            new = range(self.next, self.next + n - len(numbers))
-            self.next = new.stop
-            return [self.group(number) for number in [*numbers, *new]]
-
-        def put(self, groups):
-            self.returned += [group.index for group in groups]
+            first, self.next = self.next, self.next + n
+            return [self.group(number) for number in range(first, self.next)]
 
         def state_dict(self):
-            return {{"next": self.next, "returned": self.returned}}
+            return {{"next": self.next}}
 
         def load_state_dict(self, state):
-            self.next, self.returned = state["next"], list(state["returned"])
+            self.next = state["next"]
 """
 Make = Callable[..., Component]
 
@@ -146,4 +140,4 @@ def test_wrong_options_are_the_callers_fault(component: Make) -> None:
 def test_a_data_source_that_must_be_told_a_file_is_given_one(component: Make) -> None:
     checked = check_component(component(SOURCE))
     assert (checked.problems, checked.notes) == ([], [])
-    assert len(checked.kept) == 10
+    assert len(checked.kept) == 8

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, TokenBatch
 from slime.testing import assert_estimator_contract, make_batch, random_batch
-from slime.train.objective import clipped_surrogate
+from slime.train.loss import clipped_surrogate
 
 GROUP = EstimatorSpec(name="x", factory="a:B", needs=frozenset({"group"}))
 CRITIC = EstimatorSpec(name="x", factory="a:B", needs=frozenset({"critic"}))
@@ -93,9 +93,9 @@ def test_estimators_that_keep_the_contract_pass() -> None:
 @pytest.mark.parametrize(
     ("estimator", "rule", "detail"),
     [
-        (ByPlace(), "order of the samples", "never by their place"),
+        (ByPlace(), "order of the samples", "never by their position"),
         (ByNumber(), "names only", "other group and rollout numbers"),
-        (Writes(), "leaves its input as it is", "changed batch.rewards"),
+        (Writes(), "does not change its input", "changed batch.rewards"),
         (Divides(), "one finite number per token", "given one sample"),
         (Unmasked(), "0 outside the mask", "because the token's loss mask is 0"),
         (Half(), "answers in float32", "torch.bfloat16; expected torch.float32"),
@@ -180,7 +180,7 @@ def test_the_kernels_own_objective_keeps_the_contract(ratio: Any) -> None:
         (NoMetrics(), "one entry per token", "ratio is ()"),
         (Overflows(), "finite loss and gradient at extreme ratios", "not finite"),
         (SeesMasked(), "outside the mask no gradient", "tokens whose mask is 0"),
-        (SeesOthers(), "share a micro-batch", "belongs into advantages()"),
+        (SeesOthers(), "share a micro-batch", "belongs in advantages()"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
 )

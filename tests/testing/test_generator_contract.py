@@ -144,13 +144,13 @@ def test_a_generator_that_keeps_the_contract_passes(generator: Single) -> None:
         (NotAList(), "answers a pending sample", "returned a Sample, expected a list"),
         (MixesUp(), "several samples at once", "expected"),
         (Unpicklable(), "another process can be sent", "pickl"),
-        (Retokenizes(), "policy's own tokens", "which the policy did not answer"),
+        (Retokenizes(), "policy's own tokens", "which the policy did not generate"),
         (TrainsOnTools(), "policy's own tokens", "loss_mask 0 on every other token"),
         (NoVersions(), "policy's own tokens", "how stale the sample is"),
         (Greedy(), "no more tokens than it may", "asked for 4096 tokens"),
         (AlwaysCompleted(), "cut at its limit as TRUNCATED", "returned status COMPLETED"),
         (AlwaysCompleted(), "that the engine aborted", "expected ABORTED"),
-        (Swallows(), "error of the engines pass", "swallowed EngineError"),
+        (Swallows(), "passes errors of the engines on", "swallowed EngineError"),
         (Leaks(), "leaves nothing running", "left tasks running"),
         (Stubborn(), "stops when it is cancelled", "swallowed its cancellation"),
     ],
@@ -202,7 +202,7 @@ def test_a_generator_that_resumes_passes_and_one_that_only_says_so_is_named() ->
         (AsksForAll(), "asked its policy for 16 tokens after .* expected 14 after"),
         (LosesLogProbs(), "does not begin with the 2 tokens and log-probs it was to continue"),
     ):
-        with pytest.raises(AssertionError, match=f"goes on where a response was cut short.*{detail}"):
+        with pytest.raises(AssertionError, match=f"continues a response that was cut short.*{detail}"):
             assert_generator_contract(generator, spec=RESUMES)
 
 
@@ -234,5 +234,5 @@ def test_a_generator_that_ends_what_it_started_passes() -> None:
 
 
 def test_a_generator_that_leaves_something_running_when_it_is_closed_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"(?s)ends what it has started.*Serves.close left tasks running"):
+    with pytest.raises(AssertionError, match=r"(?s)ends what it started.*Serves.close left tasks running"):
         assert_generator_contract(Serves(ends=False))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from slime.contracts.generated import Asked, check_generated
-from slime.contracts.rewards import check_reward
 from slime.plugin import EstimatorBatch, Group, Reward, Sample
+from slime.plugins.contracts import Asked, check_generated, check_reward
 from slime.testing import strategies
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.train.harness import Place, make_config
+from tests.train.harness import RankLauncher, make_config
 
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec
 
@@ -36,28 +36,30 @@ class Gae:
         return Advantages(advantages, returns)
 
 
-def start(place: Place, config: Any, head: torch.Tensor | None = None) -> Any:
+def start(launcher: RankLauncher, config: Any, head: torch.Tensor | None = None) -> Any:
     """A rank with a critic, whose head is `head` [1, H] where one is given."""
-    rank = place.start(config, Gae(), SPEC)
+    rank = launcher.start(config, Gae(), SPEC)
     if head is not None:
         with torch.no_grad():
             for module in heads(rank):
                 module.weight.copy_(head)
-        rank._critic._optimizer.reload_model_params()
+        rank.critic.model.optimizer.reload_model_params()
     return rank
 
 
 def heads(rank: Any) -> list[Any]:
     """The value head, on ranks of the last stage."""
-    return [chunk.output_layer for chunk in rank._critic._bare if chunk.post_process]
+    return [chunk.output_layer for chunk in rank.critic.model.chunks if chunk.post_process]
 
 
 def backbone(rank: Any) -> dict[str, torch.Tensor]:
     """The critic's full weights under Hugging Face names, on rank 0; of a tied model, so that no head is among them."""
-    from slime.weights import named_hf_tensors
+    from slime.weights import architecture, named_hf_tensors, read_hf_config
 
-    rank._critic._settle()
-    named = named_hf_tensors(rank._critic._bare, rank._hf_config)
+    rank.critic.model.finish_param_gather()
+    named = named_hf_tensors(
+        rank.critic.model.chunks, architecture(read_hf_config(Path(rank.config.checkpoint.hf_checkpoint)))
+    )
     return {name: tensor.clone() for name, tensor in named}
 
 

@@ -1,7 +1,7 @@
 """Groups of real gloo ranks for tests, forked from a server process that has imported the trainer once.
 
-A cold rank costs its imports (4 to 9 seconds); one forked from the warm server about a second, and the server
-is single-threaded whatever the test process has done.
+A fresh rank spends 4 to 9 seconds on imports, one forked from the server about one second. The server is
+single-threaded, whatever the test process has done before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from slime.config import RunConfig
-from slime.config.options import SECTIONS
+from slime.config.run_config import SECTIONS
 from slime.data import TrainBatch
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec
 
@@ -31,8 +31,8 @@ _CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a test function runs: one of `world_size` ranks that meet at `port`."""
+class RankLauncher:
+    """Starts one of `world_size` ranks, which meet at `port`."""
 
     rank: int
     world_size: int
@@ -55,13 +55,13 @@ class Place:
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
-    """What `function(place, *arguments)` returned on each rank; an AssertionError with the traceback if one failed."""
+    """What `function(launcher, *arguments)` returned on each rank; a failure is raised with the rank's traceback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        _CONTEXT.Process(target=_work, args=(Place(rank, world_size, port), pipes[rank][1], function, arguments))
+        _CONTEXT.Process(target=_work, args=(RankLauncher(rank, world_size, port), pipes[rank][1], function, arguments))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -91,11 +91,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
     return [results[rank] for rank in range(world_size)]
 
 
-def _work(place: Place, pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _work(launcher: RankLauncher, pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     try:
-        pipe.send_bytes(pickle.dumps((True, function(place, *arguments))))
+        pipe.send_bytes(pickle.dumps((True, function(launcher, *arguments))))
     except BaseException:  # noqa: BLE001 - reported to the test with its traceback
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
     pipe.close()

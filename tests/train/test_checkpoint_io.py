@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import CheckpointError
@@ -22,12 +22,12 @@ def state(rank: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
 
 
-def save_and_go_on(place: Place, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
+def save_and_go_on(launcher: RankLauncher, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
     """Two steps, save, one more step: its metrics and weights."""
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     for batch in batches[:2]:
         rank.train(batch)
-    torch.manual_seed(99 + place.rank)
+    torch.manual_seed(99 + launcher.rank)
     rank.save(folder)
     random = torch.rand(3)
     metrics = rank.train(batches[2])
@@ -36,8 +36,8 @@ def save_and_go_on(place: Place, config: Any, folder: Path, batches: list[TrainB
     return answer
 
 
-def load_and_go_on(place: Place, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
-    rank = place.start(config, Centred())
+def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path, batches: list[TrainBatch]) -> Any:
+    rank = launcher.start(config, Centred())
     rank.load(folder)
     random = torch.rand(3)
     metrics = rank.train(batches[2])
@@ -84,11 +84,11 @@ def test_loading_continues_as_if_nothing_had_happened(
             assert torch.equal(before[2], after[2]), "random states differ"
 
 
-def load_and_take_one_step(place: Place, config: Any, folder: Path) -> tuple[float, dict[str, Any]]:
-    rank = place.start(config, Centred())
+def load_and_take_one_step(launcher: RankLauncher, config: Any, folder: Path) -> tuple[float, dict[str, Any]]:
+    rank = launcher.start(config, Centred())
     rank.load(folder)
     lr = rank.train(BATCHES[2])["lr"]
-    group = rank._optimizer.param_groups[0]
+    group = rank.policy.optimizer.param_groups[0]
     rank.close()
     return lr, {name: group[name] for name in ("betas", "eps", "step")}
 
@@ -107,12 +107,12 @@ def test_what_a_resumed_run_states_of_its_optimizer_holds(kind: str, model_folde
     assert group == {"betas": (0.9, 0.9), "eps": 1e-5, "step": 3}
 
 
-def load_weights(place: Place, config: Any, folder: Path, batch: TrainBatch) -> Any:
-    rank = place.start(config, Centred())
+def load_weights(launcher: RankLauncher, config: Any, folder: Path, batch: TrainBatch) -> Any:
+    rank = launcher.start(config, Centred())
     rank.load(folder, weights_only=True)
-    with rank._reference.in_model():
+    with rank.reference.in_model():
         reference = rank.log_probs(batch)
-    answer = state(rank), rank.train(batch), reference, rank._scheduler.num_steps
+    answer = state(rank), rank.train(batch), reference, rank.policy.scheduler.num_steps
     rank.close()
     return answer
 
@@ -142,8 +142,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def refuse(place: Place, config: Any, folder: Path) -> str:
-    rank = place.start(config, Centred())
+def refuse(launcher: RankLauncher, config: Any, folder: Path) -> str:
+    rank = launcher.start(config, Centred())
     try:
         rank.load(folder)
     except CheckpointError as error:

@@ -6,7 +6,7 @@ import pytest
 
 from slime.config.options import AlgorithmOptions
 from slime.plugin import EstimatorSpec
-from slime.train.clip_range import clip_range
+from slime.train.loss import clip_range
 
 SPEC = EstimatorSpec(name="own", factory="m:C", clip_range=(0.01, 0.03))
 

@@ -12,10 +12,8 @@ from torch import Tensor
 from slime.config.options import AlgorithmOptions
 from slime.errors import PluginContractError
 from slime.plugin import TokenBatch
-from slime.train.correction import Correction, importance_weights
-from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
-from slime.train.metrics import token_means
-from slime.train.packing import MicroBatch
+from slime.train.forward import MicroBatch
+from slime.train.loss import Correction, LossColumns, LossTerms, importance_weights, micro_batch_loss, token_means
 
 # Two sequences, of three tokens (the last one masked) and of one.
 MASK = torch.tensor([1.0, 1.0, 0.0, 1.0])

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.model_folders import Folders
 from tests.train.critics import Gae, backbone, critic_config, head_of, start
-from tests.train.harness import Centred, Place, make_batch, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import SlimeError
@@ -26,8 +26,8 @@ def constant_rewards(rollout: int, reward: float = 1.0) -> TrainBatch:
     return dataclasses.replace(batch, rollout=rollout, rewards=np.full(len(batch.tokens), reward, dtype=np.float32))
 
 
-def learning(place: Place, config: Any) -> list[dict[str, float]]:
-    rank = start(place, config)
+def learning(launcher: RankLauncher, config: Any) -> list[dict[str, float]]:
+    rank = start(launcher, config)
     metrics = [rank.train(constant_rewards(i)) for i in range(16)]
     rank.close()
     return metrics
@@ -44,9 +44,9 @@ def test_the_values_go_to_a_constant_reward(model_folder: Folders) -> None:
     assert metrics[-1]["time/values"] > 0 and metrics[-1]["time/critic"] > 0
 
 
-def two_models(place: Place, config: Any, batches: list[TrainBatch]) -> Any:
+def two_models(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> Any:
     """After each rollout: metrics, the policy's weights, the critic's and its head."""
-    rank = start(place, config)
+    rank = start(launcher, config)
     found = []
     for batch in batches:
         metrics = rank.train(batch)
@@ -70,8 +70,8 @@ def test_the_first_rollouts_leave_the_policy_bitwise_as_it_was(model_folder: Fol
     assert found[2][0]["lr"] == 1e-2 and found[2][0]["ratio"] != 0
 
 
-def policy_only(place: Place, config: Any, batch: TrainBatch, *, with_critic: bool) -> Any:
-    rank = start(place, config) if with_critic else place.start(config, Plain())
+def policy_only(launcher: RankLauncher, config: Any, batch: TrainBatch, *, with_critic: bool) -> Any:
+    rank = start(launcher, config) if with_critic else launcher.start(config, Plain())
     metrics = rank.train(batch)
     weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     rank.close()
@@ -86,12 +86,12 @@ class Plain(Centred):
         return Gae().advantages(dataclasses.replace(batch, values=zeros))
 
 
-def with_critic(place: Place, config: Any, batch: TrainBatch) -> Any:
-    return policy_only(place, config, batch, with_critic=True)
+def with_critic(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    return policy_only(launcher, config, batch, with_critic=True)
 
 
-def without_critic(place: Place, config: Any, batch: TrainBatch) -> Any:
-    return policy_only(place, config, batch, with_critic=False)
+def without_critic(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    return policy_only(launcher, config, batch, with_critic=False)
 
 
 def test_the_critic_beside_it_does_not_change_how_the_policy_is_trained(model_folder: Folders) -> None:
@@ -106,10 +106,10 @@ def test_the_critic_beside_it_does_not_change_how_the_policy_is_trained(model_fo
         assert torch.equal(weight, same[name]), name
 
 
-def layout_training(place: Place, config: Any, batches: list[TrainBatch]) -> Any:
-    rank = start(place, config)
+def layout_training(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> Any:
+    rank = start(launcher, config)
     metrics = [rank.train(batch) for batch in batches]
-    values = [part.numpy() for part in rank._critic.values(batches[0])]
+    values = [part.numpy() for part in rank.critic.values(batches[0])]
     rank.close()
     return metrics, values
 
@@ -139,10 +139,10 @@ def test_training_equals_that_of_one_rank(world_size: int, sizes: dict[str, Any]
     assert np.abs(np.concatenate(want)).max() > 0.1
 
 
-def steps_without_tokens(place: Place, config: Any, batch: TrainBatch) -> Any:
-    rank = start(place, config)
+def steps_without_tokens(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    rank = start(launcher, config)
     metrics = rank.train(batch)
-    answer = metrics, head_of(rank), rank._critic._scheduler.num_steps
+    answer = metrics, head_of(rank), rank.critic.model.scheduler.num_steps
     rank.close()
     return answer
 
@@ -160,9 +160,9 @@ def test_a_step_without_trained_tokens_is_only_counted(model_folder: Folders) ->
     assert counted == 2 and head.abs().max() == 0
 
 
-def first_weights(place: Place, config: Any) -> Any:
+def first_weights(launcher: RankLauncher, config: Any) -> Any:
     try:
-        rank = start(place, config)
+        rank = start(launcher, config)
     except SlimeError as error:
         return type(error).__name__, str(error)
     answer = backbone(rank), head_of(rank)

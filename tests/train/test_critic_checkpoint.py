@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tests.support.model_folders import Folders
 from tests.train.critics import backbone, critic_config, head_of, start
-from tests.train.harness import Centred, Place, make_batch, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
 
 from slime.errors import CheckpointError
 
@@ -36,8 +36,8 @@ def everything(rank: Any) -> dict[str, torch.Tensor]:
     return found if head is None else found | {"head": head}
 
 
-def save_and_go_on(place: Place, config: Any, folder: Path) -> Any:
-    rank = start(place, config)
+def save_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
+    rank = start(launcher, config)
     for batch in BATCHES[:2]:
         rank.train(batch)
     rank.save(folder)
@@ -48,8 +48,8 @@ def save_and_go_on(place: Place, config: Any, folder: Path) -> Any:
     return answer
 
 
-def load_and_go_on(place: Place, config: Any, folder: Path) -> Any:
-    rank = start(place, config)
+def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
+    rank = start(launcher, config)
     rank.load(folder)
     metrics = rank.train(BATCHES[2])
     answer = metrics, everything(rank)
@@ -102,15 +102,15 @@ def test_loading_continues_as_if_nothing_had_happened(
         assert (got[name] - weight).abs().max() <= (0 if exact else 1e-5), name
 
 
-def save_without_critic(place: Place, config: Any, folder: Path) -> None:
-    rank = place.start(config, Centred())
+def save_without_critic(launcher: RankLauncher, config: Any, folder: Path) -> None:
+    rank = launcher.start(config, Centred())
     rank.train(BATCHES[0])
     rank.save(folder)
     rank.close()
 
 
-def refuse(place: Place, config: Any, folder: Path) -> Any:
-    rank = start(place, config)
+def refuse(launcher: RankLauncher, config: Any, folder: Path) -> Any:
+    rank = start(launcher, config)
     before = everything(rank)
     message = ""
     try:
@@ -122,11 +122,11 @@ def refuse(place: Place, config: Any, folder: Path) -> Any:
     return message, same
 
 
-def load_weights(place: Place, config: Any, folder: Path) -> Any:
-    rank = start(place, config)
+def load_weights(launcher: RankLauncher, config: Any, folder: Path) -> Any:
+    rank = start(launcher, config)
     rank.load(folder, weights_only=True)
     weights = everything(rank)
-    steps = rank._critic._scheduler.num_steps
+    steps = rank.critic.model.scheduler.num_steps
     rank.train(BATCHES[2])
     answer = weights, steps, everything(rank)
     rank.close()
@@ -154,8 +154,8 @@ def test_a_checkpoint_without_a_critic_gives_weights_but_no_resumed_run(model_fo
     assert step < 2.5e-2
 
 
-def load_into_a_run_without(place: Place, config: Any, folder: Path) -> dict[str, torch.Tensor]:
-    rank = place.start(config, Centred())
+def load_into_a_run_without(launcher: RankLauncher, config: Any, folder: Path) -> dict[str, torch.Tensor]:
+    rank = launcher.start(config, Centred())
     rank.load(folder)
     weights = {f"policy.{name}": tensor.clone() for name, tensor in rank.named_hf_weights()}
     rank.close()

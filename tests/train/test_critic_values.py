@@ -19,7 +19,7 @@ from tests.train.critics import (
     transformers_backbone,
     transformers_values,
 )
-from tests.train.harness import Place, make_batch, run_ranks
+from tests.train.harness import RankLauncher, make_batch, run_ranks
 
 from slime.data import TrainBatch, loss_weights
 
@@ -48,8 +48,8 @@ def given_columns(seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 def columns_from(batch: TrainBatch, values: list[torch.Tensor], masked: float = 0.0) -> Any:
     """What the critic is trained on; `masked` is put where the mask is 0."""
-    from slime.train.packing import flat_column
-    from slime.train.value_loss import ValueColumns
+    from slime.train.critic import ValueColumns
+    from slime.train.forward import flat_column
 
     flat = [flat_column(part, torch.device("cpu")) for part in (loss_weights(batch, per_token=False), batch.loss_masks)]
     old, returns = (torch.cat(values) + difference for difference in given_columns())
@@ -57,13 +57,13 @@ def columns_from(batch: TrainBatch, values: list[torch.Tensor], masked: float = 
     return ValueColumns(*flat, old, returns)
 
 
-def values_and_gradients(place: Place, config: Any, head: torch.Tensor, masked: float = 0.0) -> Any:
+def values_and_gradients(launcher: RankLauncher, config: Any, head: torch.Tensor, masked: float = 0.0) -> Any:
     """Values, metrics of one step, the backbone's full gradients on rank 0 and the head's where this rank has it."""
-    rank = start(place, config, head)
-    values = rank._critic.values(BATCH)
-    rank._critic._optimizer.step = lambda: (True, 0.0, None)
-    metrics = rank._critic.train(BATCH, [0], columns_from(BATCH, values, masked), {})
-    for chunk in rank._critic._bare:
+    rank = start(launcher, config, head)
+    values = rank.critic.values(BATCH)
+    rank.critic.model.optimizer.step = lambda: (True, 0.0, None)
+    metrics = rank.critic.train(BATCH, [0], columns_from(BATCH, values, masked), {})
+    for chunk in rank.critic.model.chunks:
         for parameter in chunk.parameters():
             parameter.data.copy_(parameter.main_grad)
     answer = [part.numpy() for part in values], metrics, backbone(rank), head_of(rank)
@@ -123,10 +123,10 @@ def test_masked_tokens_do_not_change_the_gradient(model_folder: Folders) -> None
         assert torch.equal(gradient, same[name]), name
 
 
-def untied(place: Place, config: Any, head: torch.Tensor) -> Any:
-    rank = start(place, config, head)
-    sizes = {name: tuple(p.shape) for chunk in rank._critic._bare for name, p in chunk.named_parameters()}
-    answer = [part.numpy() for part in rank._critic.values(BATCH)], sizes
+def untied(launcher: RankLauncher, config: Any, head: torch.Tensor) -> Any:
+    rank = start(launcher, config, head)
+    sizes = {name: tuple(p.shape) for chunk in rank.critic.model.chunks for name, p in chunk.named_parameters()}
+    answer = [part.numpy() for part in rank.critic.values(BATCH)], sizes
     rank.close()
     return answer
 
@@ -144,12 +144,12 @@ def test_an_untied_model_loses_its_output_layer_too(layout: str, model_folder: F
     assert sum("word_embeddings" in name for _, shapes in answers for name in shapes) == 1
 
 
-def half(place: Place, config: Any) -> Any:
-    rank = start(place, config)
-    dtypes = {name: p.dtype for chunk in rank._critic._bare for name, p in chunk.named_parameters()}
-    first = rank._critic.values(BATCH)
+def half(launcher: RankLauncher, config: Any) -> Any:
+    rank = start(launcher, config)
+    dtypes = {name: p.dtype for chunk in rank.critic.model.chunks for name, p in chunk.named_parameters()}
+    first = rank.critic.values(BATCH)
     metrics = [rank.train(BATCH) for _ in range(3)]
-    answer = dtypes, first, rank._critic.values(BATCH), metrics
+    answer = dtypes, first, rank.critic.values(BATCH), metrics
     rank.close()
     return answer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import SlimeError
@@ -30,9 +30,9 @@ def without_mask(batch: TrainBatch, samples: slice) -> TrainBatch:
     return dataclasses.replace(batch, loss_masks=masks)
 
 
-def one_after_the_other(place: Place, config: Any, batches: list[TrainBatch]) -> Any:
+def one_after_the_other(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> Any:
     """Metrics of each batch, and the log-probs of the first one before all and after each."""
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     log_probs = [np.concatenate(rank.log_probs(batches[0]))]
     metrics = []
     for batch in batches:
@@ -71,9 +71,9 @@ def test_batches_at_the_edge_train_or_change_nothing(half: bool, model_folder: F
     assert metrics[1]["tokens"] == 8
 
 
-def refused(place: Place, config: Any, batch: TrainBatch, change: str) -> tuple[str, bool]:
+def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str) -> tuple[str, bool]:
     """The error's text, and whether the weights are what they were."""
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     before = rank.log_probs(batch)
     recorded = [values.copy() for values in before]
     if change == "infinite":
@@ -111,8 +111,8 @@ def test_log_probs_that_will_not_do_stop_every_rank_before_the_weights_change(
         assert same or text == "trained"
 
 
-def corrected(place: Place, config: Any, batch: TrainBatch) -> dict[str, float]:
-    rank = place.start(config, Centred())
+def corrected(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:
+    rank = launcher.start(config, Centred())
     recorded = [values - np.float32(math.log(4)) for values in rank.log_probs(batch)]
     metrics: dict[str, float] = rank.train(dataclasses.replace(batch, rollout_log_probs=recorded))
     rank.close()
@@ -143,9 +143,9 @@ class Recorder(Centred):
         return super().advantages(batch)
 
 
-def shown_kl(place: Place, config: Any, batch: TrainBatch) -> Any:
+def shown_kl(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     estimator = Recorder()
-    rank = place.start(config, estimator)
+    rank = launcher.start(config, estimator)
     rank.train(batch)
     rank.train(batch)
     kl = torch.cat(estimator.kl or [])

@@ -11,7 +11,7 @@ from tests.train.harness import make_batch
 
 from slime.data import TrainBatch
 from slime.errors import TrainerError
-from slime.train.engine_log_probs import check_agreement, check_finite, required
+from slime.train.advantages import check_agreement, check_finite, required
 
 
 def recorded() -> TrainBatch:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 
@@ -20,8 +20,8 @@ LAYOUTS = {
 }
 
 
-def log_probs(place: Place, config: Any, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
-    rank = place.start(config, Centred())
+def log_probs(launcher: RankLauncher, config: Any, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
+    rank = launcher.start(config, Centred())
     values: list[np.ndarray[Any, Any]] = rank.log_probs(batch)
     rank.close()
     return values

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.plugin import EstimatorSpec
-from slime.train.loss import LossTerms
 
 PP = {"pipeline_model_parallel_size": 2}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -59,27 +58,28 @@ def config_for(folder: Path, layout: str | None, **options: Any) -> Any:
     return make_config(folder, world_size=world_size, megatron=megatron, **options)
 
 
-def gradients(place: Place, config: Any, batch: TrainBatch, *modes: str) -> dict[str, tuple[dict[str, float], Any]]:
+def gradients(
+    launcher: RankLauncher, config: Any, batch: TrainBatch, *modes: str
+) -> dict[str, tuple[dict[str, float], Any]]:
     """Of each mode: metrics, and on rank 0 the full gradients of one step under Hugging Face names.
 
     config   without the distributed optimizer, with which no rank has whole gradients
     """
     estimator = Centred(kl_coef=0.2)
-    rank = place.start(config, estimator)
-    rank._optimizer.step = lambda: (True, 0.0, None)
+    rank = launcher.start(config, estimator)
+    rank.policy.optimizer.step = lambda: (True, 0.0, None)
     # the reference must differ from the policy, or KL has no gradient
     with torch.no_grad():
-        for held in rank._reference._held:
+        for held in rank.reference.tensors:
             held.mul_(1.05)
-    own = [parameter.data.clone() for chunk in rank._bare for parameter in chunk.parameters()]
+    own = [parameter.data.clone() for chunk in rank.policy.chunks for parameter in chunk.parameters()]
     answers = {}
     for mode in modes:
         options, ratio = MODES[mode]
-        rank._config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
-        spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
-        rank._terms = LossTerms.of(rank._config.algorithm, estimator, spec)
+        rank.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
+        rank.spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
         metrics = rank.train(batch)
-        parameters = [parameter for chunk in rank._bare for parameter in chunk.parameters()]
+        parameters = [parameter for chunk in rank.policy.chunks for parameter in chunk.parameters()]
         for parameter in parameters:
             parameter.data.copy_(parameter.main_grad)
         answers[mode] = metrics, {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
@@ -99,9 +99,9 @@ def gradient_batch() -> TrainBatch:
     return make_batch(samples=9, rollout_log_probs=True)
 
 
-def training(place: Place, config: Any, batches: list[TrainBatch]) -> tuple[list[dict[str, float]], Any, Any]:
+def training(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> tuple[list[dict[str, float]], Any, Any]:
     """Metrics of each rollout, log-probs and, on rank 0, the weights at the end."""
-    rank = place.start(config, Centred(kl_coef=0.2))
+    rank = launcher.start(config, Centred(kl_coef=0.2))
     metrics = [rank.train(batch) for batch in batches]
     log_probs = rank.log_probs(batches[0])
     full = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
@@ -233,9 +233,9 @@ def test_half_precision_trains_near_single_precision(model_folder: Folders) -> N
     assert max(np.abs(a - b).mean() for a, b in zip(log_probs, expected, strict=True)) < 0.1
 
 
-def in_a_thread(place: Place, config: Any, batch: TrainBatch) -> dict[str, float]:
+def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:
     answer: list[dict[str, float]] = []
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     thread = threading.Thread(target=lambda: answer.append(rank.train(batch)))
     thread.start()
     thread.join()

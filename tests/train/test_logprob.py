@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.train.harness import Place, run_ranks
+from tests.train.harness import RankLauncher, run_ranks
 from torch import Tensor
 
-from slime.train.logprob import log_probs_and_entropy
+from slime.train.forward import log_probs_and_entropy
 
 VOCAB, PADDED, ROWS = 50, 56, 24
 
@@ -91,13 +91,13 @@ def test_half_precision_logits_are_computed_in_float32() -> None:
     assert (log_probs - want.gather(-1, targets[:, None]).squeeze(-1)).abs().max() < 2e-6
 
 
-def _vocabulary_in_two(place: Place) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _vocabulary_in_two(launcher: RankLauncher) -> list[tuple[Tensor, Tensor, Tensor]]:
     import torch.distributed as dist
 
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{place.port}", rank=place.rank, world_size=place.world_size
+        "gloo", init_method=f"tcp://127.0.0.1:{launcher.port}", rank=launcher.rank, world_size=launcher.world_size
     )
-    part = inputs()[0].chunk(2, dim=-1)[place.rank]
+    part = inputs()[0].chunk(2, dim=-1)[launcher.rank]
     answers = [ours(part, temperature, dist.group.WORLD, 100) for temperature in (1.0, 0.6)]
     dist.barrier()
     dist.destroy_process_group()
@@ -110,6 +110,6 @@ def test_two_vocabulary_parts_give_the_values_and_gradients_of_one() -> None:
     answers = run_ranks(_vocabulary_in_two, 2)
     for number, temperature in enumerate((1.0, 0.6)):
         log_probs, entropy, grad = expected(temperature)
-        for place in range(2):
-            part = grad.chunk(2, dim=-1)[place]
-            assert_equal(answers[place][number], (log_probs, entropy, part))
+        for rank in range(2):
+            part = grad.chunk(2, dim=-1)[rank]
+            assert_equal(answers[rank][number], (log_probs, entropy, part))

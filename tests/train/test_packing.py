@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -11,11 +10,8 @@ import torch
 import torch.nn.functional as F
 from tests.train.harness import make_batch
 
-from slime.errors import TrainerError
-from slime.train.attention_plan import plan_attention, zigzag_positions
-from slime.train.modules import Norm, PackedAttention, rms_norm
-from slime.train.packing import PackingRule
-from slime.train.rotary import packed_positions, rotary_thd
+from slime.train.forward import PackingRule
+from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm, rotary_thd
 
 CPU = torch.device("cpu")
 
@@ -51,18 +47,10 @@ def test_context_parallel_ranks_hold_every_row_once() -> None:
     parts = [rule(cp=2, cp_rank=rank).pack(batch, range(5)) for rank in range(2)]
     slots = torch.cat([part.slots for part in parts if part.slots is not None])
     targets = torch.cat([part.targets for part in parts])
-    assert sorted(slots.tolist()) == list(range(whole.response_tokens))
+    assert sorted(slots.tolist()) == list(range(whole.sequence_ids.numel()))
     assert torch.equal(targets[slots.argsort()], whole.targets)
     for rank, part in enumerate(parts):
         assert torch.equal(part.positions[0], packed_positions(part.packed.cu_seqlens_q, 2, rank))
-
-
-def test_a_response_without_a_token_before_it_is_refused() -> None:
-    batch = make_batch(samples=2)
-    lengths = batch.response_lengths.copy()
-    lengths[1] = len(batch.tokens[1])
-    with pytest.raises(TrainerError, match=r"sample 1 of rollout 0 .* at least one prompt token"):
-        rule().pack(dataclasses.replace(batch, response_lengths=lengths), [0, 1])
 
 
 class _Config:
@@ -103,8 +91,8 @@ def test_many_similar_lengths_share_a_bucket_and_waste_stays_bounded() -> None:
 
 
 def test_zigzag_positions_split_a_sequence_into_balanced_halves() -> None:
-    assert zigzag_positions(8, 2, 0).tolist() == [0, 1, 6, 7]
-    assert zigzag_positions(8, 2, 1).tolist() == [2, 3, 4, 5]
+    assert packed_positions(torch.tensor([0, 8]), 2, 0).tolist() == [0, 1, 6, 7]
+    assert packed_positions(torch.tensor([0, 8]), 2, 1).tolist() == [2, 3, 4, 5]
 
 
 def test_rotary_turns_pairs_by_position_within_each_sequence() -> None:

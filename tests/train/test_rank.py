@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
 from slime.errors import ConfigError, SlimeError
@@ -18,12 +18,12 @@ from slime.plugin import Advantages, EstimatorBatch, TokenBatch
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
 
 
-def reference_log_probs(place: Place, config: Any, batch: TrainBatch) -> Any:
-    rank = place.start(config, Centred())
+def reference_log_probs(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    rank = launcher.start(config, Centred())
     initial = rank.log_probs(batch)
     metrics = [rank.train(batch) for _ in range(3)]
     after = rank.log_probs(batch)
-    with rank._reference.in_model():
+    with rank.reference.in_model():
         reference = rank.log_probs(batch)
     again = rank.log_probs(batch)
     rank.close()
@@ -52,8 +52,8 @@ def test_ref_load_names_another_reference(model_folder: Folders) -> None:
         assert np.array_equal(a, b)
 
 
-def supervised(place: Place, config: Any, batch: TrainBatch) -> list[dict[str, float]]:
-    rank = place.start(config)
+def supervised(launcher: RankLauncher, config: Any, batch: TrainBatch) -> list[dict[str, float]]:
+    rank = launcher.start(config)
     metrics = [rank.train(batch) for _ in range(6)]
     rank.close()
     return metrics
@@ -72,8 +72,8 @@ def test_supervised_loss_is_the_mean_negative_log_prob_and_falls(model_folder: F
     assert "ratio" not in metrics[0] and "kl" not in metrics[0]
 
 
-def several_steps(place: Place, config: Any, batch: TrainBatch) -> Any:
-    rank = place.start(config, Centred())
+def several_steps(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    rank = launcher.start(config, Centred())
     old = rank.log_probs(batch)
     metrics = rank.train(batch)
     rank.close()
@@ -111,8 +111,8 @@ def test_fewer_samples_than_data_parallel_ranks(model_folder: Folders) -> None:
             assert metrics[name] == pytest.approx(alone[name], rel=1e-5), name
 
 
-def vocabulary_padding(place: Place, config: Any, batch: TrainBatch) -> Any:
-    rank = place.start(config, Centred())
+def vocabulary_padding(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    rank = launcher.start(config, Centred())
     log_probs = rank.log_probs(batch)
     rank.train(batch)
     shapes = {name: tuple(tensor.shape) for name, tensor in rank.named_hf_weights()}
@@ -153,8 +153,8 @@ class Wrong:
         return Advantages(batch.loss_masks[:-1])
 
 
-def errors(place: Place, config: Any, batch: TrainBatch, estimator: Any) -> tuple[str, str, bool]:
-    rank = place.start(config, estimator)
+def errors(launcher: RankLauncher, config: Any, batch: TrainBatch, estimator: Any) -> tuple[str, str, bool]:
+    rank = launcher.start(config, estimator)
     before = rank.log_probs(batch)
     try:
         rank.train(batch)
@@ -186,9 +186,9 @@ def test_errors_reach_every_rank_with_their_numbers(
         assert same or not untouched
 
 
-def start_only(place: Place, config: Any) -> str:
+def start_only(launcher: RankLauncher, config: Any) -> str:
     try:
-        place.start(config, Centred()).close()
+        launcher.start(config, Centred()).close()
     except ConfigError as error:
         return str(error)
     return "started"
@@ -202,12 +202,12 @@ def test_a_reference_of_another_architecture_is_refused(model_folder: Folders) -
     assert "another architecture" in message and "qk_layernorm" in message
 
 
-def restart(place: Place, config: Any) -> str:
+def restart(launcher: RankLauncher, config: Any) -> str:
     """An error while building must leave the process groups, so that the process can end or start again."""
     import torch.distributed as dist
 
     try:
-        place.start(config, Centred())
+        launcher.start(config, Centred())
     except ConfigError:
         return f"groups left: {dist.is_initialized()}"
     return "started"
@@ -218,8 +218,8 @@ def test_process_groups_end_when_building_fails(model_folder: Folders) -> None:
     assert run_ranks(restart, 1, config) == ["groups left: False"]
 
 
-def empty(place: Place, config: Any) -> str:
-    rank = place.start(config, Centred())
+def empty(launcher: RankLauncher, config: Any) -> str:
+    rank = launcher.start(config, Centred())
     batch = make_batch(samples=1)
     nothing = dataclasses.replace(batch, tokens=[], loss_masks=[], response_lengths=batch.response_lengths[:0])
     try:
@@ -236,9 +236,9 @@ def test_a_batch_without_samples_is_refused(model_folder: Folders) -> None:
     assert "no trainable sample" in message
 
 
-def alone(place: Place, config: Any) -> str:
+def alone(launcher: RankLauncher, config: Any) -> str:
     try:
-        dataclasses.replace(place, world_size=2).start(config, Centred())
+        dataclasses.replace(launcher, world_size=2).start(config, Centred())
     except SlimeError as error:
         return str(error)
     return "started"
@@ -251,8 +251,8 @@ def test_a_rank_whose_partner_never_comes_gives_up_in_time(model_folder: Folders
     assert "within 0.03 minutes" in message
 
 
-def against_the_engine(place: Place, config: Any, batch: TrainBatch, shift: float) -> dict[str, float]:
-    rank = place.start(config, Centred())
+def against_the_engine(launcher: RankLauncher, config: Any, batch: TrainBatch, shift: float) -> dict[str, float]:
+    rank = launcher.start(config, Centred())
     recorded = [values + shift for values in rank.log_probs(batch)]
     metrics: dict[str, float] = rank.train(dataclasses.replace(batch, rollout_log_probs=recorded))
     rank.close()

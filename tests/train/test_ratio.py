@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.train.ratio import BOUND, log_ratio
+from slime.train.loss import MAX_LOG_RATIO, log_ratio
 
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
 SEQUENCES = torch.tensor([0, 0, 0, 1, 2])
@@ -41,6 +41,6 @@ def test_infinite_log_probs_where_masked_leave_no_trace(level: str) -> None:
 def test_extreme_ratios_are_bounded_and_keep_gradients_finite() -> None:
     log_probs = torch.tensor([0.0, -200.0], requires_grad=True)
     got = log_ratio(log_probs, torch.tensor([-200.0, 0.0]), torch.ones(2), torch.arange(2), 2, "token")
-    assert got.tolist() == [BOUND, -BOUND]
+    assert got.tolist() == [MAX_LOG_RATIO, -MAX_LOG_RATIO]
     (grad,) = torch.autograd.grad(got.exp().sum(), log_probs)
     assert grad.tolist() == [0.0, 0.0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.model_folders import Folders
-from tests.train.harness import Centred, Place, make_batch, make_config, run_ranks
+from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
@@ -17,7 +17,7 @@ BATCHES = [dataclasses.replace(make_batch(seed=seed), rollout=seed) for seed in 
 
 
 def reference_of(rank: Any) -> np.ndarray[Any, Any]:
-    with rank._reference.in_model():
+    with rank.reference.in_model():
         return np.concatenate(rank.log_probs(BATCHES[0]))
 
 
@@ -25,9 +25,9 @@ def policy_of(rank: Any) -> np.ndarray[Any, Any]:
     return np.concatenate(rank.log_probs(BATCHES[0]))
 
 
-def train_save_and_go_on(place: Place, config: Any, folder: Path) -> Any:
+def train_save_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
     """Policy and reference before training and after each rollout; saved after three; the fourth's metrics."""
-    rank = place.start(config, Centred())
+    rank = launcher.start(config, Centred())
     history = [(policy_of(rank), reference_of(rank))]
     for batch in BATCHES:
         if batch.rollout == 3:
@@ -38,8 +38,8 @@ def train_save_and_go_on(place: Place, config: Any, folder: Path) -> Any:
     return history, metrics
 
 
-def load_and_go_on(place: Place, config: Any, folder: Path) -> Any:
-    rank = place.start(config, Centred())
+def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
+    rank = launcher.start(config, Centred())
     rank.load(folder)
     before = policy_of(rank), reference_of(rank)
     metrics = rank.train(BATCHES[3])
@@ -73,8 +73,8 @@ def test_a_continued_run_has_the_reference_it_had(loaded: Any, model_folder: Fol
         assert again["kl"] == pytest.approx(metrics["kl"], rel=1e-3)
 
 
-def start_from_a_checkpoint(place: Place, config: Any, folder: Path, to: Path) -> Any:
-    rank = place.start(config, Centred())
+def start_from_a_checkpoint(launcher: RankLauncher, config: Any, folder: Path, to: Path) -> Any:
+    rank = launcher.start(config, Centred())
     rank.load(folder, weights_only=True)
     rank.train(BATCHES[2])
     rank.save(to)
@@ -96,8 +96,8 @@ def test_a_run_that_began_with_a_checkpoints_weights_goes_on_with_them_as_its_re
     assert np.array_equal(before, saved)
 
 
-def save_after_one(place: Place, config: Any, folder: Path) -> bool:
-    rank = place.start(config, Centred())
+def save_after_one(launcher: RankLauncher, config: Any, folder: Path) -> bool:
+    rank = launcher.start(config, Centred())
     rank.train(BATCHES[0])
     rank.save(folder)
     rank.close()

@@ -12,8 +12,7 @@ from tests.oracles.cases import RULE, Case, make_case, train_batch
 from torch import Tensor
 
 from slime.data import loss_weights, plan_micro_batches
-from slime.train.correction import Correction
-from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.loss import Correction, LossColumns, LossTerms, micro_batch_loss
 
 #: rule of averaging, and terms of the loss
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slime.train.value_loss import ValueColumns, micro_batch_value_loss, value_loss, value_metrics
+from slime.train.critic import ValueColumns, micro_batch_value_loss, value_metrics
+from slime.train.loss import value_loss
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.train.whitening import whiten
+from slime.train.advantages import whiten
 
 
 def test_whitening_by_hand_counts_trained_tokens_alone() -> None:

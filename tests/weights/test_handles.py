@@ -1,4 +1,4 @@
-"""Tensors handed to a process that is no relative."""
+"""Tensors shared with an unrelated process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime.errors import WeightSyncError
-from slime.weights.transports.handles import SharedBucket
+from slime.weights.transports.tensor import SharedBucket
 
 _READER = """
 import base64, pickle, sys, torch

@@ -8,12 +8,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.engines import wait_until_running
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor
@@ -22,11 +23,11 @@ from slime.config.options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
-from slime.weights import WeightCheck, create_transport, load_hf, named_hf_tensors, read_hf_config
-from slime.weights.export import drain
-from slime.weights.transports.base import WeightTransport
-from slime.weights.transports.broadcast_group import BroadcastGroup
+from slime.weights import architecture, create_transport, drain, load_hf, named_hf_tensors, read_hf_config
+from slime.weights.transports.distributed import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
+from slime.weights.transports.transport import WeightTransport
+from slime.weights.verify import WeightCheck
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
@@ -48,13 +49,21 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def _transport(engine: EngineServer, name: str, folder: Path, scratch: Path, **options: object) -> WeightTransport:
+def _transport(
+    engine: EngineServer,
+    name: str,
+    folder: Path,
+    scratch: Path,
+    *,
+    also: Sequence[EngineControl] = (),
+    **options: object,
+) -> WeightTransport:
     settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
-    return create_transport(settings, [engine.control], hf_folder=folder, scratch=scratch, on_gpu=False)
+    return create_transport(settings, [engine.control, *also], hf_folder=folder, scratch=scratch, on_gpu=False)
 
 
 def _engine_log_probs(engine: EngineServer) -> tuple[Tensor, str]:
-    """Log-probs of TOKENS [11] and the version of the weights that gave them.  A cached prefix would show."""
+    """Log-probs of TOKENS [11] and the version of the weights that gave them. A cached prefix would show."""
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
     body = {
         "input_ids": TOKENS,
@@ -127,7 +136,7 @@ def test_tensor_parallel_trainer_brings_its_weights_to_the_engine(
         models = build(start, tp=2, padded_vocab=192)
         config = read_hf_config(start)
         load_hf(models, trained, config)
-        named = named_hf_tensors(models, config, bucket_bytes=30_000)
+        named = named_hf_tensors(models, architecture(config), bucket_bytes=30_000)
         if index != 0:
             drain(named)
             return
@@ -156,7 +165,7 @@ def test_requests_in_flight_wait_for_the_new_weights_and_finish(
 
     thread = threading.Thread(target=generate)
     thread.start()
-    time.sleep(0.15)
+    wait_until_running(one_rank_engine)
     transport.send(iter(_weights(folder).items()), version="after")
     thread.join(60)
     transport.close()
@@ -186,8 +195,7 @@ def test_check_names_the_one_tensor_that_differs(
 ) -> None:
     folder = model_folder("qwen3", seed=1)
     weights = _weights(folder)
-    transport = TensorTransport(on_gpu=False, bucket_bytes=2**29, timeout_s=30)
-    transport.connect([engine.control])
+    transport = TensorTransport([engine.control], 30, on_gpu=False, bucket_bytes=2**29)
     transport.send(_one_value_off(weights, sent_name), version="off")
     check = WeightCheck(read_hf_config(folder), [engine.control.tp_size])
     list(check.observe(iter(weights.items())))
@@ -197,8 +205,7 @@ def test_check_names_the_one_tensor_that_differs(
 
 def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServer, model_folder: Folders) -> None:
     old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
-    transport = TensorTransport(on_gpu=False, bucket_bytes=2**29, timeout_s=30)
-    transport.connect([engine.control])
+    transport = TensorTransport([engine.control], 30, on_gpu=False, bucket_bytes=2**29)
     transport.send(iter(_weights(old).items()), version="old")
     lost = "model.layers.1.self_attn.q_norm.weight"
     # the engine answers 200 to a name it does not know, and keeps the old tensor
@@ -222,7 +229,7 @@ def test_check_reports_engine_parameters_that_no_name_explains(engine: EngineSer
 
 
 @pytest.mark.parametrize("name", ["distributed", "tensor"])
-def test_trainer_that_sends_too_little_is_told_and_the_engine_goes_on(
+def test_a_trainer_that_sends_too_little_gets_an_error_and_the_engine_goes_on(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder("qwen3", seed=1)
@@ -336,15 +343,15 @@ def test_one_dead_engine_is_named_at_once_and_the_other_goes_on(
     name: str,
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, name, folder, tmp_path)
-    transport.connect([one_rank_engine.control, dead_engine])
+    transport = _transport(one_rank_engine, name, folder, tmp_path, also=[dead_engine])
     named = iter(_weights(folder).items())
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead_engine.url}"):
         transport.send(named, version="two")
     assert time.monotonic() - started < 10
     assert next(named, None) is None  # other ranks' gathers completed
-    transport.connect([one_rank_engine.control])
+    transport.close()
+    transport = _transport(one_rank_engine, name, folder, tmp_path)
     transport.send(iter(_weights(folder).items()), version="one")
     _assert_serves(one_rank_engine, folder, "one")
     transport.close()
@@ -364,14 +371,14 @@ def test_an_engine_left_alone_in_a_group_is_let_go(
             raise EngineError("no process groups here")
 
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
     other = RefusesToJoin(one_rank_engine.url.replace("127.0.0.1", "localhost"))
-    transport.connect([one_rank_engine.control, other])
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path, also=[other])
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match="joining the process group failed at engine http://localhost"):
         transport.send(iter(_weights(folder).items()), version="alone")
     assert time.monotonic() - started < 10
-    transport.connect([one_rank_engine.control])
+    transport.close()
+    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
     transport.send(iter(_weights(folder).items()), version="one")
     _assert_serves(one_rank_engine, folder, "one")
     transport.close()

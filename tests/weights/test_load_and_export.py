@@ -14,8 +14,8 @@ from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor, nn
 
 from slime.errors import ConfigError
-from slime.weights import load_hf, named_hf_tensors, read_hf_config
-from slime.weights.layout import local_tensors
+from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
+from slime.weights.shards import local_parameters
 
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
@@ -30,7 +30,7 @@ def _round_trip(rank: int, folder: Path, layout: dict[str, Any], bucket_bytes: i
     models = build(folder, **layout)
     config = read_hf_config(folder)
     load_hf(models, folder, config)
-    return {name: t.clone() for name, t in named_hf_tensors(models, config, bucket_bytes=bucket_bytes)}
+    return {name: t.clone() for name, t in named_hf_tensors(models, architecture(config), bucket_bytes=bucket_bytes)}
 
 
 def _assert_round_trip(folder: Path, world_size: int, layout: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def _padding_rows(rank: int, folder: Path) -> tuple[Tensor, Tensor]:
     del rank
     models = build(folder, padded_vocab=160)
     load_hf(models, folder, read_hf_config(folder))
-    tensors = local_tensors(models)
+    tensors = local_parameters(models)
     return (
         tensors["embedding.word_embeddings.weight"][VOCAB_SIZE:].detach(),
         tensors["output_layer.weight"][VOCAB_SIZE:].detach(),
@@ -135,10 +135,10 @@ def _stage_with_fused_norms(zero_centered: bool = False) -> nn.Module:
 
 
 def test_names_are_global_and_in_the_local_spelling() -> None:
-    names = set(local_tensors([_stage_with_fused_norms()]))
+    names = set(local_parameters([_stage_with_fused_norms()]))
     assert {"decoder.layers.2.input_layernorm.weight", "decoder.layers.2.pre_mlp_layernorm.weight"} <= names
 
 
 def test_norms_stored_minus_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="layernorm-1p"):
-        local_tensors([_stage_with_fused_norms(zero_centered=True)])
+        local_parameters([_stage_with_fused_norms(zero_centered=True)])

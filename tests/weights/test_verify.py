@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from tests.support.model_folders import Folders
 
 from slime.errors import WeightSyncError
-from slime.weights import WeightCheck, read_hf_config
-from slime.weights.rules import attention_rules, embedding_rules
-from slime.weights.shards import Sizes
-from slime.weights.transports.create import own_address
-from slime.weights.verify import engine_shard
+from slime.weights import read_hf_config
+from slime.weights.mapping import Sizes, attention_rules, embedding_rules
+from slime.weights.shards import engine_shard
+from slime.weights.transports import own_address
+from slime.weights.verify import WeightCheck
 
 SIZES = Sizes(vocab=100, heads=4, groups=2, head_dim=3)
 
@@ -57,7 +57,7 @@ def test_an_engine_of_unexpected_size_is_an_error(folder: Path) -> None:
 
 
 def test_more_engine_ranks_than_key_value_heads_share_them() -> None:
-    rule = next(rule for rule in attention_rules(0, qk_norm=False) if rule.kind == "qkv")
+    rule = next(rule for rule in attention_rules(0, qk_norm=False) if rule.layout == "qkv")
     query, key, value = torch.arange(12), torch.arange(100, 106), torch.arange(200, 206)
     shards = [engine_shard(rule, [query, key, value], rank, 4, SIZES).tolist() for rank in range(4)]
     assert shards == [

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from slime.cli.eval_config import EvalRequest, eval_problems, read_request
-from slime.cli.help_text import block, entry, metavar
 from slime.cli.preflight import Preflight, preflight
+from slime.cli.text_layout import block, count
 from slime.cli.train import make_run_folder, run_folder
-from slime.config.eval_checks import evaluation_notes
-from slime.config.eval_sets import EvalSetSettings, eval_sets
-from slime.config.flags import Flag
-from slime.config.options import SECTIONS
-from slime.config.own_flags import flag_table
+from slime.cli.train_help import flag_lines
+from slime.compat.functions import PlacedFunctions, place_functions
+from slime.config import RunConfig, resolve
+from slime.config.assemble import assemble
+from slime.config.checks import engine_devices, ports
+from slime.config.command_line import parse_command_line
+from slime.config.eval_options import EvalOptions
+from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
+from slime.config.flag_table import flag_table
+from slime.config.flags import Flag, Setting, Settings
+from slime.config.function_flags import choice_problems, without_rivals
+from slime.config.options import (
+    AlgorithmOptions,
+    CheckpointOptions,
+    ComponentOptions,
+    DataOptions,
+    RewardOptions,
+    RolloutOptions,
+)
+from slime.config.run_config import DEFAULT_GENERATORS
+from slime.config.run_file import read_run_file
+from slime.errors import CheckpointError, ConfigError
+from slime.run.checkpoint import Checkpoint, read_checkpoint
 
 _USAGE = """\
 usage: slime eval [RUN.toml | CHECKPOINT | MODEL] [--flag value]...
@@ -25,39 +44,65 @@ Score held-out prompts and print a table: mean reward, pass@k and 95% intervals 
   CHECKPOINT            a folder of --save, or one checkpoint in it: the saved run's options and weights
   MODEL                 a Hugging Face model folder: --hf-checkpoint
 
-  --dry-run             check everything, say what would be evaluated, start nothing
+  --dry-run             check everything and print what would be evaluated; start nothing
   --help                this text
 
-The options are those of `slime train` (its --help lists them all); what is about training is left alone.  Engines
-are started for the model folder itself; of a checkpoint a model folder is made first, by training ranks in the
-layout that its run had, and removed at the end.
+The options are those of `slime train` (its --help lists them all); those about training are ignored. Engines start
+from a model folder. For a checkpoint, training ranks in the layout of its run first write such a folder, which is
+removed at the end.
 
 Written to OUTPUT_DIR/RUN_NAME: results.json (every number), rollouts/eval_SET_N.jsonl (every sample; N: rollouts the
-weights were trained on), config.toml and logs/.  Exit code: 0 evaluated, 1 failed, 2 bad input.
+weights were trained on), config.toml and logs/. Exit code: 0 evaluated, 1 failed, 2 bad input.
 """
 _DRY_RUN = "--dry-run"
 _HELP_SECTIONS = ("evaluation", "reward")
 _HELP_FLAGS = ("hf-checkpoint", "load", "output-dir", "run-name", "generator", "rollout-concurrency", "device")
-#: what is about training in these sections
+#: flags about training in these sections
 _HELP_WITHOUT = ("eval-interval", "skip-eval-before-train", "custom-reward-post-process-path")
-#: what means something else here than in training
+#: flags that mean something else here than in training
 _HELP_TEXTS = {
-    "hf-checkpoint": "Hugging Face model folder: what is evaluated, or what the checkpoint was trained from",
-    "load": "evaluate this checkpoint, or the newest in this folder",
-    "run-name": "name of the folder of the results; default: eval_ with date and time",
-    "generator": "generator component",
-    "reward": "reward component of the sets that have none of their own; --rm-type is the same",
+    "hf-checkpoint": "Hugging Face model folder: the model to evaluate, or the one that the checkpoint started from.",
+    "load": "Evaluate this checkpoint, or the newest in this folder.",
+    "run-name": "Name of the folder for the results; default: eval_ with date and time.",
+    "generator": "Generator component.",
+    "reward": "Reward component of the sets that name none themselves; --rm-type is the same.",
 }
+#: options of [rollout] about generation: these, and those with the prefix that are not about training
+_GENERATION = ("generator", "custom_generate_function_path", "max_turns")
+_GENERATION_PREFIX = "rollout_"
+_TRAINING = ("rollout_batch_size", "rollout_sample_filter_path")
+#: options of [data] about reading a row
+_READING = ("input_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "apply_chat_template_kwargs")
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What one call of `slime eval` asks for."""
+
+    #: resolved, without options about training
+    config: RunConfig
+    #: what it names by path
+    functions: PlacedFunctions
+    #: the weights to evaluate; None: those of `--hf-checkpoint`
+    checkpoint: Checkpoint | None
+    #: for the training ranks that write a model folder from the checkpoint
+    exporting: RunConfig
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command.  Raises `ConfigError` before any process starts, and what the evaluation itself raises."""
+    """The command; returns its exit code.
+
+    Raises:
+        ConfigError: Bad input, before any process starts.
+        SlimeError: The evaluation failed.
+    """
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
     name = time.strftime("eval_%Y-%m-%d_%H%M%S")
     request = read_request([word for word in argv if word != _DRY_RUN], name)
-    checked = preflight(request.config, run_folder(request.config), problems_of=eval_problems, trains=False)
+    folder = run_folder(request.config)
+    checked = preflight(request.config, folder, request.functions, problems_of=_problems, trains=False)
     notes = list(evaluation_notes(request.config))
     if _DRY_RUN in argv:
         print("\n".join(_plan(request, checked, notes)))
@@ -66,20 +111,126 @@ def run(argv: Sequence[str]) -> int:
         print(f"slime: note: {note}", file=sys.stderr)
     make_run_folder(checked.run_dir, checked.config)
 
-    # It brings Ray with it; nothing above this line needs it.
-    from slime import evaluate
+    # It imports Ray, which nothing above this line needs.
+    from slime import loop
 
-    return evaluate.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
+    return loop.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
+
+
+# --- what to evaluate --------------------------------------------------------------------------------
+
+
+def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
+    """Read `[RUN.toml | CHECKPOINT | MODEL] [--flag value]...`; flags override the file or the checkpoint's options.
+
+    Args:
+        argv: The words after `slime eval`.
+        default_name: Name of the run folder, unless a flag sets it.
+
+    Raises:
+        ConfigError: The words, or what they name, cannot be read.
+    """
+    line = parse_command_line(argv, flag_table())
+    settings = Settings() if line.file is None else _settings_of(Path(line.file))
+    stated = assemble(without_rivals(settings, line.settings).followed_by(line.settings))
+    load = stated.checkpoint.load
+    checkpoint = None if load is None else _read_checkpoint(Path(load))
+    if not any((setting.target, setting.key) == ("run", "run_name") for setting in line.settings.items):
+        stated = stated.with_options("run", run_name=default_name)
+    functions = place_functions(_without_training(stated))
+    return EvalRequest(resolve(functions.config), functions, checkpoint, resolve(_exporting(stated, checkpoint)))
+
+
+def _settings_of(path: Path) -> Settings:
+    """The settings of a run file, of a checkpoint's run with the checkpoint, or of a model folder."""
+    if not path.is_dir():
+        return read_run_file(path, flag_table())
+    if (path / "config.json").is_file():
+        return Settings([Setting("checkpoint", "hf_checkpoint", str(path), str(path))])
+    folder = _read_checkpoint(path).path
+    own = read_run_file(folder / "config.toml", flag_table())
+    return own.followed_by(Settings([Setting("checkpoint", "load", str(folder), str(folder))]))
+
+
+def _read_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint that the user names, whose problems are therefore bad input."""
+    try:
+        return read_checkpoint(folder)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _without_training(stated: RunConfig) -> RunConfig:
+    rollout = {
+        name: getattr(stated.rollout, name)
+        for name in stated.rollout.model_fields_set
+        if name in _GENERATION or (name.startswith(_GENERATION_PREFIX) and name not in _TRAINING)
+    }
+    slots = {"reward", "generator"}
+    # This generator takes responses from the data; the model's own responses are evaluated.
+    if rollout.get("generator") == DEFAULT_GENERATORS["sft_loss"]:
+        del rollout["generator"]
+        slots.remove("generator")
+    data = {name: getattr(stated.data, name) for name in _READING}
+    reward = stated.reward.model_dump(exclude_unset=True, exclude={"custom_reward_post_process_path", "terms"})
+    return stated.model_copy(
+        update={
+            "algorithm": AlgorithmOptions(),
+            "rollout": RolloutOptions(**rollout),
+            "data": DataOptions(**data, rollout_seed=stated.data.rollout_seed),
+            "reward": RewardOptions(**reward, terms=stated.reward.terms),
+            "checkpoint": CheckpointOptions(hf_checkpoint=stated.checkpoint.hf_checkpoint),
+            "components": ComponentOptions(),
+            "component_options": {slot: options for slot, options in stated.component_options.items() if slot in slots},
+        }
+    )
+
+
+def _exporting(stated: RunConfig, checkpoint: Checkpoint | None) -> RunConfig:
+    """For training ranks that load weights and train nothing: no estimator, reference or critic."""
+    batch = max(1, stated.data_parallel_size)
+    return stated.model_copy(
+        update={
+            "algorithm": AlgorithmOptions(loss_type="sft_loss", micro_batch_size=stated.algorithm.micro_batch_size),
+            "rollout": RolloutOptions(num_rollout=1, rollout_batch_size=batch),
+            "data": DataOptions(),
+            "reward": RewardOptions(),
+            "evaluation": EvalOptions(),
+            "checkpoint": CheckpointOptions(
+                hf_checkpoint=stated.checkpoint.hf_checkpoint,
+                initial_megatron_checkpoint=None if checkpoint is None else str(checkpoint.path),
+            ),
+            "components": ComponentOptions(),
+            "component_options": {},
+        }
+    )
+
+
+def _problems(config: RunConfig) -> list[str]:
+    """Everything wrong with the options of an evaluation, as far as they tell by themselves."""
+    checks = (_required, choice_problems, engine_devices, ports, evaluation, rewards_of_sets)
+    return [problem for check in checks for problem in check(config)]
+
+
+def _required(config: RunConfig) -> Iterator[str]:
+    if config.checkpoint.hf_checkpoint is None:
+        yield "--hf-checkpoint is missing: the Hugging Face folder of the model to evaluate"
+    if not eval_sets(config):
+        yield "--eval-prompt-data is missing: name and file of the prompts to evaluate on (or [[evaluation.sets]])"
+
+
+# --- text --------------------------------------------------------------------------------------------
 
 
 def _plan(request: EvalRequest, checked: Preflight, notes: list[str]) -> Iterator[str]:
+    weights = request.config.checkpoint.hf_checkpoint if request.checkpoint is None else request.checkpoint.path
     yield f"run folder   {checked.run_dir}"
-    yield f"weights      {request.what}"
+    yield f"weights      {weights}"
     yield f"model        {checked.model}"
     for facts in checked.data:
         yield f"data         {facts.name}: {facts}"
     for one in eval_sets(request.config):
-        yield f"evaluation   {_set_in_words(one)}"
+        yield f"evaluation   {_describe(one)}"
     for slot, used in checked.used.items():
         if used.use.kind in ("reward", "generator"):
             yield f"plugins      {slot:<16}{used.component.id}  ({used.component.found.package})"
@@ -87,27 +238,24 @@ def _plan(request: EvalRequest, checked: Preflight, notes: list[str]) -> Iterato
         yield f"notes        {note}"
 
 
-def _set_in_words(one: EvalSetSettings) -> str:
+def _describe(one: EvalSetSettings) -> str:
     ks = ", ".join(f"pass@{k}" for k in one.pass_k)
     return (
-        f"{one.name}: {one.n_samples} response{'' if one.n_samples == 1 else 's'} a prompt at temperature"
+        f"{one.name}: {count(one.n_samples, 'response')} a prompt at temperature"
         f" {one.temperature:g}, at most {one.max_response_len} tokens; {ks} with reward {one.pass_threshold:g}"
     )
 
 
 def _help() -> str:
-    own = list(flag_table().own())
-    chosen = [flag for name in _HELP_FLAGS for flag in own if flag.name == name]
-    parts = [_USAGE, block("most used", [line for flag in chosen for line in _entry(flag)])]
+    flags = flag_table()
+    chosen = [flag for name in _HELP_FLAGS if (flag := flags.find(name)) is not None]
+    parts = [_USAGE, block("most used", _help_lines(chosen))]
     for section in _HELP_SECTIONS:
-        flags = [flag for flag in own if flag.target == section and flag.alias_of is None]
-        lines = [line for flag in flags if flag.name not in _HELP_WITHOUT for line in _entry(flag)]
-        if section == "evaluation":
-            lines += entry("  [[evaluation.sets]]", [SECTIONS[section].model_fields["sets"].description or ""], "")
-        parts.append(block(f"[{section}]", lines))
+        listed = [flag for flag in flags.of(section) if flag.alias_of is None and flag.name not in _HELP_WITHOUT]
+        parts.append(block(f"[{section}]", _help_lines(listed)))
     return "\n".join(parts)
 
 
-def _entry(flag: Flag) -> Iterator[str]:
-    words = " NAME FILE ..." if flag.pairs else metavar(flag.type)
-    return entry(f"  {flag.spelled}{words}", [_HELP_TEXTS.get(flag.name, flag.help)], flag.default)
+def _help_lines(flags: Iterable[Flag]) -> Iterator[str]:
+    for flag in flags:
+        yield from flag_lines(flag, _HELP_TEXTS.get(flag.name))

@@ -1,7 +1,6 @@
-"""The `slime` command: dispatch, and the one place where errors become messages and exit codes.
+"""The `slime` command: calls the subcommands, and turns errors into messages and exit codes.
 
-Importing this module and printing the help imports nothing but the standard library: subcommands are loaded
-when they are called.
+Importing this module and printing the help loads only the standard library. A subcommand is imported when it is called.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from slime.errors import SlimeError, did_you_mean
 
 #: name -> (module with `run(argv) -> int`, summary)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("slime.cli.train", "train a model; `slime train --help` lists the options"),
-    "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts; `slime eval --help` tells more"),
-    "plugins": ("slime.cli.plugins", "list the installed plugins, where they are from and whether they work"),
+    "train": ("slime.cli.train", "train a model"),
+    "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts"),
+    "export": ("slime.cli.export", "write a checkpoint as a Hugging Face model folder"),
+    "plugins": ("slime.cli.plugins", "list, check and create plugins"),
 }
 _USAGE = """\
 usage: slime COMMAND ...
@@ -29,6 +29,8 @@ Reinforcement-learning post-training for language models: Megatron-core and SGLa
 
 commands:
 {commands}
+`slime COMMAND --help` describes a command.
+
 options:
   --help      this text
   --version   slime's version
@@ -36,7 +38,7 @@ options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0, a `SlimeError`'s own (2: bad input), or 130 after Ctrl-C."""
+    """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), or 130 after Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("--help", "-h"):
         print(_help())
@@ -46,34 +48,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command, *rest = words
     if command not in COMMANDS:
-        return _say(
+        return _fail(
             f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.", 2
         )
     try:
-        with _warnings_told():
+        with _warnings_to_stderr():
             code: int = importlib.import_module(COMMANDS[command][0]).run(rest)
         sys.stdout.flush()
         return code
     except SlimeError as error:
-        return _say(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _say("interrupted", 130)
+        print("slime: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
-        # The reader of our output went away (`slime train --help | head`); the interpreter must not try again.
+        # The reader of the output is gone (`slime train --help | head`); keep Python from writing to it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 class _Warning(logging.Formatter):
-    """`slime: warning: ...`, as errors are told."""
+    """Formats a log record like an error: `slime: warning: ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"slime: {record.levelname.lower()}: {super().format(record)}"
 
 
 @contextmanager
-def _warnings_told() -> Iterator[None]:
-    """What slime logs as a warning is a line on standard error that says so."""
+def _warnings_to_stderr() -> Iterator[None]:
+    """Print the warnings that slime logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Warning())
     handler.setLevel(logging.WARNING)
@@ -85,8 +88,8 @@ def _warnings_told() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _say(message: str, code: int) -> int:
-    print(f"slime: {'error: ' if code != 130 else ''}{message}", file=sys.stderr)
+def _fail(message: str, code: int) -> int:
+    print(f"slime: error: {message}", file=sys.stderr)
     return code
 
 

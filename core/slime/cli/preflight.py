@@ -1,35 +1,41 @@
-"""Everything that can be known to be wrong before the first process starts, told at once.
+"""Checks before the first process starts: everything known to be wrong is reported at once.
 
-Reads the configuration, the model folder, the data, the plugins and the machine; imports none of the engines.
+They read the configuration, the plugins, the model folder, the data and the machine, and import no engine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from slime.checkpoint.folder import read_checkpoint
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
-from slime.cli.preflight_machine import machine_problems
-from slime.cli.preflight_model import ModelFacts, model_problems, read_model
-from slime.cli.preflight_tokenizer import load_tokenizer
+from slime.cli.preflight_model import ModelFacts, load_tokenizer, model_problems, read_model
+from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig, config_problems
+from slime.config.assemble import stop_on
 from slime.config.eval_sets import eval_sets
-from slime.config.settings import stop_on
+from slime.config.run_config import nvidia_devices
+from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 from slime.plugins import PluginSet, Resolved, load_plugins
+from slime.plugins.kinds import SLOTS
 from slime.plugins.resolve import components_used
+from slime.run.checkpoint import read_checkpoint, require_own_folder
 
 logger = logging.getLogger(__name__)
+
+#: the least that a run writes to a folder
+_LEAST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found out about a run that may start."""
+    """A run that may start, and what was found out about it."""
 
     config: RunConfig
     run_dir: Path
@@ -44,139 +50,203 @@ class Preflight:
         return bool(self.used["generator"].component.spec.needs_engine)
 
 
-@dataclass
-class _Problems:
-    """Collects what is meant for the user, and lets everything else pass."""
-
-    found: list[str] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def collected(self) -> Iterator[None]:
-        try:
-            yield
-        except SlimeError as error:
-            self.found.append(str(error))
-
-
 def preflight(
     config: RunConfig,
     run_dir: Path,
+    functions: PlacedFunctions,
     *,
     problems_of: Callable[[RunConfig], list[str]] = config_problems,
     trains: bool = True,
 ) -> Preflight:
-    """Check a resolved configuration.  Raises one `ConfigError` that tells every problem found.
+    """Check a resolved configuration.
 
-    `problems_of`: what the configuration alone tells.  `trains`: whether there are training ranks.
+    Args:
+        config: The run.
+        run_dir: The folder it would write to.
+        functions: What the configuration names by path.
+        problems_of: Gives the problems that show in the configuration alone.
+        trains: Whether there are training ranks.
+
+    Raises:
+        ConfigError: One error with every problem found.
     """
-    problems = _Problems(problems_of(config))
-    plugins, used = _check_plugins(config, problems)
+    problems = [*functions.problems, *problems_of(config)]
+    plugins, used = _check_plugins(config, functions, problems)
     generator = used.get("generator")
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
     model = _check_models(config, problems)
     data = _check_data(config, model, problems, with_engines=with_engines)
     if not with_engines and eval_sets(config):
-        problems.found.append(
+        problems.append(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
         )
-    problems.found += run_folder_problems(config, run_dir)
-    problems.found += machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    if config.checkpoint.initial_megatron_checkpoint is not None:
-        with problems.collected():
-            read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
-    # What the checkpoint is compared with must itself be sound.
-    if config.checkpoint.load is not None:
-        with problems.collected():
-            checkpoint = read_checkpoint(Path(config.checkpoint.load))
-            if not problems.found and plugins is not None:
-                checkpoint.require_continuable(config)
-                plugins.check_resume(checkpoint.plugins, config)
-                if (difference := checkpoint.other_reference(config)) is not None:
-                    logger.warning("%s", difference)
-    stop_on(problems.found)
+    if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
+        problems.append(
+            f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run with"
+            " --load and the folder of its checkpoints"
+        )
+    problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
+    _check_checkpoints(config, plugins, problems)
+    stop_on(problems)
     assert plugins is not None and model is not None
     return Preflight(config, run_dir, plugins, used, model, data)
 
 
-def run_folder_problems(config: RunConfig, run_dir: Path) -> Iterator[str]:
-    """A run folder is written once, unless the run is continued."""
-    if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
-        yield (
-            f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run with"
-            " --load and the folder of its checkpoints"
-        )
+@contextlib.contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    """Add an error that is meant for the user to `problems`; let all others pass."""
+    try:
+        yield
+    except SlimeError as error:
+        problems.append(str(error))
 
 
-def _check_plugins(config: RunConfig, problems: _Problems) -> tuple[PluginSet | None, dict[str, Resolved]]:
-    """Every component the run names: installed, working, and with options it takes."""
+# --- plugins -----------------------------------------------------------------------------------------
+
+
+def _check_plugins(
+    config: RunConfig, functions: PlacedFunctions, problems: list[str]
+) -> tuple[PluginSet | None, dict[str, Resolved]]:
+    """Check that every component the run names is installed, works, and takes its options."""
     used: dict[str, Resolved] = {}
-    with problems.collected():
-        plugins = load_plugins(config.plugins)
-        before = len(problems.found)
+    plugins = None
+    with _collected(problems):
+        plugins = load_plugins(config.plugins, functions.components)
+        before = len(problems)
         uses = components_used(config)
-        for use in uses:
-            with problems.collected():
+        for use in (one for one in uses if not functions.has_failed(one.name)):
+            with _collected(problems):
                 used[use.slot] = plugins.look_up(use)
-        for slot in config.component_options:
-            if slot not in {use.slot for use in uses}:
-                problems.found.append(_unused_options(config, slot))
-        if len(problems.found) == before:
-            with problems.collected():
+        slots = {use.slot for use in uses}
+        problems += [_unused_options(config, slot) for slot in config.component_options if slot not in slots]
+        if len(problems) == before and not functions.problems:
+            with _collected(problems):
                 plugins.resolve(config)
                 plugins.check_config(config)
-                problems.found += partial_rollout_problems(config, used)
-        return plugins, used
-    return None, used
+            generator = used["generator"].component
+            if config.rollout.partial_rollout and not generator.spec.resumes:
+                problems.append(
+                    f"--partial-rollout: {generator.title} cannot continue a response that was cut short (its spec"
+                    " lacks resumes=True). Drop the flag; responses that over-sampling aborts are then started again"
+                )
+    return plugins, used
 
 
-def partial_rollout_problems(config: RunConfig, used: Mapping[str, Resolved]) -> Iterator[str]:
-    """What was aborted is continued by the generator, and not every one can."""
-    generator = used["generator"].component
-    if config.rollout.partial_rollout and not generator.spec.resumes:
-        yield (
-            f"--partial-rollout: {generator.title} does not continue a response that was cut short (its spec has no"
-            " resumes=True). Drop it; what over-sampling aborts is then begun again"
-        )
-
-
-def _unused_options(config: RunConfig, slot: str) -> str:
-    """What to do about options of a component that the run does not name."""
-    kind, options = slot.replace("_", " "), ", ".join(config.component_options[slot])
-    if slot == "reward" and config.reward.terms:
+def _unused_options(config: RunConfig, name: str) -> str:
+    """What to do about options of a component that the run does not use."""
+    slot, options = SLOTS[name], ", ".join(config.component_options[name])
+    if slot.list_key and getattr(getattr(config, slot.section), slot.list_key):
         return (
-            f"options are stated for one reward ({options}), and the run adds up several: state each option in the"
-            " [[reward.terms]] table of its reward"
+            f"options are stated for one {slot.title} ({options}), and the run uses several: state each option in the"
+            f" [[{slot.section}.{slot.list_key}]] table of its {slot.title}"
         )
-    flag = {"datasource": "data-source", "estimator": "advantage-estimator"}.get(slot, slot.replace("_", "-"))
-    return f"options are stated for a {kind} ({options}), and the run uses none: name it with --{flag}, or drop them"
+    return (
+        f"options are stated for a {slot.title} ({options}), and the run uses none: name it with {slot.flag}, or drop"
+        " them"
+    )
 
 
-def _check_models(config: RunConfig, problems: _Problems) -> ModelFacts | None:
-    """The folders of the model, of the reference and of the critic."""
+# --- model and data ----------------------------------------------------------------------------------
+
+
+def _check_models(config: RunConfig, problems: list[str]) -> ModelFacts | None:
+    """Check the folders of the model, of the reference and of the critic."""
     model = None
     if config.checkpoint.hf_checkpoint is not None:
-        with problems.collected():
+        with _collected(problems):
             model = read_model(Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
-            problems.found += model_problems(config, model)
+            problems += model_problems(config, model)
     for option, folder in (("--ref-load", config.checkpoint.ref_load), ("--critic-load", config.algorithm.critic_load)):
         if folder is not None:
-            with problems.collected():
+            with _collected(problems):
                 read_model(Path(folder), option)
     return model
 
 
 def _check_data(
-    config: RunConfig, model: ModelFacts | None, problems: _Problems, *, with_engines: bool
+    config: RunConfig, model: ModelFacts | None, problems: list[str], *, with_engines: bool
 ) -> list[DataFacts]:
-    tokenizer: Any | None = None
+    """Check the prompt files."""
+    tokenizer = None
     sets = list(prompt_sets(config, with_engines=with_engines))
     if sets and model is not None:
-        with problems.collected():
-            templated = any(one.apply_chat_template for one in sets)
-            tokenizer = load_tokenizer(model.folder, with_template=templated)
-    facts = []
+        with _collected(problems):
+            tokenizer = load_tokenizer(model.folder, with_template=any(one.apply_chat_template for one in sets))
+    facts: list[DataFacts] = []
     for prompts in sets:
-        with problems.collected():
-            facts.extend(check_data(config, prompts, model, tokenizer))
+        with _collected(problems):
+            facts += check_data(config, prompts, model, tokenizer)
     return facts
+
+
+# --- checkpoints -------------------------------------------------------------------------------------
+
+
+def _check_checkpoints(config: RunConfig, plugins: PluginSet | None, problems: list[str]) -> None:
+    """Check the checkpoints to start from and the folder for new ones, and that the run may continue that of --load."""
+    with _collected(problems):
+        require_own_folder(config)
+    if config.checkpoint.initial_megatron_checkpoint is not None:
+        with _collected(problems):
+            read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
+    if config.checkpoint.load is None:
+        return
+    with _collected(problems):
+        checkpoint = read_checkpoint(Path(config.checkpoint.load))
+        # A run with problems of its own cannot be compared.
+        if not problems and plugins is not None:
+            checkpoint.require_continuable(config)
+            plugins.check_resume(checkpoint.plugins, config)
+            if (difference := checkpoint.other_reference(config)) is not None:
+                logger.warning("%s", difference)
+
+
+# --- machine -----------------------------------------------------------------------------------------
+
+
+def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, trains: bool) -> Iterator[str]:
+    """What the machine lacks: GPUs (unless a cluster brings them), free ports, folders that can be written to."""
+    if config.on_gpu and config.cluster.ray_address is None:
+        present = nvidia_devices()
+        engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if with_engines else 0
+        ranks = config.world_size if trains else 0
+        if ranks + engines > present:
+            yield (
+                f"the run needs {ranks + engines} GPUs ({ranks} training ranks + {engines} for engines), and this"
+                f" machine has {present}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with"
+                " --ray-address"
+            )
+    if with_engines:
+        yield from _port_problems(config)
+    folders = {"the run folder": run_dir, "--save": config.checkpoint.save, "--save-hf": config.checkpoint.save_hf}
+    for what, folder in folders.items():
+        if folder is not None and (problem := unwritable(Path(folder))) is not None:
+            yield f"{what} {folder} {problem}"
+
+
+def _port_problems(config: RunConfig) -> list[str]:
+    cluster = config.cluster
+    ports = [] if cluster.router_port is None else [(cluster.router_port, "--router-port")]
+    if cluster.engine_port is not None:
+        ports += [(cluster.engine_port + number, "--engine-port") for number in range(config.num_engines)]
+    problems: list[str] = []
+    for port, option in ports:
+        with _collected(problems):
+            require_free_port(port, option)
+    return problems
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why `folder` cannot be made or written to, or None. A file is written there (or above it) and removed again."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        return f"cannot be made: {existing} is a file. Choose another folder"
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".slime-probe-") as probe:
+            probe.write(bytes(_LEAST_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return f"cannot be written to: {error.strerror} ({existing}). Free space or choose another folder"
+    return None

@@ -1,4 +1,4 @@
-"""Prompt files before a run: rows checked and prompts counted in tokens; of large files those of a sample."""
+"""Prompt files before a run: checks rows and counts the tokens of prompts; of large files, those of a sample."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
-from slime.data.dataset import too_many
-from slime.data.feed.work import BlocksJob, Drawn, Work
-from slime.data.prompt_source import PromptSource, parse_source, parse_sources
-from slime.data.readers.opening import open_reader
-from slime.data.readers.reader import Reader
-from slime.data.rows import Columns
-from slime.data.tokenize import PLAIN, PromptFormat
 from slime.errors import ConfigError, DataError
+from slime.kit.readers.feed.work import BlocksJob, Work
+from slime.kit.readers.opening import open_reader
+from slime.kit.readers.prompt_file import bad_row_error
+from slime.kit.readers.prompt_source import PromptSource, parse_source, parse_sources
+from slime.kit.readers.reader import Reader
+from slime.kit.readers.rows import Columns
+from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
-#: pieces of 64 KiB of text, or of 1,024 rows of a table, up to which a file is read whole
+#: files of at most this many pieces (64 KiB of text, or 1,024 rows of a table) are read whole
 WHOLE = 1024
-#: pieces of a larger one that are looked at, evenly spaced
+#: pieces that are read of a larger file, evenly spaced
 SAMPLED = 64
-#: row groups of a large Parquet file: a piece of one costs reading all of it
+#: row groups that are read of a large Parquet file, where reading a piece means reading its whole group
 _GROUPS = 8
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """One prompt file."""
+    """What was found in one prompt file."""
 
     name: str  #: "training", or an evaluation set
     source: PromptSource
     rows: int
-    nearly: str  #: "about " or "more than " where the rows were not counted
-    longest: int  #: tokens of its longest prompt that is used
+    nearly: str  #: "about " or "more than " if the rows were not counted
+    longest: int  #: tokens of the longest prompt that can be used
     limit: int  #: tokens a prompt may have
     bad: int = 0  #: rows that cannot be used
     overlong: int = 0  #: prompts over the limit
     with_tools: int = 0  #: rows with tools
-    looked_at: int | None = None  #: rows that were read; None: all
-    share: float | None = None  #: of the prompts, where files are mixed
-    later: str = "when the run begins"  #: when the other rows are checked
+    sampled: int | None = None  #: rows that were read; None: all
+    share: float | None = None  #: of the prompts, if files are mixed
+    rest_checked: str = "when the run begins"  #: when the rows outside the sample are checked
 
     def __str__(self) -> str:
         parts = [
@@ -54,28 +54,27 @@ class DataFacts:
             parts.append(f"{self.bad} bad rows are left out")
         if self.overlong:
             parts.append(f"{self.overlong} prompts over the limit are left out")
-        if self.looked_at is not None:
-            parts.append(f"by {self.looked_at} rows of a sample; the others are checked {self.later}")
+        if self.sampled is not None:
+            parts.append(f"by {self.sampled} rows of a sample; the others are checked {self.rest_checked}")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Files to check, and how long their responses may be."""
+    """Prompt files that are read alike."""
 
     name: str
     files: Sequence[str]
-    response: int
+    response: int  #: tokens a response may have
     columns: Columns
     apply_chat_template: bool
-    #: the option that limits its prompts, where one does
-    max_prompt: int | None
-    #: whether rows may be left out; no evaluation is of fewer rows than stated
-    evaluation: bool
+    max_prompt: int | None  #: tokens a prompt may have, if an option limits it
+    evaluation: bool  #: whether it is an evaluation set, of which no row may be left out
 
 
 def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]:
-    """The files the configuration names.  Without engines responses come from the data, and leave what they leave."""
+    """The prompt files that the configuration names."""
+    # Without engines responses come from the data, and how long they are shows only there.
     response = config.rollout.rollout_max_response_len if with_engines else 1
     data = config.data
     if data.prompt_data:
@@ -103,15 +102,14 @@ def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]
 def check_data(
     config: RunConfig, prompts: PromptSet, model: ModelFacts | None, tokenizer: Any | None
 ) -> list[DataFacts]:
-    """Look at the files of a set, each on its own.
+    """Check the files of a set, each on its own. Tokens are only counted with a model and a tokenizer.
 
-    Without a tokenizer, prompts are not counted.  Raises `DataError` for the first row that stops the run,
-    `ConfigError` when no prompt would have room.
+    Raises:
+        DataError: A row cannot be used and may not be left out (the first such row).
+        ConfigError: Responses leave no room for a prompt.
     """
     data = config.data
-    limit = 0
-    if tokenizer is not None and model is not None:
-        limit = prompt_room(config, model, prompts.response, prompts.max_prompt)
+    limit = _prompt_limit(config, model, prompts) if tokenizer is not None and model is not None else 0
     sources = [parse_source(prompts.files[0])] if prompts.evaluation else parse_sources(prompts.files)
     if prompts.evaluation and sources[0].weight is not None:
         raise DataError(f"{sources[0]}: an evaluation set has no weight")
@@ -132,7 +130,9 @@ def check_data(
                 found,
                 name=prompts.name,
                 share=None if source.weight is None else float(source.weight / total),
-                later="when they are reached" if data.streaming_data and not prompts.evaluation else found.later,
+                rest_checked="when they are reached"
+                if data.streaming_data and not prompts.evaluation
+                else found.rest_checked,
             )
         )
     key = prompts.columns.tool_key
@@ -151,12 +151,19 @@ def look(
     max_bad_rows: int | None = None,
     drop_overlong: bool = False,
 ) -> DataFacts:
-    """The facts of one file: of all its rows, or of a sample where it is large.
+    """Read all rows of a file, or a sample of a large one.
 
-    tokenizer, limit   None and 0: prompts are not counted
-    max_bad_rows       None: no row may be left out
+    Args:
+        source: The file.
+        columns: Keys of its rows.
+        tokenizer: Counts tokens; None: they are not counted.
+        limit: Tokens a prompt may have; 0: any number.
+        form: How a prompt becomes text.
+        max_bad_rows: Rows that may be left out because they cannot be used; None: none, and the first is an error.
+        drop_overlong: Leave out prompts over the limit; otherwise the first is an error.
 
-    Raises `DataError` for a row that may not be left out, and where no row is left.
+    Raises:
+        DataError: A row may not be left out, or no row is left.
     """
     reader = open_reader(source, columns, by_block=True, most_unpacked=WHOLE * 2**16)
     try:
@@ -170,12 +177,11 @@ def look(
                 with_tools += drawn.row.tools is not None
             elif drawn.fault == "overlong" and drop_overlong:
                 overlong += 1
-            elif drawn.fault == "bad" and max_bad_rows is not None:
+            elif drawn.fault == "bad" and max_bad_rows is not None and bad < max_bad_rows:
                 bad += 1
-                if bad > max_bad_rows:
-                    raise too_many(bad, max_bad_rows, _message(reader, drawn))
             else:
-                raise DataError(_message(reader, drawn))
+                limit_of_bad = None if drawn.fault == "overlong" else max_bad_rows
+                raise bad_row_error(f"{reader.where(drawn.position)}{drawn.reason}", bad + 1, limit_of_bad)
         if not rows:
             raise DataError(f"{source} has no rows, expected one JSON object per line")
         if rows == bad + overlong:
@@ -193,14 +199,14 @@ def look(
             bad=bad,
             overlong=overlong,
             with_tools=with_tools,
-            looked_at=None if whole else rows,
+            sampled=None if whole else rows,
         )
     finally:
         reader.close()
 
 
 def _jobs(reader: Reader) -> tuple[list[BlocksJob], bool]:
-    """What to read of a file, and whether that is all of it."""
+    """The blocks to read of a file, and whether they are all of it."""
     blocks = reader.blocks
     pieces = 0
     for block in range(blocks):
@@ -215,15 +221,8 @@ def _jobs(reader: Reader) -> tuple[list[BlocksJob], bool]:
     return [BlocksJob(((0, block),), None, 0, reader.parts(block)) for block in chosen], False
 
 
-def _message(reader: Reader, drawn: Drawn) -> str:
-    return f"{reader.where(drawn.place)}{drawn.reason}"
-
-
-def prompt_room(config: RunConfig, model: ModelFacts, response: int, max_prompt: int | None) -> int:
-    """Tokens a prompt may have beside a response of `response` tokens, at most `max_prompt`.
-
-    Raises `ConfigError` when that is none, and for a context the engines would not accept.
-    """
+def _prompt_limit(config: RunConfig, model: ModelFacts, prompts: PromptSet) -> int:
+    """Tokens a prompt may have beside its response."""
     engine_context = int(config.sglang.get("context_length", model.context))
     context = config.rollout.rollout_max_context_len or engine_context
     if context > engine_context:
@@ -231,9 +230,9 @@ def prompt_room(config: RunConfig, model: ModelFacts, response: int, max_prompt:
             "--sglang-context-length is" if "context_length" in config.sglang else f"the model in {model.folder} has"
         )
         raise ConfigError(f"--rollout-max-context-len {context} is too long: {whose} {engine_context}")
-    if response >= context:
+    if prompts.response >= context:
         raise ConfigError(
-            f"a response of {response} tokens (--rollout-max-response-len, --eval-max-response-len) leaves no room for"
-            f" a prompt in the context of {context} tokens. Shorten responses"
+            f"a response of {prompts.response} tokens (--rollout-max-response-len, --eval-max-response-len) leaves no"
+            f" room for a prompt in the context of {context} tokens. Shorten responses"
         )
-    return min(max_prompt or context, context - response)
+    return min(prompts.max_prompt or context, context - prompts.response)

@@ -1,16 +1,23 @@
-"""The model folder before a run: complete, of a known kind, and of a size the parallel layout divides."""
+"""The model folder before a run: complete, of a supported family, and of a size that the parallel layout divides."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.cli.preflight_tokenizer import TOKENIZER_FILES
 from slime.config import RunConfig
+from slime.config.megatron_checks import layout_problems
 from slime.errors import ConfigError
+from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import architecture, read_hf_config
+
+#: a model folder has at least one of them
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class ModelFacts:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence it is made for."""
+        """Tokens of the longest sequence that the model was made for."""
         return int(self.gpt["max_sequence_length"])
 
     def __str__(self) -> str:
@@ -36,35 +43,41 @@ class ModelFacts:
 
 
 def read_model(folder: Path, option: str) -> ModelFacts:
-    """The model of a folder that `option` names.
+    """Read the description of the model in a folder that `option` names.
 
-    Raises `ConfigError` for a folder that is missing, incomplete or of a kind slime does not train.
+    Raises:
+        ConfigError: The folder is missing or incomplete, or slime does not train this family of models.
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{option} {folder} is no folder; expected a Hugging Face model folder on this machine (config.json,"
+            f"{option} {folder} is not a folder; expected a Hugging Face model folder on this machine (config.json,"
             " *.safetensors, tokenizer)"
         )
     try:
         found = architecture(read_hf_config(folder))
     except ConfigError as error:
         raise ConfigError(f"{option} {folder}: {error}") from error
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"{option} {folder} has no tokenizer; expected one of the files {', '.join(TOKENIZER_FILES)}")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"{option} {folder} has no tokenizer; expected one of the files {', '.join(_TOKENIZER_FILES)}"
+        )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{option} {folder} has no weights; expected *.safetensors files")
     return ModelFacts(folder, found.family, found.transformer, found.gpt)
 
 
+# --- does the configuration fit the model ------------------------------------------------------------
+
+
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """What of the configuration does not fit the model."""
+    """Options that do not fit the model."""
     yield from _contradictions(config, model)
     yield from _stop_tokens(config, model)
     yield from _divisions(config, model)
 
 
 def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Megatron flags that describe another model than the folder's."""
+    """Megatron flags that describe another model than the one in the folder."""
     known = {**model.transformer, **model.gpt}
     known["untie_embeddings_and_output_weights"] = not known["share_embeddings_and_output_weights"]
     for name, value in config.megatron.items():
@@ -76,7 +89,7 @@ def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 
 
 def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Token ids that the model cannot produce would never stop anything."""
+    """Stop tokens that the model cannot produce, such as those of another model's script."""
     vocabulary = int(model.gpt["vocab_size"])
     outside = [token for token in config.rollout.rollout_stop_token_ids if not 0 <= token < vocabulary]
     if outside:
@@ -87,27 +100,62 @@ def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 
 
 def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Heads and layers that can be divided among ranks, and heads among an engine's devices."""
-    heads, layers = model.transformer["num_attention_heads"], model.transformer["num_layers"]
-    groups = model.transformer["num_query_groups"]
-    stated = config.megatron
-    tensor, pipeline = stated.get("tensor_model_parallel_size", 1), stated.get("pipeline_model_parallel_size", 1)
-    if tensor > 0 and heads % tensor:
-        yield f"--tensor-model-parallel-size {tensor} does not divide the model's {heads} attention heads"
-    elif tensor > 0 and groups % tensor and tensor % groups:
-        yield f"--tensor-model-parallel-size {tensor} does not fit the model's {groups} key-value heads"
-    uneven = any("num_layers_in_" in name or name == "pipeline_model_parallel_layout" for name in stated)
-    per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
-    if per_chunk is not None and pipeline > 0 and layers % (pipeline * per_chunk):
-        yield (
-            f"--num-layers-per-virtual-pipeline-stage {per_chunk}: the model's {layers} layers are no multiple of"
-            f" {pipeline} pipeline stages x {per_chunk}"
-        )
-    elif pipeline > 0 and layers % pipeline and not uneven:
-        yield (
-            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {layers} layers. State uneven"
-            " stages with --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers"
-        )
+    """Parallel sizes that do not divide the model's heads or layers."""
+    yield from layout_problems(config, model.transformer)
+    heads = model.transformer["num_attention_heads"]
     engine = config.cluster.rollout_num_gpus_per_engine
     if heads % engine:
         yield f"--rollout-num-gpus-per-engine {engine} does not divide the model's {heads} attention heads"
+
+
+# --- tokenizer ---------------------------------------------------------------------------------------
+
+
+def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
+    """Load the tokenizer of a model folder, to count the tokens of prompts.
+
+    A `tokenizer.json` is read by the `tokenizers` library, as transformers does it, but without importing transformers
+    and torch, which takes seconds. Other folders, and chat templates with transformers' own tags, need transformers.
+
+    Args:
+        folder: The model folder.
+        with_template: Whether chats will be counted, which takes the chat template.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    import jinja2
+
+    try:
+        if (folder / "tokenizer.json").is_file():
+            with contextlib.suppress(jinja2.TemplateSyntaxError):
+                return _light_tokenizer(folder, with_template=with_template)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:
+        raise ConfigError(
+            f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stated = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name) is not None}
+    special = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in stated.items()}
+    template = _chat_template(folder, config) if with_template else None
+    return LightTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special)
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The default template: in a file of its own, or in the configuration (one, or several by name)."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return next((str(entry["template"]) for entry in template if entry.get("name") == "default"), None)
+    return template

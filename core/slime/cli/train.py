@@ -1,4 +1,4 @@
-"""`slime train`: check a run, plan it, and run it."""
+"""`slime train`: check a run, then plan it (`--dry-run`) or run it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from slime.cli.plan import plan_text
 from slime.cli.preflight import preflight
 from slime.cli.train_help import engine_help, train_help
+from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
+from slime.config.flag_table import flag_table
 from slime.config.flags import MEGATRON, SGLANG
-from slime.config.own_flags import flag_table
 from slime.errors import ConfigError
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
@@ -20,7 +21,12 @@ _DRY_RUN = "--dry-run"
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command.  Raises `ConfigError` before any process starts, and what the run itself raises."""
+    """The command; returns its exit code.
+
+    Raises:
+        ConfigError: Bad input, before any process starts.
+        SlimeError: The run failed.
+    """
     for word in argv:
         if word in _HELP:
             target = _HELP[word]
@@ -30,8 +36,9 @@ def run(argv: Sequence[str]) -> int:
     started = time.localtime()
     stated = read_config([word for word in argv if word != _DRY_RUN])
     notes = config_notes(stated)
-    config = name_run(resolve(stated), time.strftime("%Y-%m-%d_%H%M%S", started))
-    checked = preflight(place_checkpoints(config), run_folder(config))
+    functions = place_functions(stated)
+    config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
+    checked = preflight(place_checkpoints(config), run_folder(config), functions)
     if _DRY_RUN in argv:
         print(plan_text(checked, notes))
         return 0
@@ -39,21 +46,21 @@ def run(argv: Sequence[str]) -> int:
         print(f"slime: note: {note}", file=sys.stderr)
     make_run_folder(checked.run_dir, config)
 
-    # The loop brings Ray with it; nothing above this line needs it.
+    # It imports Ray, which nothing above this line needs.
     from slime import loop
 
     return loop.main(checked.config, checked.run_dir, checked.plugins)
 
 
 def name_run(config: RunConfig, default: str) -> RunConfig:
-    """The configuration with the run's name in it."""
+    """Name the run, unless it has a name."""
     return config.model_copy(update={"run": config.run.model_copy(update={"run_name": config.run.run_name or default})})
 
 
 def place_checkpoints(config: RunConfig) -> RunConfig:
-    """Checkpoints go to the run folder where only their interval is stated.
+    """Let checkpoints go to the run folder if only their interval is stated.
 
-    The saved configuration does not say so: a run started from it has a folder, and checkpoints, of its own.
+    The saved configuration leaves the folder out, so that another run started from it has checkpoints of its own.
     """
     options = config.checkpoint
     if options.save_interval is None or options.save is not None:
@@ -63,7 +70,11 @@ def place_checkpoints(config: RunConfig) -> RunConfig:
 
 
 def run_folder(config: RunConfig) -> Path:
-    """Where the run writes.  Raises `ConfigError` for a name that leaves the output folder."""
+    """The folder that the run writes to.
+
+    Raises:
+        ConfigError: The run's name would lead out of the output folder.
+    """
     name = config.run.run_name
     if not name or name in (".", "..") or "/" in name:
         raise ConfigError(f"--run-name {name!r} cannot name a folder in --output-dir {config.run.output_dir}")
@@ -71,7 +82,7 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def make_run_folder(folder: Path, config: RunConfig) -> None:
-    """Make the run folder with the resolved configuration in it."""
+    """Make the run folder and write the resolved configuration to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")

@@ -1,77 +1,135 @@
-"""The help of `slime train`, from the table of flags."""
+"""The help of `slime train`: its own options, those of the chosen components, and those of the engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from slime.cli.component_help import component_help
-from slime.cli.help_text import block, entry, metavar
-from slime.config.flags import MEGATRON, PLUGINS, SGLANG, UNAVAILABLE, Flag, FlagTable
-from slime.config.options import FILE_ONLY, SECTIONS
+from slime.cli.text_layout import block, entry
+from slime.compat.functions import place_functions
+from slime.config import read_config
+from slime.config.flag_table import FlagTable
+from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
+from slime.config.run_config import SECTIONS
+from slime.config.values import Arity, ValueType, type_of
+from slime.errors import SlimeError
+from slime.plugins import survey_plugins
+from slime.plugins.component import Limits
+from slime.plugins.kinds import KINDS, SLOTS
+from slime.plugins.resolve import Use, components_used
+
+if TYPE_CHECKING:
+    from slime.plugin import Options
+    from slime.plugins import Component
 
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...
 
-Train a model by reinforcement learning (or supervised, with --loss-type sft_loss).  Every flag is also a key of
-the run file, in the table named in brackets; flags win over the file.
+Train a model by reinforcement learning (or supervised, with --loss-type sft_loss). Every flag is also a key of the
+run file, in the table named in brackets; flags override the file.
 
-  --dry-run             check everything, print the plan, start nothing
+  --dry-run             check everything and print the plan; start nothing
   --help                this text
   --help-megatron       Megatron's options (native names; table [megatron])
-  --help-sglang         SGLang's server options (behind --sglang-; table [sglang])
+  --help-sglang         SGLang's server options (with the prefix --sglang-; table [sglang])
 
-Options of the chosen components: --reward.OPTION VALUE, --estimator.OPTION, --generator.OPTION, --datasource.OPTION,
---sampling-filter.OPTION, --buffer-filter.OPTION, or the tables [reward] [estimator] ...  They stand at the end of this
-text, for the components that the flags beside --help choose; `slime plugins` lists what is installed.
+Options of components are flags with the name of their slot, or keys of its table: {slots}.
+The end of this text lists the options of the components that are chosen by the other flags beside --help;
+`slime plugins` lists what is installed.
 A switch takes no value: --flag, --no-flag or --flag=false.
 """
 
 
 def train_help(flags: FlagTable, argv: Sequence[str] = ()) -> str:
-    """`slime train --help`; `argv` is the rest of the command line, which chooses components."""
-    own = list(flags.own())
-    blocks = [_USAGE]
+    """The text of `slime train --help`; `argv` is the rest of the command line, which chooses components."""
+    blocks = [_USAGE.format(slots=", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS))]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
-        only_in_files = [
-            line
-            for key, field in options.model_fields.items()
-            if (section, key) in FILE_ONLY
-            for line in entry(f"  [[{section}.{key}]]", [field.description or ""], "")
-        ]
-        blocks.append(_flags_block(title, [flag for flag in own if flag.target == section], only_in_files))
-    blocks.append(_flags_block("[plugins]  Which plugins load.", [flag for flag in own if flag.target == PLUGINS]))
-    blocks.append(_flags_block("not in this release", [flag for flag in own if flag.target == UNAVAILABLE]))
-    blocks += component_help(argv)
-    return "\n".join(blocks)
+        blocks.append(_flags_block(title, flags.of(section)))
+    blocks.append(_flags_block("not in this release", flags.of(UNAVAILABLE)))
+    return "\n".join([*blocks, *_chosen_components(argv)])
 
 
 def engine_help(flags: FlagTable, target: str) -> str:
-    """`slime train --help-megatron` and `--help-sglang`."""
+    """The text of `slime train --help-megatron` and `--help-sglang`."""
     title = {
-        MEGATRON: "Megatron's options, from the installed megatron-core.  A switch is turned off with --no-NAME.",
-        SGLANG: "SGLang's server options, from the installed sglang.  A switch is turned off with --sglang-no-NAME.",
+        MEGATRON: "Megatron's options, from the installed megatron-core. --no-NAME turns a switch off.",
+        SGLANG: "SGLang's server options, from the installed sglang. --sglang-no-NAME turns a switch off.",
     }[target]
     return _flags_block(title, flags.of(target))
 
 
-def _flags_block(title: str, flags: Iterable[Flag], more: Sequence[str] = ()) -> str:
-    listed = list(flags)
+def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:
+    """One flag of a help text, with `text` instead of its own description if that is given."""
+    words = "" if flag.file_only else _metavar(flag.type)
+    parts = [flag.help if text is None else text, f"(also {', '.join(aliases)})" if aliases else ""]
+    yield from entry(f"  {flag.spelled}{words}", [part for part in parts if part], flag.default)
+
+
+def _flags_block(title: str, flags: Iterable[Flag]) -> str:
+    by_name = {flag.name: flag for flag in flags}
     aliases: dict[str, list[str]] = {}
-    for flag in listed:
-        if flag.alias_of is not None:
+    for flag in by_name.values():
+        if flag.alias_of in by_name:
             aliases.setdefault(flag.alias_of, []).append(flag.spelled)
-    lines: list[str] = []
-    for flag in listed:
-        # A spelling of a flag that is not listed stands for itself.
-        if flag.alias_of is None or flag.alias_of not in {other.name for other in listed}:
-            lines += _entry(flag, aliases.get(flag.name, []))
-    return block(title, [*lines, *more])
+    lines = [
+        line
+        for flag in by_name.values()
+        if flag.alias_of not in by_name
+        for line in flag_lines(flag, aliases=aliases.get(flag.name, ()))
+    ]
+    return block(title, lines)
 
 
-def _entry(flag: Flag, aliases: list[str]) -> Iterator[str]:
-    words = " NAME FILE ..." if flag.pairs else metavar(flag.type)
-    parts = [flag.help] if flag.help else []
-    if aliases:
-        parts.append(f"(also {', '.join(aliases)})")
-    return entry(f"  {flag.spelled}{words}", parts, flag.default)
+def _metavar(kind: ValueType) -> str:
+    """The placeholder for the words after a flag."""
+    described = kind.describe()
+    word = f"{{{described.removeprefix('one of ').replace(', ', ',')}}}" if described.startswith("one of ") else "VALUE"
+    if len(word) > 40:
+        word = "NAME"
+    return {Arity.SWITCH: "", Arity.ONE: f" {word}", Arity.OPTIONAL: f" [{word}]", Arity.PAIRS: " NAME FILE ..."}.get(
+        kind.arity, f" {word} ..."
+    )
+
+
+# --- components --------------------------------------------------------------------------------------
+
+
+def _chosen_components(argv: Sequence[str]) -> Iterator[str]:
+    """A block for each component that the command line and its run file choose, or why there is none."""
+    try:
+        functions = place_functions(read_config(argv))
+        plugins = survey_plugins(functions.config.plugins, functions.components)
+        uses = components_used(functions.config)
+    except SlimeError as error:
+        yield f"options of the chosen components: not shown, because this command line cannot be read: {error}\n"
+        return
+    yield from (f"{problem}\n" for problem in functions.problems)
+    for use in (one for one in uses if not functions.has_failed(one.name)):
+        try:
+            yield _component_block(use, plugins.find(use.kind, use.name))
+        except SlimeError as error:
+            yield f"[{use.slot}]  {error}\n"
+
+
+def _component_block(use: Use, component: Component) -> str:
+    if use.eval_set is not None:
+        title, prefix = f"[[evaluation.sets]] {use.eval_set}  Keys of {use.kind} = {{...}}: {component.title}.", ""
+    elif "[" in use.slot:
+        slot = SLOTS[use.slot.partition("[")[0]]
+        title, prefix = f"[[{slot.section}.{slot.list_key}]]  Keys of the table of {component.title}.", ""
+    else:
+        title, prefix = f"[{use.slot}]  Options of {component.title}.", f"--{use.slot.replace('_', '-')}."
+    lines = list(_option_lines(component.spec.options, prefix))
+    if use.kind in KINDS and KINDS[use.kind].limited:
+        lines += _option_lines(Limits, prefix)
+    return block(title, lines or ["  none"])
+
+
+def _option_lines(model: type[Options], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = type_of(field.annotation)
+        default = "" if field.is_required() else str(field.get_default(call_default_factory=True))
+        parts = [field.description or "", "(required)" if field.is_required() else ""]
+        word = " {true,false}" if kind.annotation is bool else _metavar(kind)
+        yield from entry(f"  {prefix}{name.replace('_', '-')}{word}", [part for part in parts if part], default)

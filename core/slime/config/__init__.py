@@ -1,17 +1,16 @@
 """The configuration of a run: from a TOML file and flags to one frozen, checked `RunConfig`.
 
-    command_line, run_file  →  settings  →  assemble  →  RunConfig  →  resolve  →  checks
+    command_line, run_file  →  assemble  →  RunConfig  →  defaults  →  checks
 
-slime's own options are the fields of `options`; Megatron's and SGLang's are read from the source of the
-installed packages, so this room imports neither them nor torch.
+slime's own options are the fields of `options` and `eval_options`; their flags are derived from them. Megatron's and
+SGLang's options are read from the source of the installed packages, so this folder imports neither them nor torch.
 """
 
-from slime.config.batch import BatchShape
+from slime.config.assemble import config_from_toml, load_config, read_config, stop_on
 from slime.config.checks import config_notes, config_problems
-from slime.config.load import config_from_toml, load_config, read_config
-from slime.config.plugin_options import PluginOptions
-from slime.config.resolve import resolve
-from slime.config.run_config import RunConfig
+from slime.config.defaults import resolve
+from slime.config.options import PluginOptions
+from slime.config.run_config import BatchShape, RunConfig
 
 __all__ = [
     "BatchShape",
@@ -23,4 +22,5 @@ __all__ = [
     "load_config",
     "read_config",
     "resolve",
+    "stop_on",
 ]

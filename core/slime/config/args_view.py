@@ -1,31 +1,28 @@
-"""The run configuration as users' functions know it: one flat `args`."""
+"""The run configuration as one flat `args` object, for users' functions."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from slime.config.megatron_fields import megatron_fields
-from slime.config.options import SECTIONS
-from slime.config.sglang_fields import sglang_options
+from slime.config.megatron_options import megatron_fields
+from slime.config.run_config import SECTIONS, RunConfig
+from slime.config.sglang_options import sglang_options
 from slime.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from slime.config.run_config import RunConfig
 
 _SGLANG = "sglang_"
 
 
 class ArgsView:
-    """Every option as an attribute, to be read only.
+    """Every option as a read-only attribute.
 
-    - slime's own by their field: `args.rollout_batch_size`, `args.max_turns`;
-    - Megatron's by theirs: `args.hidden_size`;
-    - SGLang's behind their prefix: `args.sglang_mem_fraction_static`.
+    - slime's options: `args.rollout_batch_size`, `args.max_turns`;
+    - Megatron's options: `args.hidden_size`;
+    - SGLang's options, with a prefix: `args.sglang_mem_fraction_static`.
 
-    An engine's option that the run does not state has the engine's default, or None where that is computed.
-    Picklable.  An unknown attribute is an `AttributeError` that offers the nearest.
+    Options of Megatron and SGLang that are not set have the package's default, or None if that is computed. Picklable.
+    An unknown attribute raises an `AttributeError` with the nearest name.
     """
 
     __slots__ = ("_config",)
@@ -74,7 +71,7 @@ def _own_names() -> set[str]:
 
 
 def _literal(default: str) -> Any:
-    """A default as written in an engine's source; None where it is computed."""
+    """A default as written in an engine's source; None if it is computed."""
     try:
         return ast.literal_eval(default)
     except (ValueError, SyntaxError):
@@ -82,7 +79,7 @@ def _literal(default: str) -> Any:
 
 
 def _defaults(name: str) -> dict[str, str]:
-    """Attribute -> default as written, of the engine whose option `name` may be; empty where it is not installed."""
+    """Attribute -> default as written in the source of Megatron or SGLang; empty if it is not installed."""
     try:
         if name.startswith(_SGLANG):
             return {_SGLANG + key: option.default for key, option in sglang_options().items()}

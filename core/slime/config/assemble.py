@@ -1,109 +1,136 @@
-"""Settings to a `RunConfig`: the one place where values are checked, whether they come from a file or a flag."""
+"""Builds a `RunConfig` from a command line or a run file, and checks the types of all values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError, create_model
 
-from slime.config.explain import explain
-from slime.config.flags import MEGATRON, PLUGINS, SGLANG, UNAVAILABLE
-from slime.config.megatron_flags import RESERVED as RESERVED_MEGATRON
-from slime.config.options import SECTIONS
-from slime.config.plugin_options import PluginOptions
-from slime.config.run_config import RunConfig
-from slime.config.settings import COMPONENT, Setting, Settings, stop_on
-from slime.config.sglang_flags import RESERVED as RESERVED_SGLANG
-from slime.config.unavailable import refusal
-from slime.config.values import misplaced_boolean
+from slime.config.checks import config_problems
+from slime.config.command_line import parse_command_line
+from slime.config.defaults import resolve
+from slime.config.flag_table import flag_table
+from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
+from slime.config.function_flags import without_rivals
+from slime.config.options import Section
+from slime.config.run_config import SECTIONS, RunConfig
+from slime.config.run_file import parse_run_file, read_run_file
+from slime.config.values import explain, is_union
+from slime.errors import ConfigError
+from slime.plugins.kinds import SLOTS, Slot
 
-_RESERVED = {MEGATRON: RESERVED_MEGATRON, SGLANG: RESERVED_SGLANG}
+
+def load_config(argv: Sequence[str]) -> RunConfig:
+    """The complete configuration of `slime train ARGV`, with all checks that need neither the model nor the data.
+
+    Raises one `ConfigError` that lists every problem found.
+    """
+    config = resolve(read_config(argv))
+    stop_on(config_problems(config))
+    return config
+
+
+def read_config(argv: Sequence[str]) -> RunConfig:
+    """The configuration in `[run.toml] [--flag value]...`; flags take precedence. No defaults are derived.
+
+    Raises one `ConfigError` that lists every problem found.
+    """
+    flags = flag_table()
+    line = parse_command_line(argv, flags)
+    file = Settings() if line.file is None else read_run_file(line.file, flags)
+    return assemble(without_rivals(file, line.settings).followed_by(line.settings))
+
+
+def config_from_toml(text: str, name: str | Path = "run file") -> RunConfig:
+    """The configuration in the text of a run file; the inverse of `RunConfig.to_toml`. `name` is for messages.
+
+    Raises one `ConfigError` that lists every problem found.
+    """
+    return assemble(parse_run_file(text, str(name), flag_table()))
+
+
+def stop_on(problems: Iterable[str]) -> None:
+    """Raise one `ConfigError` that lists all `problems`, if there are any."""
+    found = list(dict.fromkeys(problems))
+    if len(found) == 1:
+        raise ConfigError(found[0])
+    if found:
+        raise ConfigError(f"{len(found)} problems:\n" + "\n".join(f"  - {problem}" for problem in found))
 
 
 def assemble(settings: Settings) -> RunConfig:
-    """The configuration that `settings` state; what they do not state keeps its default.
+    """The configuration with these settings.
 
-    Raises one `ConfigError` that tells every problem, those of reading included.
+    Raises one `ConfigError` that lists every problem, including those found while reading.
     """
     problems = list(settings.problems)
-    final = {(setting.target, setting.key): setting for setting in settings.items}
-    by_target: dict[str, list[Setting]] = {}
-    for setting in final.values():
-        by_target.setdefault(setting.target, []).append(setting)
-
-    asynchronous = any(s.key == "async_mode" and s.value is True for s in final.values())
-    for setting in by_target.get(UNAVAILABLE, []):
+    stated: dict[str, dict[str, Setting]] = {}
+    for setting in settings.items:
+        stated.setdefault(setting.target, {})[setting.key] = setting
+    refused = [
+        setting for items in stated.values() for setting in items.values() if setting.flag and setting.flag.refusal
+    ]
+    for setting in refused:
         assert setting.flag is not None
-        problems.append(refusal(setting.flag, setting.where, asynchronous=asynchronous))
-    sections: dict[str, type[BaseModel]] = {**SECTIONS, PLUGINS: PluginOptions}
-    parts: dict[str, Any] = {
-        name: _section(options, by_target.get(name, []), problems) for name, options in sections.items()
-    }
-    for target in (MEGATRON, SGLANG):
-        parts[target] = _engine_options(target, by_target.get(target, []), problems)
-    parts["component_options"] = {
-        target.removeprefix(COMPONENT): {setting.key: setting.value for setting in items}
-        for target, items in by_target.items()
-        if target.startswith(COMPONENT)
-    }
+        problems.append(f"{setting.where} {setting.flag.refusal}")
+        del stated[setting.target][setting.key]
+
+    parts: dict[str, Any] = {"component_options": {}}
+    for slot in SLOTS.values():
+        options = stated.pop(COMPONENT + slot.name, {})
+        if slot.repeated and options:
+            _assign_options(slot, options.values(), stated.setdefault(slot.section, {}), problems)
+        elif options:
+            parts["component_options"][slot.name] = {key: setting.value for key, setting in options.items()}
+    for target, items in stated.items():
+        if target in SECTIONS:
+            parts[target] = _checked(SECTIONS[target], items, problems)
+        elif target in (MEGATRON, SGLANG):
+            fields: dict[str, Any] = {key: (s.flag.type.annotation, ...) for key, s in items.items() if s.flag}
+            parts[target] = dict(_checked(create_model(target, __base__=Section, **fields), items, problems) or {})
     stop_on(problems)
     return RunConfig(**parts)
 
 
-def _section(options: type[BaseModel], items: list[Setting], problems: list[str]) -> BaseModel | None:
-    """One section; None, and the reasons in `problems`, where a value does not fit."""
-    before = len(problems)
-    values: dict[str, Any] = {}
-    where: dict[str, Setting] = {}
-    for setting in items:
-        field = options.model_fields[setting.key]
-        name = field.alias or setting.key
-        where[name] = setting
-        if misplaced_boolean(setting.value, field.annotation):
-            problems.append(f"{setting.where}: {_got_expected(setting)}")
-        else:
-            values[name] = setting.value
+def _checked(options: type[Section], items: Mapping[str, Setting], problems: list[str]) -> Section | None:
+    """The section with these settings; if a value is wrong, None, with the reasons added to `problems`."""
     try:
-        section = options.model_validate(values)
+        return options.model_validate({key: setting.value for key, setting in items.items()})
     except ValidationError as error:
         for details in error.errors():
-            first, *inner = details["loc"]
-            setting = where[str(first)]
-            problems.append(f"{setting.where}{_place(inner)}: {explain(details, _expected(setting, details))}")
+            key, *inner = details["loc"]
+            setting = items[str(key)]
+            if setting.flag is not None and is_union(setting.flag.type.annotation):
+                # pydantic reports one error per type of a union; one message for all of them is enough.
+                inner, details["input"] = [], setting.value
+            # An item of a plain list is identified by its value, a key of a nested table by its path: "[1].weight".
+            nested = any(isinstance(step, str) for step in inner)
+            path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inner) if nested else ""
+            expected = setting.flag.type.describe() if setting.flag is not None and not inner else None
+            problems.append(f"{setting.where}{path}: {explain(details, expected)}")
         return None
-    return section if len(problems) == before else None
 
 
-def _place(inner: list[int | str]) -> str:
-    """Where in a list of tables: `[1].weight`.  An item of a plain list is told by its value."""
-    if not any(isinstance(step, str) for step in inner):
-        return ""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inner)
+def _assign_options(slot: Slot, options: Iterable[Setting], items: dict[str, Setting], problems: list[str]) -> None:
+    """Assign options from flags to the components of a slot that accepts several.
 
-
-def _got_expected(setting: Setting) -> str:
-    assert setting.flag is not None
-    return f"got {str(setting.value).lower()}, expected {setting.flag.type.describe()}"
-
-
-def _expected(setting: Setting, details: Mapping[str, Any]) -> str | None:
-    """What the whole value should have been, unless the error is about one item of a list."""
-    if setting.flag is None or len(details["loc"]) > 1:
-        return None
-    return setting.flag.type.describe()
-
-
-def _engine_options(target: str, items: list[Setting], problems: list[str]) -> dict[str, Any]:
-    """Megatron's or SGLang's options, each checked against its type."""
-    values: dict[str, Any] = {}
-    for setting in items:
-        assert setting.flag is not None
-        if setting.key in _RESERVED[target]:
-            problems.append(f"{setting.where} is not for users to state: {_RESERVED[target][setting.key]}.")
-            continue
-        try:
-            values[setting.key] = setting.flag.type.check(setting.value)
-        except ValueError as error:
-            problems.append(f"{setting.where}: {error}")
-    return values
+    `--SLOT.OPTION` sets the option of the only component, `--SLOT.NAME.OPTION` that of the component NAME.
+    """
+    where = f"--{slot.name}"
+    stated = items.get(slot.key) or Setting(slot.section, slot.key, list(slot.default), where)
+    choices = [{"name": one} if isinstance(one, str) else copy.deepcopy(one) for one in stated.value]
+    for setting in options:
+        name, dot, option = setting.key.rpartition(".")
+        chosen = [choice for choice in choices if not dot or choice.get("name") == name]
+        if len(chosen) == 1:
+            chosen[0][option] = setting.value
+        else:
+            names = ", ".join(str(choice.get("name")) for choice in choices) or "none"
+            problems.append(
+                f"{setting.where}: expected an option of exactly one {slot.title}, chosen: {names}. Write"
+                f" --{slot.name}.NAME.OPTION, or tables [[{slot.name}]] in the run file"
+            )
+    items[slot.key] = Setting(slot.section, slot.key, choices, stated.where, stated.flag)

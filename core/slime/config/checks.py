@@ -1,38 +1,37 @@
-"""What a configuration alone can tell to be wrong, all of it at once.
+"""Checks that need only the configuration.
 
-Each check is a small function that yields sentences; `config_problems` runs them all.  What needs the
-machine, the model folder, the data or the plugins is in `slime.cli.preflight`.
+Each check is a function that yields problems as sentences; `config_problems` runs them all. Checks that need the
+machine, the model, the data or the plugins are in `slime.cli.preflight`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from slime.config.algorithm_checks import ALGORITHM_CHECKS, algorithm_notes
-from slime.config.batch import batch_shape
-from slime.config.eval_checks import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
-from slime.config.local_paths import function_problems
+from slime.config.eval_sets import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
+from slime.config.function_flags import choice_problems
 from slime.config.megatron_checks import MEGATRON_CHECKS
-from slime.config.options import RolloutOptions
-from slime.config.run_config import RunConfig
+from slime.config.run_config import RunConfig, batch_shape
 from slime.errors import ConfigError
-from slime.plugins.local import is_local
+from slime.plugins.reference import is_reference
 
 Check = Callable[[RunConfig], Iterator[str]]
 
 
 def config_problems(config: RunConfig) -> list[str]:
-    """Every problem of `config`; an empty list when it may run."""
-    return [problem for check in (*CHECKS, *ALGORITHM_CHECKS, *MEGATRON_CHECKS) for problem in check(config)]
+    """Every problem of `config`; empty if it is valid."""
+    return [problem for check in CHECKS for problem in check(config)]
 
 
 def config_notes(config: RunConfig) -> list[str]:
-    """What a user should know though it stops nothing."""
+    """Warnings: what the user should know, although the run can start."""
     return [*algorithm_notes(config), *evaluation_notes(config)]
 
 
 def required_options(config: RunConfig) -> Iterator[str]:
-    """What no default can replace."""
+    """Options without a default."""
     if config.checkpoint.hf_checkpoint is None:
         yield "--hf-checkpoint is missing: the Hugging Face folder of the model to train"
     if config.rollout.num_rollout is None:
@@ -44,56 +43,68 @@ def required_options(config: RunConfig) -> Iterator[str]:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"
         generator = config.rollout.generator or ""
         reward = config.reward
-        # A generate function may reward its samples itself.
-        by_function = reward.custom_rm_path or config.rollout.custom_generate_function_path or is_local(generator)
+        # A generate function may set the rewards itself.
+        by_function = reward.custom_rm_path or config.rollout.custom_generate_function_path or is_reference(generator)
         if reward.reward is None and not reward.terms and not by_function:
             yield "--reward is missing (`slime plugins` lists what is installed; --custom-rm-path names a function)"
 
 
-#: what slime itself tells a chat template
-_TOLD = ("messages", "tools", "documents", "tokenize", "add_generation_prompt")
+#: (section, option, condition under which it has an effect, what the user must add)
+_DEPENDENT_OPTIONS: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
+    ("rollout", "async_buffer_size", lambda c: c.rollout.async_mode, "--async (or train_async.py)"),
+    ("rollout", "update_weights_interval", lambda c: c.rollout.async_mode, "--async (or train_async.py)"),
+    ("rollout", "mask_offpolicy_in_partial_rollout", lambda c: c.rollout.partial_rollout, "--partial-rollout"),
+    (
+        "rollout",
+        "partial_rollout",
+        lambda c: c.aborts_surplus,
+        "--over-sampling-batch-size above --rollout-batch-size and without a buffer filter: nothing is aborted",
+    ),
+    ("data", "tool_key", lambda c: c.data.apply_chat_template, "--apply-chat-template, which adds tools to the prompt"),
+    ("data", "apply_chat_template_kwargs", lambda c: c.data.apply_chat_template, "--apply-chat-template"),
+    ("algorithm", "kl_loss_coef", lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
+    ("algorithm", "use_unbiased_kl", lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
+    *(
+        ("algorithm", name, lambda c: c.algorithm.off_policy_correction, "--use-tis or --off-policy-correction")
+        for name in ("tis_threshold", "tis_threshold_low", "off_policy_level")
+    ),
+    ("algorithm", "true_on_policy_tolerance", lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
+)
 
 
-def prompts(config: RunConfig) -> Iterator[str]:
-    """Options of the chat template without it, and variables of it that are not for users to state."""
-    data = config.data
-    if not data.apply_chat_template:
-        if data.tool_key is not None:
-            yield f"--tool-key {data.tool_key} needs --apply-chat-template: the template tells the model about tools"
-        if data.apply_chat_template_kwargs:
-            yield "--apply-chat-template-kwargs has no effect without --apply-chat-template"
-    for name, value in data.apply_chat_template_kwargs.items():
+def dependent_options(config: RunConfig) -> Iterator[str]:
+    """Options that have an effect only with another option."""
+    for section, name, has_effect, needed in _DEPENDENT_OPTIONS:
+        for flag in config.stated(section, name) if not has_effect(config) else ():
+            yield f"{flag} has no effect without {needed}. Drop it"
+
+
+#: variables of a chat template that slime sets
+_TEMPLATE_VARIABLES = ("messages", "tools", "documents", "tokenize", "add_generation_prompt")
+
+
+def chat_template(config: RunConfig) -> Iterator[str]:
+    """Variables of the chat template that users cannot set."""
+    for name, value in config.data.apply_chat_template_kwargs.items():
         if value is None:
             yield f"--apply-chat-template-kwargs: {name!r} is null, which a run file cannot hold. Leave it out"
-    for name in _TOLD:
-        if name in data.apply_chat_template_kwargs:
-            yield f"--apply-chat-template-kwargs: {name!r} is not for users to state, slime does"
+        if name in _TEMPLATE_VARIABLES:
+            yield f"--apply-chat-template-kwargs: {name!r} is set by slime. Leave it out"
 
 
-def batch_identity(config: RunConfig) -> Iterator[str]:
-    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+def batch_sizes(config: RunConfig) -> Iterator[str]:
+    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout; no under-sampling."""
     try:
         batch_shape(config.rollout)
     except ConfigError as error:
         yield str(error)
-
-
-def over_sampling(config: RunConfig) -> Iterator[str]:
-    """A batch is chosen from at least a batch."""
-    drawn, batch = config.rollout.over_sampling_batch_size, config.rollout.rollout_batch_size
-    if drawn is not None and batch is not None and drawn < batch:
-        yield f"--over-sampling-batch-size {drawn} is less than --rollout-batch-size {batch}. Use at least {batch}"
-    if config.rollout.partial_rollout and not config.aborts_surplus:
-        yield (
-            "--partial-rollout has no effect: nothing is aborted without --over-sampling-batch-size above"
-            " --rollout-batch-size, or with a buffer filter, which chooses from all that was begun. Drop it"
-        )
-    if config.rollout.mask_offpolicy_in_partial_rollout and not config.rollout.partial_rollout:
-        yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout. Drop it"
+    started, batch = config.rollout.over_sampling_batch_size, config.rollout.rollout_batch_size
+    if started is not None and batch is not None and started < batch:
+        yield f"--over-sampling-batch-size {started} is less than --rollout-batch-size {batch}. Use at least {batch}"
 
 
 def engine_devices(config: RunConfig) -> Iterator[str]:
-    """Whole engines, and an engine of the size both names of it say."""
+    """The devices must divide into engines of one size."""
     per_engine = config.cluster.rollout_num_gpus_per_engine
     if config.rollout_devices % per_engine:
         yield (
@@ -120,7 +131,7 @@ def engine_devices(config: RunConfig) -> Iterator[str]:
 
 
 def ports(config: RunConfig) -> Iterator[str]:
-    """Fixed ports in range and apart."""
+    """Fixed ports must be in range and distinct."""
     first, router = config.cluster.engine_port, config.cluster.router_port
     if first is None:
         return
@@ -131,24 +142,14 @@ def ports(config: RunConfig) -> Iterator[str]:
         yield f"--router-port {router} is one of the engines' ports {first}-{last} (--engine-port)"
 
 
-def asynchrony(config: RunConfig) -> Iterator[str]:
-    """Options of the asynchronous loop without it."""
-    if config.rollout.async_mode:
-        return
-    for name in ("async_buffer_size", "update_weights_interval"):
-        value = getattr(config.rollout, name)
-        if value != RolloutOptions.model_fields[name].default:
-            yield f"--{name.replace('_', '-')} {value} has no effect without --async (or train_async.py)"
-
-
 def evaluation_rewards(config: RunConfig) -> Iterator[str]:
-    """A reward for every set, where not even the run's is missing."""
-    told = any("--reward is missing" in problem for problem in required_options(config))
-    return iter(()) if told else rewards_of_sets(config)
+    """A reward for every evaluation set, unless the run's own is already reported as missing."""
+    reported = any("--reward is missing" in problem for problem in required_options(config))
+    return iter(()) if reported else rewards_of_sets(config)
 
 
 def lengths(config: RunConfig) -> Iterator[str]:
-    """Room for a prompt beside the longest response."""
+    """The context must hold a prompt and the longest response."""
     options = config.rollout
     context = options.rollout_max_context_len
     if context is None:
@@ -162,28 +163,29 @@ def lengths(config: RunConfig) -> Iterator[str]:
         yield f"--rollout-max-prompt-len {options.rollout_max_prompt_len} is beyond --rollout-max-context-len {context}"
 
 
-def checkpoints(config: RunConfig) -> Iterator[str]:
-    """An export folder that can be named."""
-    options = config.checkpoint
-    if options.save_hf is not None:
+def export_folder(config: RunConfig) -> Iterator[str]:
+    """A folder name that can be formatted."""
+    folder = config.checkpoint.save_hf
+    if folder is not None:
         try:
-            options.save_hf.format(rollout=0)
+            folder.format(rollout=0)
         except (KeyError, IndexError, ValueError) as error:
-            yield f"--save-hf {options.save_hf!r}: only {{rollout}} is filled in ({type(error).__name__}: {error})"
+            yield f"--save-hf {folder!r}: only {{rollout}} is filled in ({type(error).__name__}: {error})"
 
 
 CHECKS: tuple[Check, ...] = (
     required_options,
-    function_problems,
-    prompts,
-    batch_identity,
-    over_sampling,
+    choice_problems,
+    dependent_options,
+    chat_template,
+    batch_sizes,
     engine_devices,
     ports,
-    asynchrony,
     evaluation,
     evaluation_interval,
     evaluation_rewards,
     lengths,
-    checkpoints,
+    export_folder,
+    *ALGORITHM_CHECKS,
+    *MEGATRON_CHECKS,
 )

@@ -1,30 +1,29 @@
 """`slime train`'s command line to settings.
 
-Flags are matched exactly: no abbreviations.  A flag may be written `--flag value` or `--flag=value`; a
-switch `--flag`, `--no-flag` or `--flag=false`.
+Flags are matched exactly: no abbreviations. A flag may be written `--flag value` or `--flag=value`; a switch `--flag`,
+`--no-flag` or `--flag=false`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from slime.config.flags import UNAVAILABLE, Flag, FlagTable, Found
-from slime.config.own_flags import component_option, nearest_component_option
-from slime.config.settings import COMPONENT, Setting, Settings
+from slime.config.flag_table import FlagTable, component_option, nearest_component_option
+from slime.config.flags import COMPONENT, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.values import Arity
 
 
 @dataclass
 class CommandLine:
-    """What a command line says."""
+    """The run file and the settings of a command line."""
 
-    files: list[str] = field(default_factory=list)
+    file: str | None = None
     settings: Settings = field(default_factory=Settings)
 
 
 def parse_command_line(argv: Sequence[str], flags: FlagTable) -> CommandLine:
-    """Read `argv`.  What is wrong with it is collected in `settings.problems`."""
+    """Read `argv`. Problems are collected in `settings.problems`."""
     return _Parser(flags, list(argv)).parse()
 
 
@@ -48,10 +47,10 @@ class _Parser:
                     f"unexpected {word!r} after {self._last_switch}, which takes no value"
                     f" (write {self._last_switch}={word})"
                 )
-            elif self._line.files:
-                self._problem(f"unexpected {word!r}: there is a run file already, {self._line.files[0]}")
+            elif self._line.file is not None:
+                self._problem(f"unexpected {word!r}: the run file is already {self._line.file}")
             else:
-                self._line.files.append(word)
+                self._line.file = word
         return self._line
 
     def _problem(self, text: str) -> None:
@@ -68,60 +67,50 @@ class _Parser:
             else:
                 self._problem(f"--{name} needs a value (for a switch: true or false)")
             return
-        found = self._flags.find(name)
-        if found is None:
+        flag = self._flags.find(name)
+        if flag is None:
             self._problem(f"unknown flag --{name}.{nearest_component_option(name) or self._flags.nearest(name)}")
-            # What follows it can only be its value.
+            # Skip its values.
             self._take(Arity.ANY)
-            return
-        if found.flag.is_switch:
-            self._switch(found, name, attached)
+        elif flag.is_switch:
+            self._switch(flag, name, attached)
         else:
-            self._valued(found.flag, name, attached)
+            self._valued(flag, name, attached)
 
-    def _switch(self, found: Found, name: str, attached: str | None) -> None:
-        words = {None: True, "true": True, "1": True, "false": False, "0": False}
-        state = words.get(attached if attached is None else attached.lower())
+    def _switch(self, flag: Flag, name: str, attached: str | None) -> None:
+        words = {"true": True, "1": True, "false": False, "0": False}
+        state = True if attached is None else words.get(attached.lower())
         if state is None:
             self._problem(f"--{name}: got {attached!r}, expected true or false")
             return
         self._last_switch = f"--{name}" if attached is None else ""
-        value = found.flag.on == (state != found.negated)
-        self._store(Setting(found.flag.target, found.flag.key, value, f"--{name}", found.flag))
+        self._store(Setting(flag.target, flag.key, flag.on == state, f"--{name}", flag))
 
     def _valued(self, flag: Flag, name: str, attached: str | None) -> None:
-        words = [attached] if attached is not None else self._take(flag.type.arity)
-        if not words and flag.type.arity in (Arity.ONE, Arity.SOME):
+        arity = flag.type.arity
+        words = [attached] if attached is not None else self._take(arity)
+        if not words and arity in (Arity.ONE, Arity.SOME, Arity.PAIRS):
             after = f", got the flag {self._words[0]}" if self._words else ""
-            needed = "at least one value" if flag.type.arity is Arity.SOME else "a value"
-            kind = "pairs of a name and a file" if flag.pairs else flag.type.describe()
-            hint = "" if flag.target == UNAVAILABLE else f" ({kind})"
+            needed = "a value" if arity is Arity.ONE else "at least one value"
+            hint = "" if flag.target == UNAVAILABLE else f" ({flag.type.describe()})"
             self._problem(f"--{name} needs {needed}{hint}{after}")
-            return
-        if flag.pairs:
-            self._pairs(flag, name, words)
-            return
-        self._store(Setting(flag.target, flag.key, flag.type.from_words(words), f"--{name}", flag))
-
-    def _pairs(self, flag: Flag, name: str, words: list[str]) -> None:
-        """Pairs of words; repeating the flag adds to it."""
-        if len(words) % 2:
-            self._problem(f"--{name} needs pairs of a name and a file, got {len(words)} words: {' '.join(words)}")
-            return
-        pairs = [list(pair) for pair in zip(words[::2], words[1::2], strict=True)]
-        items = self._line.settings.items
-        before = next((s for s in items if s.target == flag.target and s.key == flag.key), None)
-        if before is not None:
-            items.remove(before)
-            pairs = before.value + pairs
-        self._store(Setting(flag.target, flag.key, pairs, f"--{name}", flag))
+        elif arity is Arity.PAIRS and len(words) % 2:
+            self._problem(f"--{name} needs {flag.type.describe()}, got {len(words)} words: {' '.join(words)}")
+        else:
+            self._store(Setting(flag.target, flag.key, flag.type.from_words(words), f"--{name}", flag))
 
     def _store(self, setting: Setting) -> None:
-        self._line.settings.items.append(setting)
+        items = self._line.settings.items
+        if setting.flag is not None and setting.flag.accumulates:
+            before = next((item for item in items if (item.target, item.key) == (setting.target, setting.key)), None)
+            if before is not None:
+                items.remove(before)
+                setting = replace(setting, value=before.value + setting.value)
+        items.append(setting)
 
     def _take(self, arity: Arity) -> list[str]:
         """The words that follow, up to the next flag, at most as many as `arity` allows."""
-        most = 1 if arity in (Arity.ONE, Arity.MAYBE) else len(self._words)
+        most = 1 if arity in (Arity.ONE, Arity.OPTIONAL) else len(self._words)
         taken: list[str] = []
         while self._words and len(taken) < most and not self._words[0].startswith("--"):
             taken.append(self._words.pop(0))

@@ -1,38 +1,48 @@
-"""The table of flags: every name, what it takes, and where its value goes."""
+"""Flags of `slime train` and values set by users."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from slime.config.values import Arity, ValueType
-from slime.errors import did_you_mean
 
-#: targets that are not sections of the run configuration
-MEGATRON, SGLANG, PLUGINS, UNAVAILABLE = "megatron", "sglang", "plugins", "unavailable"
+#: targets of flags besides the sections of `slime.config.options`
+MEGATRON, SGLANG, UNAVAILABLE = "megatron", "sglang", "unavailable"
+#: prefix of the target of a component's options; the name of its slot follows
+COMPONENT = "component:"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One spelling of one option."""
+    """One spelling of an option."""
 
     name: str  #: without leading dashes: "rollout-batch-size"
-    target: str  #: a section of `slime.config.options.SECTIONS`, or one of the targets above
-    key: str  #: the name of its value there
+    target: str  #: a section of `slime.config.run_config.SECTIONS`, or one of the targets above
+    key: str  #: name of the value in that section
     type: ValueType
     help: str = ""
     default: str = ""
-    #: what a switch stores; its negation stores the opposite
+    #: the value that a switch sets
     on: bool = True
-    #: another spelling of the flag of this name
+    #: name of the main spelling, if this is another one
     alias_of: str | None = None
-    #: words come in pairs, and repeating the flag adds to it
-    pairs: bool = False
+    #: whether repeating the flag adds to its value instead of replacing it
+    accumulates: bool = False
+    #: whether only the run file can set it
+    file_only: bool = False
+    #: why users cannot set it, as the end of a message: "is not in this release"
+    refusal: str = ""
 
     @property
     def spelled(self) -> str:
-        """As on a command line."""
-        return f"--{self.name}"
+        """The flag as users write it."""
+        return f"[[{self.target}.{self.name}]]" if self.file_only else f"--{self.name}"
+
+    @property
+    def file_key(self) -> str:
+        """Its key in the table of the run file."""
+        return self.name.removeprefix("sglang-").removeprefix("plugins.").replace("-", "_")
 
     @property
     def is_switch(self) -> bool:
@@ -41,95 +51,23 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A flag as it was written: `--no-NAME` finds the switch NAME, `negated`."""
+class Setting:
+    """A value set by the user, not yet checked."""
 
-    flag: Flag
-    negated: bool = False
-
-
-class FlagTable:
-    """All flags.  Megatron's and SGLang's tables are read from the installed packages when first needed."""
-
-    def __init__(
-        self,
-        own: Iterable[Flag],
-        *,
-        megatron: Callable[[], Iterable[Flag]],
-        sglang: Callable[[], Iterable[Flag]],
-    ) -> None:
-        self._loaders = {MEGATRON: megatron, SGLANG: sglang}
-        self._tables: dict[str, dict[str, Flag]] = {"": {flag.name: flag for flag in own}}
-
-    def _table(self, target: str) -> dict[str, Flag]:
-        if target not in self._tables:
-            # What Megatron and slime both call by one name is slime's: there it is checked and acted upon.
-            own = {flag.key for flag in self._tables[""].values()} if target == MEGATRON else set()
-            self._tables[target] = {flag.name: flag for flag in self._loaders[target]() if flag.key not in own}
-        return self._tables[target]
-
-    def find(self, name: str) -> Found | None:
-        """The flag called `name` (no leading dashes), exactly; None where there is none.  slime's own win."""
-        for target in self._targets(name):
-            table = self._table(target)
-            if name in table:
-                return Found(table[name])
-            for positive in _positives(name, target):
-                flag = table.get(positive)
-                if flag is not None and flag.is_switch:
-                    return Found(flag, negated=True)
-        return None
-
-    def find_key(self, target: str, key: str) -> Found | None:
-        """The flag that a key of the run file's table `target` names (dashes or underscores)."""
-        name = key.replace("_", "-")
-        if target == SGLANG:
-            name = f"sglang-{name}"
-        table = self._table(target if target in self._loaders else "")
-        # Megatron has a few names with capitals or its own underscores; fields are found by key as well.
-        flag = table.get(name) or next((f for f in table.values() if f.target == target and f.key == key), None)
-        if flag is not None and flag.target == target:
-            return Found(flag)
-        own = self._tables[""].get(name)
-        return Found(own) if own is not None and own.target == UNAVAILABLE else None
-
-    def nearest(self, name: str, *, within: str | None = None) -> str:
-        """` Did you mean --X?` for an unknown name, or an empty string."""
-        targets = self._targets(name) if within is None else [within]
-        return did_you_mean(f"--{name}", [flag.spelled for target in targets for flag in self._table(target).values()])
-
-    def keys(self, target: str) -> list[str]:
-        """The keys that a table of the run file may have."""
-        if target in self._loaders:
-            prefix = "sglang-" if target == SGLANG else ""
-            names = [flag.name.removeprefix(prefix) for flag in self._table(target).values()]
-        else:
-            # "plugins.allow" is the key "allow" of [plugins].
-            names = [flag.name.split(".")[-1] for flag in self._tables[""].values() if flag.target == target]
-        return [name.replace("-", "_") for name in names]
-
-    def own(self) -> Iterator[Flag]:
-        """slime's own flags, in the order of the sections."""
-        return iter(self._tables[""].values())
-
-    def of(self, target: str) -> Iterator[Flag]:
-        """Megatron's or SGLang's flags."""
-        return iter(self._table(target).values())
-
-    @staticmethod
-    def _targets(name: str) -> list[str]:
-        if name.startswith(("sglang-", "no-sglang-")):
-            return [SGLANG]
-        return ["", MEGATRON]
+    target: str  #: target of its flag, or `COMPONENT` and a slot
+    key: str
+    value: Any
+    where: str  #: for messages: "--lr" or "run.toml: [megatron] lr"
+    flag: Flag | None = None  #: None for options of components
 
 
-def _positives(name: str, target: str) -> Iterator[str]:
-    """Names of the switches that `name` may negate."""
-    if target == SGLANG:
-        for prefix in ("sglang-no-", "no-sglang-"):
-            if name.startswith(prefix):
-                yield "sglang-" + name.removeprefix(prefix)
-        return
-    for prefix in ("no-", "disable-") if target == MEGATRON else ("no-",):
-        if name.startswith(prefix):
-            yield name.removeprefix(prefix)
+@dataclass
+class Settings:
+    """The settings of one source, in order (later ones win), and the problems found while reading them."""
+
+    items: list[Setting] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def followed_by(self, other: Settings) -> Settings:
+        """These settings, overridden by `other`."""
+        return Settings(self.items + other.items, self.problems + other.problems)

@@ -1,17 +1,31 @@
-"""Source files of installed packages, found and parsed without importing the packages."""
+"""Reads option dataclasses of installed packages from their source, without importing the packages."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from slime.errors import ConfigError
 
+_PLAIN: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list[Any],
+    "dict": dict[str, Any],
+}
+#: names of dtypes on the command line
+DTYPES = ("fp32", "bf16", "fp16")
+
 
 def package_folder(package: str, distribution: str, *parts: str) -> Path:
-    """The folder `package/parts...`.  Raises `ConfigError` when the package is not installed or lacks it."""
+    """The folder `package/parts...`. Raises `ConfigError` if the package is not installed or has no such folder."""
     spec = importlib.util.find_spec(package)
     for root in (spec.submodule_search_locations or []) if spec is not None else []:
         folder = Path(root, *parts)
@@ -24,21 +38,11 @@ def package_folder(package: str, distribution: str, *parts: str) -> Path:
 
 
 def parse_source(path: Path) -> ast.Module:
-    """The syntax tree of a source file.  Raises `ConfigError` when it cannot be read or parsed."""
+    """The syntax tree of a source file. Raises `ConfigError` if it cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError) as error:
         raise ConfigError(f"cannot read the options of an installed package from {path}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Declared:
-    """One annotated name of a class body."""
-
-    name: str
-    annotation: ast.expr
-    value: ast.expr | None
-    doc: str
 
 
 def class_named(tree: ast.Module, name: str) -> ast.ClassDef | None:
@@ -46,16 +50,26 @@ def class_named(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
-def declarations(body: list[ast.stmt]) -> list[Declared]:
-    """`name: annotation = value` statements with the string that follows each, in order."""
-    found: list[Declared] = []
+@dataclass(frozen=True)
+class Declaration:
+    """A statement `name: annotation = value` in a class body, with the docstring that follows it."""
+
+    name: str
+    annotation: ast.expr
+    value: ast.expr | None
+    doc: str
+
+
+def declarations(body: list[ast.stmt]) -> list[Declaration]:
+    """The annotated names of a class body, in order."""
+    found: list[Declaration] = []
     for node, after in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
         doc = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
             doc = " ".join(after.value.value.split())
-        found.append(Declared(node.target.id, node.annotation, node.value, doc))
+        found.append(Declaration(node.target.id, node.annotation, node.value, doc))
     return found
 
 
@@ -67,3 +81,52 @@ def enum_members(tree: ast.Module) -> dict[str, tuple[str, ...]]:
             names = [t.id for s in node.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)]
             members[node.name] = tuple(names)
     return members
+
+
+def annotation_of(node: ast.expr, enums: Mapping[str, tuple[str, ...]]) -> Any | None:
+    """The type that users' values for an annotation must have.
+
+    Optional types lose their `None`. Users write enum members by name, tuples as lists, dtypes as one of `DTYPES`.
+
+    Args:
+        node: The annotation.
+        enums: Member names of the enum classes that it may mention.
+
+    Returns:
+        A type that pydantic can check; None if users cannot set it (callables, objects).
+    """
+    match node:
+        case ast.Name(id=name) if name in _PLAIN:
+            return _PLAIN[name]
+        case ast.Name(id=name) if name in enums:
+            return Literal[enums[name]]
+        case ast.Attribute(attr="dtype"):
+            return Literal[DTYPES]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _union([left, right], enums)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return annotation_of(inner, enums)
+        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=parts)):
+            return _union(parts, enums)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            values = ast.literal_eval(inner)
+            return Literal[values if isinstance(values, tuple) else (values,)]
+        case ast.Subscript(value=ast.Name(id="dict" | "Dict")):
+            return dict[str, Any]
+        case ast.Subscript(value=ast.Name(id="list" | "List" | "tuple" | "Tuple"), slice=inner):
+            item = annotation_of(inner.elts[0] if isinstance(inner, ast.Tuple) else inner, enums)
+            return None if item is None else list.__class_getitem__(item)
+    return None
+
+
+def _union(parts: list[ast.expr], enums: Mapping[str, tuple[str, ...]]) -> Any | None:
+    known = [annotation for part in parts if (annotation := annotation_of(part, enums)) is not None]
+    return typing.Union[tuple(known)] if known else None  # noqa: UP007 - built from values
+
+
+def literal(node: ast.expr | None) -> Any:
+    """The value of a literal; None if there is no expression or its value is computed."""
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None

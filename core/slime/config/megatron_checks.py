@@ -1,41 +1,61 @@
-"""Checks of Megatron's options that megatron-core leaves to Megatron-LM's argument parser.
+"""Checks of Megatron's options that Megatron-LM makes in its argument parser.
 
-The parser is not part of the installed package, and without it some of these train on wrong numbers in
-silence.
+The parser is not part of the installed package. Without these checks, some options would compute wrong numbers and
+raise no error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from slime.config.run_config import RunConfig
 
-#: need TransformerEngine, Apex or CUDA kernels, with no equal form on a CPU
-_GPU_SWITCHES = (
-    "apply_rope_fusion",
-    "cpu_offloading",
-    "enable_cuda_graph",
-    "external_cuda_graph",
-    "gradient_accumulation_fusion",
-    "moe_grouped_gemm",
-    "moe_permute_fusion",
-    "optimizer_cpu_offload",
-    "persist_layer_norm",
-    "tp_comm_overlap",
-    "use_megatron_fsdp",
-    "use_precision_aware_optimizer",
-    "use_te_rng_tracker",
-)
-_GPU_VALUES = {
-    "transformer_impl": ("transformer_engine",),
+#: options that slime's trainer does not support -> the value that turns them off
+_UNSUPPORTED: dict[str, Any] = {
+    "num_moe_experts": None,
+    "expert_model_parallel_size": 1,
+    "multi_latent_attention": False,
+    "mtp_num_layers": None,
+    "use_megatron_fsdp": False,
+    "num_distributed_optimizer_instances": 1,
+    "hybrid_context_parallel": False,
+    "hierarchical_context_parallel_sizes": None,
+}
+#: values that need TransformerEngine, Apex or CUDA kernels, and have no equivalent on a CPU
+_GPU_ONLY: dict[str, tuple[Any, ...]] = {
+    "apply_rope_fusion": (True,),
     "attention_backend": ("flash", "fused"),
-    "fp8": ("e4m3", "hybrid"),
+    "cpu_offloading": (True,),
+    "enable_cuda_graph": (True,),
+    "external_cuda_graph": (True,),
     "fp4": ("e2m1",),
+    "fp8": ("e4m3", "hybrid"),
+    "gradient_accumulation_fusion": (True,),
+    "moe_grouped_gemm": (True,),
+    "moe_permute_fusion": (True,),
+    "optimizer_cpu_offload": (True,),
+    "persist_layer_norm": (True,),
+    "tp_comm_overlap": (True,),
+    "transformer_impl": ("transformer_engine",),
+    "use_precision_aware_optimizer": (True,),
+    "use_te_rng_tracker": (True,),
 }
 
 
+def unsupported(config: RunConfig) -> Iterator[str]:
+    """Features that the trainer lacks."""
+    for name, off in _UNSUPPORTED.items():
+        value = config.megatron.get(name)
+        if value and value != off:
+            yield (
+                f"--{_flag(name)} {value} is not supported: this release trains dense models with grouped-query"
+                " attention and one output per token, without FSDP or hierarchical layouts. Drop it"
+            )
+
+
 def rank_layout(config: RunConfig) -> Iterator[str]:
-    """Ranks that divide into copies of the model."""
+    """Training ranks must divide into copies of the model."""
     sizes = {
         "--tensor-model-parallel-size": config.megatron.get("tensor_model_parallel_size", 1),
         "--pipeline-model-parallel-size": config.megatron.get("pipeline_model_parallel_size", 1),
@@ -46,21 +66,18 @@ def rank_layout(config: RunConfig) -> Iterator[str]:
         yield f"{flag} {size}: expected at least 1"
     if wrong:
         return
-    need, nodes, each = (
-        config.model_parallel_size,
-        config.cluster.actor_num_nodes,
-        config.cluster.actor_num_gpus_per_node,
-    )
+    need, cluster = config.model_parallel_size, config.cluster
     layout = " x ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+    nodes, each = cluster.actor_num_nodes, cluster.actor_num_gpus_per_node
     have = f"--actor-num-nodes {nodes} x --actor-num-gpus-per-node {each} = {config.world_size}"
     if need > config.world_size:
         yield f"{layout} needs {need} ranks, but {have}"
     elif config.world_size % need:
-        yield f"{layout} puts {need} ranks to a copy of the model, and {have} is no multiple of it"
+        yield f"{layout} needs {need} ranks per copy of the model, and {have} is not a multiple of it"
 
 
 def virtual_pipeline(config: RunConfig) -> Iterator[str]:
-    """Interleaved pipelines: stages to interleave, and the exchange that does not corrupt gradients."""
+    """Interleaved pipelines need several stages and must not batch point-to-point communication."""
     stated = config.megatron
     virtual = stated.get("virtual_pipeline_model_parallel_size")
     if (virtual is None or virtual == 1) and stated.get("num_layers_per_virtual_pipeline_stage") is None:
@@ -74,25 +91,8 @@ def virtual_pipeline(config: RunConfig) -> Iterator[str]:
         )
 
 
-def sequence_parallel(config: RunConfig) -> Iterator[str]:
-    """Models whose gradients are wrong under tensor parallelism without sequence parallelism."""
-    stated = config.megatron
-    if stated.get("tensor_model_parallel_size", 1) < 2 or stated.get("sequence_parallel"):
-        return
-    for name in ("num_moe_experts", "multi_latent_attention"):
-        if stated.get(name):
-            yield f"--{_flag(name)} with --tensor-model-parallel-size above 1 needs --sequence-parallel"
-
-
-def experts(config: RunConfig) -> Iterator[str]:
-    """Expert parallelism with experts."""
-    size = config.megatron.get("expert_model_parallel_size", 1)
-    if size > 1 and not config.megatron.get("num_moe_experts"):
-        yield f"--expert-model-parallel-size {size} needs a model with experts (--num-experts)"
-
-
 def parameter_gather(config: RunConfig) -> Iterator[str]:
-    """What overlapping the parameter gather rests on."""
+    """--overlap-param-gather depends on two other options."""
     stated = config.megatron
     if not stated.get("overlap_param_gather"):
         return
@@ -103,13 +103,13 @@ def parameter_gather(config: RunConfig) -> Iterator[str]:
 
 
 def precision(config: RunConfig) -> Iterator[str]:
-    """One precision."""
+    """Only one half precision."""
     if config.megatron.get("bf16") and config.megatron.get("fp16"):
         yield "--bf16 and --fp16 exclude each other"
 
 
 def positions(config: RunConfig) -> Iterator[str]:
-    """Position options that agree."""
+    """Options of positions and lengths must agree."""
     kind = config.megatron.get("position_embedding_type")
     for name in ("no_position_embedding", "use_rotary_position_embeddings"):
         if config.megatron.get(name) and kind == "learned_absolute":
@@ -122,29 +122,49 @@ def positions(config: RunConfig) -> Iterator[str]:
 
 
 def gpu_only(config: RunConfig) -> Iterator[str]:
-    """What a CPU cannot do and the user asked for."""
+    """Options that need a GPU."""
     if config.on_gpu:
         return
-    for name in _GPU_SWITCHES:
-        if config.megatron.get(name):
-            yield f"--{_flag(name)} needs a GPU, and this run is on CPU (--device). Drop it"
-    for name, values in _GPU_VALUES.items():
+    for name, values in _GPU_ONLY.items():
         value = config.megatron.get(name)
         if value in values:
-            yield f"--{_flag(name)} {value} needs a GPU, and this run is on CPU (--device). Drop it"
+            stated = f"--{_flag(name)}" if value is True else f"--{_flag(name)} {value}"
+            yield f"{stated} needs a GPU, and this run is on CPU (--device). Drop it"
+
+
+def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterator[str]:
+    """Parallel layouts that do not fit the model.
+
+    Args:
+        config: The configuration.
+        transformer: Fields of Megatron's `TransformerConfig` that describe the model.
+    """
+    stated, heads, layers = config.megatron, transformer["num_attention_heads"], transformer["num_layers"]
+    groups = transformer.get("num_query_groups") or heads
+    tensor, pipeline = stated.get("tensor_model_parallel_size", 1), stated.get("pipeline_model_parallel_size", 1)
+    per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
+    if tensor > 0 and heads % tensor:
+        yield f"--tensor-model-parallel-size {tensor} does not divide the model's {heads} attention heads"
+    elif tensor > 0 and groups % tensor and tensor % groups:
+        yield f"--tensor-model-parallel-size {tensor} does not fit the model's {groups} key-value heads"
+    if per_chunk is not None and pipeline > 0 and layers % (pipeline * per_chunk):
+        yield (
+            f"--num-layers-per-virtual-pipeline-stage {per_chunk}: the model's {layers} layers are not a multiple of"
+            f" {pipeline} pipeline stages x {per_chunk}"
+        )
+    uneven = any("num_layers_in_" in name or name == "pipeline_model_parallel_layout" for name in stated)
+    if per_chunk is None and pipeline > 0 and layers % pipeline and not uneven:
+        yield (
+            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {layers} layers. State uneven"
+            " stages with --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers"
+        )
 
 
 def _flag(name: str) -> str:
     return {"num_moe_experts": "num-experts"}.get(name, name.replace("_", "-"))
 
 
-MEGATRON_CHECKS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-    rank_layout,
-    virtual_pipeline,
-    sequence_parallel,
-    experts,
-    parameter_gather,
-    precision,
-    positions,
-    gpu_only,
-)
+Check = Callable[[RunConfig], Iterator[str]]
+#: checks that the trainer repeats: what they refuse would train on wrong numbers, or crash in the ranks
+TRAINER_CHECKS: tuple[Check, ...] = (unsupported, rank_layout, virtual_pipeline, parameter_gather, precision)
+MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only)

@@ -1,378 +1,407 @@
 """slime's own options, typed and documented: one frozen section per subject.
 
-Every field is a flag (`rollout_batch_size` is `--rollout-batch-size`) and a key of the run file.  Field
-names are unique over all sections.  The description is the help text.  Options that this release
-recognises but does not perform are in `slime.config.unavailable`, not here.
+Every field is a flag (`rollout_batch_size` is `--rollout-batch-size`) and a key of the run file. Field names are unique
+over all sections. The docstring of a field is its help text.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from slime.config.eval_options import EvalOptions
-from slime.config.section import Section
+from slime.config.values import accepts_booleans, describe
+from slime.plugins.kinds import SLOTS
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
 
-class RunOptions(Section):
-    """What the run is called and where it writes."""
+class Section(BaseModel):
+    """Base of the sections: frozen, unknown keys refused."""
 
-    output_dir: str = Field(default="outputs", description="folder that holds run folders (and TensorBoard events)")
-    run_name: str | None = Field(default=None, description="name of the run folder; default: date and time")
-    seed: int = Field(default=1234, description="seed of initialisation and of everything random in training")
-    log_samples_interval: int = Field(
-        default=10, ge=0, description="print a question, answer and reward every N rollouts; 0: never"
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        loc_by_alias=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for numbers: pydantic would read them as 1 and 0."""
+        if isinstance(value, bool):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            if not accepts_booleans(annotation):
+                raise ValueError(f"got {str(value).lower()}, expected {describe(annotation)}")
+        return value
+
+
+class ComponentChoice(Section):
+    """A component with its options: `"math"`, or `{name = "math", timeout-s = 5}`."""
+
+    name: str
+    options: dict[str, Any] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys_are_options(cls, stated: Any) -> Any:
+        """Accept a bare name, and collect unknown keys of a table as options of the component."""
+        if isinstance(stated, str):
+            return {"name": stated}
+        if not isinstance(stated, dict):
+            return stated
+        own = {key: value for key, value in stated.items() if key in cls.model_fields}
+        rest = {key.replace("-", "_"): value for key, value in stated.items() if key not in cls.model_fields}
+        return own | {"options": {**own.get("options", {}), **rest}}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _check_top_k(value: int) -> int:
+    """Refuse now what engines would refuse with every request."""
+    if value != -1 and value < 1:
+        raise ValueError(f"got {value}, expected at least 1, or -1 for all tokens")
+    return value
+
+
+TopK = Annotated[int, AfterValidator(_check_top_k)]
+
+
+class RunOptions(Section):
+    """Name, folder and seed of the run."""
+
+    output_dir: str = "outputs"
+    """Folder for run folders and TensorBoard events."""
+    run_name: str | None = None
+    """Name of the run folder; default: date and time."""
+    seed: int = 1234
+    """Seed of initialization and of everything random in training."""
+    log_samples_interval: int = Field(default=10, ge=0)
+    """Print one question, answer and reward every N rollouts; 0: never."""
 
 
 class ClusterOptions(Section):
     """Processes and devices."""
 
-    actor_num_nodes: int = Field(default=1, ge=1, description="nodes that train")
-    actor_num_gpus_per_node: int = Field(
-        default=1, ge=1, description="training ranks per node (one device each; on CPU one process each)"
-    )
-    rollout_num_gpus: int | None = Field(
-        default=None, ge=1, description="devices for engines; default: one engine's worth"
-    )
-    rollout_num_gpus_per_engine: int = Field(
-        default=1, ge=1, description="devices per engine (its tensor-parallel size)"
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
-    ray_address: str | None = Field(default=None, description="join this Ray cluster instead of starting one")
-    router_port: int | None = Field(default=None, ge=1, le=65535, description="port of the router; default: a free one")
-    engine_port: int | None = Field(
-        default=None, ge=1, le=65535, description="port of the first engine, the others follow; default: free ones"
-    )
-    startup_timeout_s: float = Field(default=300.0, gt=0, description="seconds engines and ranks may take to come up")
-    step_timeout_s: float = Field(default=3600.0, gt=0, description="seconds one phase of a step may take")
-    distributed_timeout_minutes: float = Field(default=10.0, gt=0, description="timeout of collectives between ranks")
-    threads_per_rank: int | None = Field(
-        default=None, ge=1, description="CPU threads of each training rank; default: cores / ranks"
-    )
+    actor_num_nodes: int = Field(default=1, ge=1)
+    """Number of nodes that train."""
+    actor_num_gpus_per_node: int = Field(default=1, ge=1)
+    """Training ranks per node; each uses one GPU, or on CPU one process."""
+    rollout_num_gpus: int | None = Field(default=None, ge=1)
+    """GPUs for inference engines; default: as many as one engine needs."""
+    rollout_num_gpus_per_engine: int = Field(default=1, ge=1)
+    """GPUs per engine: its tensor-parallel size."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on; auto: GPUs if there are any."""
+    ray_address: str | None = None
+    """Join this Ray cluster instead of starting one."""
+    router_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the router; default: a free one."""
+    engine_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the first engine; the others follow it; default: free ports."""
+    startup_timeout_s: float = Field(default=300.0, gt=0)
+    """Time limit for starting engines and ranks, in seconds."""
+    step_timeout_s: float = Field(default=3600.0, gt=0)
+    """Time limit for one phase of a step, in seconds."""
+    distributed_timeout_minutes: float = Field(default=10.0, gt=0)
+    """Timeout of collective operations between ranks, in minutes."""
+    threads_per_rank: int | None = Field(default=None, ge=1)
+    """CPU threads per training rank; default: cores / ranks."""
 
 
 class DataOptions(Section):
     """Prompts."""
 
-    prompt_data: list[str] = Field(
-        default=[],
-        description="prompts: JSONL (also .gz), Parquet, a data set's folder or hf://NAME; several may follow,"
-        " each with FILE=WEIGHT where they are mixed, and FILE@[a:b] takes rows a to b - 1",
-    )
-    data_source: str = Field(default="prompts", description="data source component")
-    data_source_path: str | None = Field(
-        default=None, description="data source class in FILE.py[:NAME] or package.module.NAME"
-    )
-    input_key: str = Field(default="prompt", description="key of the prompt: a string or a list of chat messages")
-    label_key: str | None = Field(
-        default="label", description="key of the expected answer; 'none' where rows have no label"
-    )
-    metadata_key: str = Field(
-        default="metadata", description="key of a free dictionary handed to rewards and generators"
-    )
-    tool_key: str | None = Field(
-        default=None,
-        description="key of a row's tools (a list of schemas, or that as JSON text), for the chat template",
-    )
-    apply_chat_template: bool = Field(default=False, description="format prompts with the tokenizer's chat template")
-    apply_chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="JSON object of further variables for the chat template"
-    )
-    overlong_prompts: Literal["error", "drop"] = Field(
-        default="error", description="prompts over the limit: stop the run, or leave them out and count them"
-    )
-    bad_rows: Literal["stop", "skip"] = Field(
-        default="stop", description="rows that cannot be used: stop the run, or leave them out and count them"
-    )
-    max_bad_rows: int = Field(
-        default=100, ge=0, description="rows that --bad-rows skip may leave out in one pass over the data"
-    )
-    streaming_data: bool = Field(
-        default=False, description="read prompts in blocks, in constant memory: for data larger than memory"
-    )
-    num_data_workers: int = Field(
-        default=0, ge=0, le=256, description="processes that read and tokenise prompts ahead; 0: the rollout process"
-    )
-    rollout_shuffle: bool = Field(default=False, description="shuffle prompts anew each epoch, by --rollout-seed")
-    rollout_seed: int = Field(default=42, description="seed of the data order and of sampling")
+    prompt_data: list[str] = []
+    """Prompts: JSONL (also .gz), Parquet, the folder of a data set, or hf://NAME. Several are mixed if each is given as
+    FILE=WEIGHT. FILE@[a:b] takes rows a to b - 1."""
+    data_source: str = "prompts"
+    """Data source component."""
+    data_source_path: str | None = None
+    """Data source class, as FILE.py[:NAME] or package.module:NAME."""
+    input_key: str = "prompt"
+    """Row key of the prompt: a string or a list of chat messages."""
+    label_key: str | None = "label"
+    """Row key of the expected answer; 'none' if rows have no label."""
+    metadata_key: str = "metadata"
+    """Row key of a dictionary that rewards and generators receive."""
+    tool_key: str | None = None
+    """Row key of the tools for the chat template: a list of schemas, or that list as JSON text."""
+    apply_chat_template: bool = False
+    """Format prompts with the tokenizer's chat template."""
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    """Additional variables for the chat template, as a JSON object."""
+    overlong_prompts: Literal["error", "drop"] = "error"
+    """Prompts over the length limit: stop the run, or drop and count them."""
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """Rows that cannot be used: stop the run, or skip and count them."""
+    max_bad_rows: int = Field(default=100, ge=0)
+    """Maximum number of rows that --bad-rows=skip skips in one pass over the data."""
+    streaming_data: bool = False
+    """Read prompts block by block in constant memory, for data larger than memory."""
+    num_data_workers: int = Field(default=0, ge=0, le=256)
+    """Processes that read and tokenize prompts ahead of time; 0: the rollout process does it."""
+    rollout_shuffle: bool = False
+    """Shuffle prompts in every epoch, with --rollout-seed."""
+    rollout_seed: int = 42
+    """Seed of the data order and of sampling."""
 
     @field_validator("prompt_data", mode="before")
     @classmethod
     def _one_file(cls, value: Any) -> Any:
-        """One file need not be a list."""
+        """Accept a single file that is not in a list."""
         return [value] if isinstance(value, str) else [] if value is None else value
 
     @field_validator("label_key", mode="after")
     @classmethod
     def _none_is_a_word(cls, value: str | None) -> str | None:
-        """Neither TOML nor a command line has a null, so the word stands for it."""
+        """Read the word `none` as null, which neither TOML nor a command line has."""
         return None if value == "none" else value
 
 
 class RolloutOptions(Section):
-    """Generation and batch arithmetic."""
+    """Generation and batch sizes."""
 
-    num_rollout: int | None = Field(default=None, ge=0, description="rollouts to run in all (required)")
-    rollout_batch_size: int | None = Field(default=None, ge=1, description="prompts per rollout (required)")
-    n_samples_per_prompt: int = Field(default=1, ge=1, description="responses per prompt")
-    global_batch_size: int | None = Field(
-        default=None, ge=1, description="samples per optimizer step; default: from the identity"
-    )
-    num_steps_per_rollout: int | None = Field(
-        default=None, ge=1, description="optimizer steps per rollout; default: from the identity, else 1"
-    )
-    generator: str | None = Field(default=None, description="generator component; default: by --loss-type")
-    custom_generate_function_path: str | None = Field(
-        default=None, description="generate function in FILE.py[:NAME] or package.module.NAME"
-    )
-    max_turns: int | None = Field(default=None, ge=1, description="turns of a conversation, for generators that ask")
-    sampling_filter: str | None = Field(
-        default=None, description="buffer filter component that drops finished groups; others are generated instead"
-    )
-    dynamic_sampling_filter_path: str | None = Field(
-        default=None, description="function (args, samples) -> keep, in FILE.py[:NAME] or package.module.NAME"
-    )
-    buffer_filter: str | None = Field(
-        default=None, description="buffer filter component that chooses the groups of a batch from all finished ones"
-    )
-    buffer_filter_path: str | None = Field(
-        default=None, description="function (args, buffer, num_samples) -> groups, in FILE.py[:NAME] or by dotted path"
-    )
-    rollout_sample_filter_path: str | None = Field(
-        default=None, description="function (args, groups) that sets Sample.remove_sample in a finished batch"
-    )
-    over_sampling_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="prompts begun for a batch: those that finish first are the batch and the others are aborted; with"
-        " a buffer filter, it chooses from all of them; default: --rollout-batch-size",
-    )
-    partial_rollout: bool = Field(
-        default=False,
-        description="what over-sampling aborted is continued from its tokens in a later rollout, not begun again",
-    )
-    mask_offpolicy_in_partial_rollout: bool = Field(
-        default=False, description="do not train on tokens that were generated before such an abort"
-    )
-    max_reuse: int = Field(
-        default=0, ge=0, description="times a group may be trained on again: it goes back into the buffer"
-    )
-    max_sampling_rounds: int = Field(
-        default=16, ge=1, description="times prompts are drawn for one batch before a filter that drops all is refused"
-    )
-    passive_checks: int = Field(
-        default=3, ge=0, description="first rollouts in which components are also held to the costly contract checks"
-    )
-    rollout_temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
-    rollout_top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling")
-    rollout_top_k: int = Field(default=-1, description="sample from the k likeliest tokens (at least 1); -1: all")
-    rollout_max_response_len: int = Field(default=1024, ge=1, description="tokens a response may have")
-    rollout_max_prompt_len: int | None = Field(
-        default=None, ge=1, description="longest prompt; default: context - response"
-    )
-    rollout_max_context_len: int | None = Field(
-        default=None, ge=1, description="prompt + response; default: the model's"
-    )
-    rollout_stop: list[str] = Field(default=[], description="stop strings")
-    rollout_stop_token_ids: list[int] = Field(default=[], description="stop token ids")
-    rollout_timeout_s: float = Field(default=600.0, gt=0, description="seconds one generation request may take")
-    rollout_concurrency: int = Field(default=1024, ge=1, description="samples in flight at once")
-    async_mode: bool = Field(
-        default=False, alias="async", description="generate later rollouts while training (flag: --async)"
-    )
-    async_buffer_size: int = Field(default=1, ge=1, description="finished rollouts held for training (with --async)")
-    update_weights_interval: int = Field(default=1, ge=1, description="sync weights every N rollouts (with --async)")
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    @field_validator("rollout_top_k", mode="after")
-    @classmethod
-    def _all_or_some(cls, value: int) -> int:
-        """Engines refuse 0 and what is below -1, request by request; here it is refused once."""
-        if value != -1 and value < 1:
-            raise ValueError(f"got {value}, expected at least 1, or -1 for all tokens")
-        return value
+    num_rollout: int | None = Field(default=None, ge=0)
+    """Total number of rollouts (required)."""
+    rollout_batch_size: int | None = Field(default=None, ge=1)
+    """Prompts per rollout (required)."""
+    n_samples_per_prompt: int = Field(default=1, ge=1)
+    """Responses per prompt."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per optimizer step; default: the samples of a rollout / --num-steps-per-rollout."""
+    num_steps_per_rollout: int | None = Field(default=None, ge=1)
+    """Optimizer steps per rollout; default: the samples of a rollout / --global-batch-size, or 1."""
+    generator: str | None = None
+    """Generator component; default: depends on --loss-type."""
+    custom_generate_function_path: str | None = None
+    """Generate function, as FILE.py[:NAME] or package.module:NAME."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Maximum number of model turns per conversation, for multi-turn generators."""
+    sampling_filter: str | None = None
+    """Buffer filter component that drops finished groups; other prompts replace them."""
+    dynamic_sampling_filter_path: str | None = None
+    """Function (args, samples) -> keep, as FILE.py[:NAME] or package.module:NAME."""
+    buffer_filter: str | None = None
+    """Buffer filter component that selects the groups of a batch from all finished groups."""
+    buffer_filter_path: str | None = None
+    """Function (args, buffer, num_samples) -> groups, as FILE.py[:NAME] or package.module:NAME."""
+    rollout_sample_filter_path: str | None = None
+    """Function (args, groups) that sets Sample.remove_sample in a finished batch."""
+    over_sampling_batch_size: int | None = Field(default=None, ge=1)
+    """Prompts to start per batch. The first --rollout-batch-size to finish form the batch and the rest are aborted; a
+    buffer filter selects from all of them instead. Default: --rollout-batch-size."""
+    partial_rollout: bool = False
+    """Continue responses that over-sampling aborted in a later rollout, instead of starting over."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Do not train on the tokens that a continued response had before its abort."""
+    max_reuse: int = Field(default=0, ge=0)
+    """Train on a group up to this many additional times; in between, it stays in the buffer."""
+    max_sampling_rounds: int = Field(default=16, ge=1)
+    """Stop the run if filters still leave a batch incomplete after drawing prompts this many times."""
+    passive_checks: int = Field(default=3, ge=0)
+    """Run the expensive contract checks of components in the first N rollouts."""
+    rollout_temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
+    rollout_top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: sample from the tokens that make up this probability."""
+    rollout_top_k: TopK = -1
+    """Sample from the k most likely tokens; -1: from all."""
+    rollout_max_response_len: int = Field(default=1024, ge=1)
+    """Maximum tokens in a response."""
+    rollout_max_prompt_len: int | None = Field(default=None, ge=1)
+    """Maximum tokens in a prompt; default: what the context leaves."""
+    rollout_max_context_len: int | None = Field(default=None, ge=1)
+    """Maximum tokens in prompt plus response; default: the model's."""
+    rollout_stop: list[str] = []
+    """Strings that end a response."""
+    rollout_stop_token_ids: list[int] = []
+    """Token ids that end a response."""
+    rollout_timeout_s: float = Field(default=600.0, gt=0)
+    """Time limit for one generation request, in seconds."""
+    rollout_concurrency: int = Field(default=1024, ge=1)
+    """Maximum number of samples in progress."""
+    async_mode: bool = Field(default=False, alias="async")
+    """Generate the next rollouts while training (flag: --async)."""
+    async_buffer_size: int = Field(default=1, ge=1)
+    """Maximum number of finished rollouts that wait for training (with --async)."""
+    update_weights_interval: int = Field(default=1, ge=1)
+    """Update the engines' weights every N rollouts (with --async)."""
 
 
 class AlgorithmOptions(Section):
-    """What is optimised."""
+    """The training objective."""
 
-    loss_type: Literal["policy_loss", "sft_loss"] = Field(
-        default="policy_loss", description="policy gradient, or supervised on the labels"
-    )
-    advantage_estimator: str | None = Field(default=None, description="estimator component (required for policy_loss)")
-    eps_clip: float | None = Field(
-        default=None, ge=0, description="lower clip range of the ratio; default: the estimator's, mostly 0.2"
-    )
-    eps_clip_high: float | None = Field(
-        default=None, ge=0, description="upper clip range; default: --eps-clip, or the estimator's"
-    )
-    eps_clip_c: float | None = Field(
-        default=None, gt=1, description="dual clip: bound of the ratio where the advantage is negative"
-    )
-    normalize_advantages: bool = Field(
-        default=False, description="whiten advantages over all trained tokens of the batch"
-    )
-    use_rollout_logprobs: bool | None = Field(
-        default=None,
-        description="importance ratio against the engines' log-probs instead of the trainer's; default: where samples"
-        " may be stale (--async, filters, over-sampling)",
-    )
-    use_kl_loss: bool = Field(default=False, description="add KL to the frozen reference to the loss")
-    kl_loss_coef: float = Field(default=0.0, description="its coefficient")
-    kl_loss_type: KLEstimator = Field(default="k3", description="per-token KL estimator (Schulman, 2020)")
-    use_unbiased_kl: bool = Field(
-        default=False,
-        description="weigh the KL of the loss with the importance ratio: an unbiased gradient",
-    )
-    kl_coef: float = Field(
-        default=0.0, description="KL to the reference, taken off the reward by estimators that use it"
-    )
-    kl_reward_type: KLEstimator = Field(
-        default="k1", description="per-token KL estimator of --kl-coef and of estimators that need the reference"
-    )
-    ref_update_interval: int | None = Field(
-        default=None, ge=1, description="the reference takes the trainer's weights every N rollouts; default: frozen"
-    )
-    entropy_coef: float = Field(default=0.0, description="entropy bonus")
-    calculate_per_token_loss: bool = Field(default=False, description="average over tokens instead of samples")
-    loss_constant_length: int | None = Field(
-        default=None, ge=1, description="divide each rollout's sum over tokens by this instead of by its length"
-    )
-    use_tis: bool = Field(
-        default=False, description="truncated importance sampling: correct for the engines' log-probs, token by token"
-    )
-    tis_threshold: float = Field(default=2.0, gt=0, description="upper bound of the correction's weights")
-    tis_threshold_low: float = Field(default=0.0, ge=0, description="lower bound of the correction's weights")
-    off_policy_correction: Literal["truncate", "mask"] | None = Field(
-        default=None,
-        description="weights out of bounds: truncate them, or mask their tokens; --use-tis: truncate",
-    )
-    off_policy_level: Literal["token", "sequence", "geometric"] = Field(
-        default="token",
-        description="weight of a token, of its sequence (product), or of its geometric mean",
-    )
-    off_policy_sequence_delta: float | None = Field(
-        default=None,
-        gt=0,
-        description="leave out sequences of negative advantage whose mean log-prob fell by more than this",
-    )
-    true_on_policy_mode: bool = Field(
-        default=False, description="stop when the trainer's and the engines' log-probs of the same tokens disagree"
-    )
-    true_on_policy_tolerance: float = Field(
-        default=1e-4, gt=0, description="greatest difference of log-probs that is agreement"
-    )
-    critic_lr: float | None = Field(default=None, gt=0, description="learning rate of the critic; default: --lr")
-    critic_load: str | None = Field(
-        default=None, description="Hugging Face folder the critic starts from; default: the policy's weights"
-    )
-    value_clip: float = Field(default=0.2, gt=0, description="clip range of the critic's values")
-    num_critic_only_steps: int = Field(
-        default=0, ge=0, description="first rollouts in which only the critic is trained"
-    )
-    max_tokens_per_gpu: int = Field(
-        default=8192, ge=1, description="tokens a packed micro-batch may hold (without --micro-batch-size)"
-    )
-    micro_batch_size: int | None = Field(
-        default=None, ge=1, description="samples per micro-batch, instead of the token budget"
-    )
+    loss_type: Literal["policy_loss", "sft_loss"] = "policy_loss"
+    """Policy gradient, or supervised training on the labels."""
+    advantage_estimator: str | None = None
+    """Estimator component (required for policy_loss)."""
+    eps_clip: float | None = Field(default=None, ge=0)
+    """Clip range of the ratio below 1; default: the estimator's, usually 0.2."""
+    eps_clip_high: float | None = Field(default=None, ge=0)
+    """Clip range of the ratio above 1; default: --eps-clip, or the estimator's."""
+    eps_clip_c: float | None = Field(default=None, gt=1)
+    """Dual clip: upper bound of the ratio where the advantage is negative."""
+    normalize_advantages: bool = False
+    """Whiten advantages over all trained tokens of the rollout."""
+    use_rollout_logprobs: bool | None = None
+    """Compute the ratio with the engines' log-probs instead of the trainer's; default: only if samples may be stale
+    (--async, filters, over-sampling)."""
+    use_kl_loss: bool = False
+    """Add the KL from the reference model to the loss."""
+    kl_loss_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of --use-kl-loss."""
+    kl_loss_type: KLEstimator = "k3"
+    """Per-token KL estimator of --use-kl-loss (Schulman, 2020)."""
+    use_unbiased_kl: bool = False
+    """Weight the KL of the loss by the ratio, so that its gradient is unbiased."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the KL that is subtracted from the reward, by estimators that support it."""
+    kl_reward_type: KLEstimator = "k1"
+    """Per-token KL estimator of --kl-coef and of estimators that need the reference model."""
+    ref_update_interval: int | None = Field(default=None, ge=1)
+    """Copy the policy's weights to the reference every N rollouts; default: never."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the entropy bonus."""
+    calculate_per_token_loss: bool = False
+    """Average the loss over tokens instead of over samples."""
+    loss_constant_length: int | None = Field(default=None, ge=1)
+    """Divide the summed loss of each sample by this instead of by its length."""
+    use_tis: bool = False
+    """Truncated importance sampling: correct each token for the difference between the engines' and the trainer's
+    log-probs."""
+    tis_threshold: float = Field(default=2.0, gt=0)
+    """Upper bound of the correction weights."""
+    tis_threshold_low: float = Field(default=0.0, ge=0)
+    """Lower bound of the correction weights."""
+    off_policy_correction: Literal["truncate", "mask"] | None = None
+    """Truncate correction weights that are out of bounds, or mask their tokens; default: truncate with --use-tis,
+    otherwise no correction."""
+    off_policy_level: Literal["token", "sequence", "geometric"] = "token"
+    """One correction weight per token, per sequence (the product), or per sequence (the geometric mean)."""
+    off_policy_sequence_delta: float | None = Field(default=None, gt=0)
+    """Leave out sequences with a negative advantage whose mean log-prob fell by more than this."""
+    true_on_policy_mode: bool = False
+    """Stop the run if engines and trainer disagree on the log-probs of the same tokens."""
+    true_on_policy_tolerance: float = Field(default=1e-4, gt=0)
+    """Largest difference of log-probs that counts as agreement (with --true-on-policy-mode)."""
+    critic_lr: float | None = Field(default=None, gt=0)
+    """Learning rate of the critic; default: --lr."""
+    critic_load: str | None = None
+    """Hugging Face folder to initialize the critic from; default: the policy's weights."""
+    value_clip: float = Field(default=0.2, gt=0)
+    """Clip range of the critic's values."""
+    num_critic_only_steps: int = Field(default=0, ge=0)
+    """Train only the critic in the first N rollouts."""
+    max_tokens_per_gpu: int = Field(default=8192, ge=1)
+    """Maximum tokens in a packed micro-batch (without --micro-batch-size)."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per micro-batch, instead of --max-tokens-per-gpu."""
 
 
-class RewardTerm(Section):
-    """One of several rewards: a `[[reward.terms]]` table.  Other keys of the table are the component's options."""
+class RewardTerm(ComponentChoice):
+    """One of several rewards: a `[[reward.terms]]` table."""
 
-    name: str
     weight: float = Field(default=1.0, allow_inf_nan=False)
-    options: dict[str, Any] = Field(default={})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rest_is_options(cls, table: Any) -> Any:
-        """`{name = "math/boxed", weight = 0.5, timeout-s = 5}`: what is not the term's own is the component's."""
-        if not isinstance(table, dict):
-            return table
-        own = {key: value for key, value in table.items() if key in cls.model_fields}
-        rest = {key.replace("-", "_"): value for key, value in table.items() if key not in cls.model_fields}
-        return own | {"options": {**own.get("options", {}), **rest}}
 
 
 class RewardOptions(Section):
     """Scoring."""
 
-    reward: str | None = Field(
-        default=None, description="reward component (required for policy_loss); --rm-type is the same"
-    )
-    terms: list[RewardTerm] = Field(
-        default=[], description="several rewards, added up by weight (run file only: [[reward.terms]])"
-    )
-    custom_rm_path: str | None = Field(
-        default=None, description="reward function or class in FILE.py[:NAME] or package.module.NAME"
-    )
-    group_rm: bool = Field(default=False, description="call that function with whole groups of samples")
-    reward_key: str | None = Field(
-        default=None,
-        description="entry of a dictionary reward, or part of a component's, that is the score; default: `score`",
-    )
-    custom_reward_post_process_path: str | None = Field(
-        default=None, description="function (args, samples) -> (raw rewards, rewards) over a finished batch"
-    )
-    reward_workers: int | None = Field(
-        default=None, ge=1, description="processes that score samples; default: half the cores, 2 to 8"
-    )
+    reward: str | None = None
+    """Reward component (required for policy_loss)."""
+    terms: list[RewardTerm] = []
+    """Several rewards, added up by weight (run file only: tables with name, weight and the component's options)."""
+    custom_rm_path: str | None = None
+    """Reward function or class, as FILE.py[:NAME] or package.module:NAME."""
+    group_rm: bool = False
+    """Call the function of --custom-rm-path with all samples of a prompt at once."""
+    reward_key: str | None = None
+    """Key of the score in the dictionary that a function returns, or the part of a component's reward to use as the
+    score; default: score."""
+    custom_reward_post_process_path: str | None = None
+    """Function (args, samples) -> (raw rewards, rewards) over a finished batch."""
+    reward_workers: int | None = Field(default=None, ge=1)
+    """Processes that compute rewards; default: half the cores, from 2 to 8."""
 
 
 class CheckpointOptions(Section):
-    """Models in and out."""
+    """Models and checkpoints."""
 
-    hf_checkpoint: str | None = Field(
-        default=None, description="Hugging Face model folder: architecture, weights, tokenizer (required)"
-    )
-    initial_megatron_checkpoint: str | None = Field(
-        default=None, description="start from the weights of this slime checkpoint, with a fresh optimizer"
-    )
-    ref_load: str | None = Field(
-        default=None, description="Hugging Face folder of the frozen reference; default: the initial weights"
-    )
-    save: str | None = Field(default=None, description="folder for checkpoints")
-    save_interval: int | None = Field(
-        default=None, ge=1, description="checkpoint every N rollouts (and after the last)"
-    )
-    load: str | None = Field(default=None, description="resume from the newest checkpoint in this folder")
-    save_hf: str | None = Field(
-        default=None, description="export Hugging Face weights here at the end; {rollout} is filled in"
-    )
+    hf_checkpoint: str | None = None
+    """Hugging Face model folder: architecture, weights and tokenizer (required)."""
+    initial_megatron_checkpoint: str | None = None
+    """Start from the weights of this slime checkpoint, with a new optimizer."""
+    ref_load: str | None = None
+    """Hugging Face folder of the reference model; default: the initial weights."""
+    save: str | None = None
+    """Folder for checkpoints."""
+    save_interval: int | None = Field(default=None, ge=1)
+    """Save a checkpoint every N rollouts, and after the last."""
+    load: str | None = None
+    """Resume from the newest checkpoint in this folder."""
+    save_hf: str | None = None
+    """Export the final weights to this folder in Hugging Face format; {rollout} is filled in."""
 
 
 class SyncOptions(Section):
-    """Weights from the trainer to the engines."""
+    """Weight updates from the trainer to the engines."""
 
-    update_weight_transport: Literal["distributed", "tensor", "disk"] = Field(
-        default="distributed", description="how weights travel"
+    update_weight_transport: Literal["distributed", "tensor", "disk"] = "distributed"
+    """How weights are sent: by broadcast, through shared memory (on one machine), or through a shared folder."""
+    update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
+    """Maximum number of bytes to send at a time."""
+    check_weight_update_equal: bool = False
+    """Verify after every update that the engines hold exactly the trainer's weights."""
+    weight_sync_timeout_s: float = Field(default=600.0, gt=0)
+    """Time limit for one update, in seconds."""
+
+
+class PluginOptions(Section):
+    """Which plugins load.
+
+    Plugins are named by their id (the name of the entry point) or by their distribution. slime's own always load
+    unless they are denied.
+    """
+
+    allow: list[str] | None = None
+    """Load only these third-party plugins; default: all that are installed."""
+    deny: list[str] = []
+    """Never load these plugins."""
+    autoload: bool = True
+    """Load every installed third-party plugin; false: only those of --plugins.allow."""
+    strict: bool = False
+    """Stop if any plugin is broken, used or not, or if its version has changed since the checkpoint."""
+    require: list[str] = []
+    """Distributions that must be installed, as NAME>=1.2,<2."""
+
+
+#: one field per slot that accepts several components: the choices, in order
+_repeated_slots: dict[str, Any] = {
+    slot.key: (
+        list[ComponentChoice],
+        Field(default=[ComponentChoice(name=name) for name in slot.default], description=slot.help),
     )
-    update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1, description="bytes sent at a time")
-    check_weight_update_equal: bool = Field(
-        default=False, description="prove after every sync that the engines hold the trainer's weights"
-    )
-    weight_sync_timeout_s: float = Field(default=600.0, gt=0, description="seconds one weight sync may take")
-
-
-#: keys of the run file that are no flags: a command line has no form for them
-FILE_ONLY = frozenset({("reward", "terms"), ("evaluation", "sets")})
-
-#: attribute of `RunConfig` -> section
-SECTIONS: dict[str, type[Section]] = {
-    "run": RunOptions,
-    "cluster": ClusterOptions,
-    "data": DataOptions,
-    "rollout": RolloutOptions,
-    "algorithm": AlgorithmOptions,
-    "reward": RewardOptions,
-    "evaluation": EvalOptions,
-    "checkpoint": CheckpointOptions,
-    "sync": SyncOptions,
+    for slot in SLOTS.values()
+    if slot.repeated
 }
+ComponentOptions: type[Section] = create_model(
+    "ComponentOptions",
+    __base__=Section,
+    __doc__="Components that a run may have several of.",
+    __module__=__name__,
+    **_repeated_slots,
+)

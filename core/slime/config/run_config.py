@@ -1,52 +1,102 @@
-"""`RunConfig`: everything a run is told, in one frozen object."""
+"""`RunConfig`: the whole configuration of a run, in one frozen object."""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict
 
-from slime.config.batch import BatchShape, batch_shape
-from slime.config.devices import nvidia_devices
 from slime.config.eval_options import EvalOptions
 from slime.config.options import (
-    SECTIONS,
     AlgorithmOptions,
     CheckpointOptions,
     ClusterOptions,
+    ComponentOptions,
     DataOptions,
+    PluginOptions,
     RewardOptions,
     RolloutOptions,
     RunOptions,
+    Section,
     SyncOptions,
 )
-from slime.config.plugin_options import PluginOptions
-from slime.config.toml_writer import toml_document
 from slime.errors import ConfigError
+from slime.plugins.kinds import SLOTS
 
-#: the generator component of each loss, where the user names none
+#: the default generator component of each loss
 DEFAULT_GENERATORS = {"policy_loss": "single_turn", "sft_loss": "supervised"}
 
-#: where the name of the chosen component of each slot is: slot -> (section, field)
-COMPONENTS: dict[str, tuple[str, str]] = {
-    "estimator": ("algorithm", "advantage_estimator"),
-    "reward": ("reward", "reward"),
-    "generator": ("rollout", "generator"),
-    "datasource": ("data", "data_source"),
-    "sampling_filter": ("rollout", "sampling_filter"),
-    "buffer_filter": ("rollout", "buffer_filter"),
-}
 
-#: slot -> the kind of component it takes, where that has another name
-KIND_OF_SLOT = {"sampling_filter": "buffer_filter"}
+@dataclass(frozen=True)
+class BatchShape:
+    """The batch arithmetic: prompts x samples per prompt = samples per step x steps."""
+
+    prompts: int  #: prompts per rollout
+    samples_per_prompt: int
+    samples_per_step: int
+    steps: int  #: optimizer steps per rollout
+
+    @property
+    def samples(self) -> int:
+        """Samples per rollout."""
+        return self.prompts * self.samples_per_prompt
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts} prompts x {self.samples_per_prompt} samples = {self.samples} samples"
+            f" = {self.samples_per_step} per step x {self.steps} step{'s' if self.steps != 1 else ''}"
+        )
+
+
+def batch_shape(options: RolloutOptions) -> BatchShape:
+    """Check and complete rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout.
+
+    Options that are not set follow from the others. Raises `ConfigError`, with the numbers, if the two sides differ or
+    need a fraction.
+    """
+    prompts, each = options.rollout_batch_size, options.n_samples_per_prompt
+    per_step = options.global_batch_size
+    if prompts is None:
+        raise ConfigError("--rollout-batch-size is missing: how many prompts a rollout has")
+    samples = prompts * each
+    steps = options.num_steps_per_rollout or (samples // per_step if per_step else 1)
+    per_step = per_step or samples // steps
+    if per_step * steps == samples:
+        return BatchShape(prompts, each, per_step, steps)
+    flags = {"--global-batch-size": options.global_batch_size, "--num-steps-per-rollout": options.num_steps_per_rollout}
+    stated = [f"{flag} {value}" for flag, value in flags.items() if value is not None]
+    wrong = (
+        f"which {stated[0]} does not divide" if len(stated) == 1 else f"but {' x '.join(stated)} = {per_step * steps}"
+    )
+    raise ConfigError(
+        f"--rollout-batch-size {prompts} x --n-samples-per-prompt {each} = {samples} samples per rollout, {wrong}."
+        " Change one of them, or leave out --global-batch-size or --num-steps-per-rollout: it follows from the others."
+    )
+
+
+def nvidia_devices(dev: Path = Path("/dev"), environment: Mapping[str, str] = os.environ) -> int:
+    """NVIDIA devices that this process may use, counted without torch: device files within CUDA_VISIBLE_DEVICES."""
+    try:
+        present = sum(1 for entry in dev.iterdir() if re.fullmatch(r"nvidia\d+", entry.name))
+    except OSError:
+        return 0
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 class RunConfig(BaseModel):
-    """The configuration of one run.  Picklable; `to_toml` writes a file that `slime train` takes.
+    """The configuration of one run. Picklable; `to_toml` writes a run file for `slime train`.
 
-    `slime.config.load_config` makes one from a command line, with everything that follows from what was
-    stated filled in.
+    `slime.config.load_config` makes one from a command line and fills in derived defaults.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,15 +110,33 @@ class RunConfig(BaseModel):
     evaluation: EvalOptions = EvalOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     sync: SyncOptions = SyncOptions()
+    #: a list of `ComponentChoice` for each slot that several components may fill, by the slot's name
+    components: Section = ComponentOptions()
     plugins: PluginOptions = PluginOptions()
-    #: what the user set, by Megatron's field name (or its command line's, where it is no field)
+    #: Megatron options set by the user, by field name (by flag name for options that are not fields)
     megatron: Mapping[str, Any] = {}
-    #: what the user set, by SGLang's field name
+    #: SGLang options set by the user, by field name
     sglang: Mapping[str, Any] = {}
-    #: options of the chosen components: slot ("estimator", "reward", "datasource", "generator") -> name -> value
+    #: options of the component in each slot ("estimator", "reward", "datasource", ...): slot -> name -> value
     component_options: Mapping[str, Mapping[str, Any]] = {}
 
-    # --- what follows ----------------------------------------------------------------------------
+    def stated(self, section: str, *names: str) -> list[str]:
+        """The given options that differ from their defaults, as users write them: `--flag value`.
+
+        Values are compared, because a saved configuration sets every option explicitly.
+        """
+        found = []
+        for name in names:
+            field, value = SECTIONS[section].model_fields[name], getattr(getattr(self, section), name)
+            if value is not None and value is not False and value != field.default:
+                shown = "" if value is True or isinstance(value, dict) else f" {value}"
+                found.append(f"--{(field.alias or name).replace('_', '-')}{shown}")
+        return found
+
+    def with_options(self, section: str, **values: Any) -> RunConfig:
+        """A copy with other values in one section (not validated)."""
+        changed = getattr(self, section).model_copy(update=values)
+        return self.model_copy(update={section: changed})
 
     @property
     def world_size(self) -> int:
@@ -79,10 +147,7 @@ class RunConfig(BaseModel):
     def model_parallel_size(self) -> int:
         """Ranks that hold one copy of the model: tensor x pipeline x context parallel."""
         sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        product = 1
-        for name in sizes:
-            product *= int(self.megatron.get(name, 1))
-        return product
+        return math.prod(int(self.megatron.get(name, 1)) for name in sizes)
 
     @property
     def data_parallel_size(self) -> int:
@@ -91,7 +156,7 @@ class RunConfig(BaseModel):
 
     @property
     def rollout_devices(self) -> int:
-        """Devices for engines (on CPU: tensor-parallel processes)."""
+        """Devices for engines (on CPU: processes)."""
         return self.cluster.rollout_num_gpus or self.cluster.rollout_num_gpus_per_engine
 
     @property
@@ -101,7 +166,7 @@ class RunConfig(BaseModel):
 
     @property
     def batch(self) -> BatchShape:
-        """The batch arithmetic.  Raises `ConfigError` where the identity does not hold."""
+        """The batch arithmetic. Raises `ConfigError` if it does not work out."""
         return batch_shape(self.rollout)
 
     @property
@@ -111,20 +176,20 @@ class RunConfig(BaseModel):
 
     @property
     def num_rollout(self) -> int:
-        """Rollouts in all.  Raises `ConfigError` when it is not stated."""
+        """Total number of rollouts. Raises `ConfigError` if it is not stated."""
         if self.rollout.num_rollout is None:
             raise ConfigError("--num-rollout is missing: how many rollouts to run")
         return self.rollout.num_rollout
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the run uses NVIDIA devices.  `auto` looks at this machine; `load_config` settles it."""
+        """Whether the run uses NVIDIA devices. `load_config` replaces `auto` by the device of this machine."""
         device = self.cluster.device
         return device == "cuda" or (device == "auto" and nvidia_devices() > 0)
 
     @property
     def keeps_groups(self) -> bool:
-        """Whether finished groups may wait in the buffer, and so come from older weights when they are trained on."""
+        """Whether finished groups may stay in the buffer and then come from older weights than the trainer's."""
         rollout = self.rollout
         filters = (
             rollout.sampling_filter,
@@ -136,38 +201,51 @@ class RunConfig(BaseModel):
 
     @property
     def over_samples(self) -> bool:
-        """Whether more prompts are begun for a batch than it has."""
+        """Whether more prompts are started than a batch needs."""
         return (self.rollout.over_sampling_batch_size or 0) > (self.rollout.rollout_batch_size or 0)
 
     @property
     def aborts_surplus(self) -> bool:
-        """Whether a batch is what is finished first, and the rest of what was begun for it is aborted.
+        """Whether the groups that finish first form the batch and the others are aborted.
 
-        A buffer filter chooses from everything that was begun, and so waits for it.
+        Never with a buffer filter, which selects from all groups.
         """
         rollout = self.rollout
         return self.over_samples and rollout.buffer_filter is None and rollout.buffer_filter_path is None
 
     @property
     def generator_name(self) -> str:
-        """The chosen generator component, or the default of the loss."""
+        """The generator component: the chosen one, or the default of the loss."""
         return self.rollout.generator or DEFAULT_GENERATORS[self.algorithm.loss_type]
 
-    # --- as text ---------------------------------------------------------------------------------
-
     def to_toml(self) -> str:
-        """A run file that gives this configuration again."""
-        tables: dict[str, dict[str, Any]] = {}
-        for name in SECTIONS:
-            tables[name] = getattr(self, name).model_dump(by_alias=True, exclude_none=True)
+        """The text of a run file with this configuration."""
+        tables: dict[str, dict[str, Any]] = {
+            name: getattr(self, name).model_dump(by_alias=True, exclude_none=True) for name in SECTIONS
+        }
         if self.data.label_key is None:
             tables["data"]["label_key"] = "none"
-        for slot, (section, key) in COMPONENTS.items():
-            chosen = tables[section].pop(key, None)
-            named = {} if chosen is None else {"name": chosen}
-            tables[slot] = named | tables.get(slot, {}) | dict(self.component_options.get(slot, {}))
-        plugins = self.plugins.model_dump()
-        tables["plugins"] = {key: value for key, value in plugins.items() if value is not None}
-        tables["megatron"] = dict(self.megatron)
-        tables["sglang"] = dict(self.sglang)
-        return toml_document(tables)
+        for slot in SLOTS.values():
+            if not slot.repeated:
+                chosen = tables[slot.section].pop(slot.key, None)
+                named = {} if chosen is None else {"name": chosen}
+                options = dict(self.component_options.get(slot.name, {}))
+                tables[slot.name] = named | tables.get(slot.name, {}) | options
+        tables |= {"megatron": dict(self.megatron), "sglang": dict(self.sglang)}
+        blocks = [_toml({name: table}, name) for name, table in tables.items() if table]
+        return "\n".join(blocks)
+
+
+#: the sections of `RunConfig` with typed options, by attribute name
+SECTIONS: dict[str, type[Section]] = {
+    name: type(field.default)
+    for name, field in RunConfig.model_fields.items()
+    if isinstance(field.default, Section) and type(field.default).model_fields
+}
+
+
+def _toml(document: dict[str, Any], table: str) -> str:
+    try:
+        return tomli_w.dumps(document)
+    except TypeError as error:
+        raise ConfigError(f"[{table}] cannot be written to a run file: {error}") from error

@@ -1,4 +1,4 @@
-"""What a flag's value may be: how many words it takes, how they are read, and what they must be."""
+"""Types of values: number of words after a flag, conversion of words, and descriptions for users."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ import json
 import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from slime.errors import did_you_mean
 
-from slime.config.explain import explain
+#: name of a type, or first word of pydantic's error code -> description of the expected value
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "string": "a string",
+    "bool": "true or false",
+    "dict": "a table",
+    "model": "a table",
+    "list": "a list",
+    "tuple": "a list",
+}
+_BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
 class Arity(enum.Enum):
@@ -23,101 +35,114 @@ class Arity(enum.Enum):
 
     SWITCH = "none"
     ONE = "one"
-    MAYBE = "none or one"
+    OPTIONAL = "none or one"
     SOME = "one or more"
     ANY = "none or more"
+    PAIRS = "one or more pairs"
 
 
 @dataclass(frozen=True)
 class ValueType:
-    """A type that words of a command line and values of a TOML file are checked against, alike."""
+    """The type of an option, both on a command line and in a TOML file."""
 
-    annotation: Any  #: what pydantic checks
+    annotation: Any  #: the type that pydantic checks
     arity: Arity
-    read: Callable[[str], Any] = str  #: one word to a value, before the check
-    choices: tuple[Any, ...] | None = None  #: of a value, or of each value of a list
+    read: Callable[[str], Any] = str  #: converts one word, before pydantic checks the value
 
     def from_words(self, words: Sequence[str]) -> Any:
-        """The unchecked value of the words after a flag."""
-        if self.arity is Arity.SWITCH:
-            return True
-        if self.arity in (Arity.SOME, Arity.ANY):
-            return [self.read(word) for word in words]
+        """The value of the words after a flag, before it is checked."""
+        match self.arity:
+            case Arity.SWITCH:
+                return True
+            case Arity.SOME | Arity.ANY:
+                return [self.read(word) for word in words]
+            case Arity.PAIRS:
+                return [list(pair) for pair in zip(words[::2], words[1::2], strict=True)]
         return self.read(words[0]) if words else ""
 
-    @functools.cached_property
-    def _adapter(self) -> TypeAdapter[Any]:
-        return TypeAdapter(self.annotation)
-
-    def check(self, value: Any) -> Any:
-        """The value in its type.  Raises `ValueError` with "got ..., expected ..."."""
-        if misplaced_boolean(value, self.annotation):
-            raise ValueError(f"got {json.dumps(value)}, expected {self.describe()}")
-        try:
-            value = self._adapter.validate_python(value)
-        except ValidationError as error:
-            raise ValueError(explain(error.errors()[0], self.describe())) from None
-        if self.choices is not None:
-            for item in value if isinstance(value, list) else [value]:
-                if item not in self.choices:
-                    raise ValueError(f"got {item!r}, expected {self.describe()}")
-        return value
-
     def describe(self) -> str:
-        """In words, for errors and help."""
-        if self.choices is not None:
-            return "one of " + ", ".join(map(str, self.choices))
-        return _describe(self.annotation)
-
-
-def misplaced_boolean(value: Any, annotation: Any) -> bool:
-    """Whether `value` is a boolean where the type has none (pydantic would read it as 0 or 1)."""
-    return isinstance(value, bool) and not _mentions(annotation, bool)
-
-
-def _mentions(annotation: Any, kind: type) -> bool:
-    return annotation in (kind, Any) or any(_mentions(part, kind) for part in typing.get_args(annotation))
-
-
-def _describe(annotation: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
-    if annotation in words:
-        return words[annotation]
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, parts))
-    if origin is dict:
-        return "a table"
-    if origin is list:
-        return "a list of " + {int: "whole numbers", float: "numbers", str: "texts"}.get(parts[0], "values")
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(part) for part in parts if part is not type(None))
-    if origin is typing.Annotated:
-        return _describe(parts[0])
-    return "a value"
+        """The type in words, for errors and help."""
+        return describe(self.annotation)
 
 
 def type_of(annotation: Any) -> ValueType:
-    """The `ValueType` of an ordinary annotation; `X | None` is X, since a flag that is not set is not given."""
+    """The `ValueType` of an annotation. `X | None` is treated as X."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
+    if is_union(annotation):
         rest = [part for part in parts if part is not type(None)]
         if len(rest) == 1:
             return type_of(rest[0])
-        # One word: "5", "[1, 0]", "([0]*3+[1]*24)" or plain text.
-        union: Any = functools.reduce(operator.or_, rest)
-        return ValueType(union, Arity.ONE, read_expression)
+        # One word: "5", "[1, 0]", "([0]*3+[1]*24)" or a plain string.
+        return ValueType(functools.reduce(operator.or_, rest), Arity.ONE, read_expression)
     if annotation is bool:
         return ValueType(bool, Arity.SWITCH)
     if origin is list:
-        return ValueType(annotation, Arity.SOME)
-    if origin is dict or annotation is dict:
-        return ValueType(annotation, Arity.ONE, read_json)
-    return ValueType(annotation, Arity.ONE)
+        return ValueType(annotation, Arity.PAIRS if typing.get_origin(parts[0]) is tuple else Arity.SOME)
+    return ValueType(annotation, Arity.ONE, read_json if dict in (origin, annotation) else str)
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether a type is `X | Y`."""
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def accepts_booleans(annotation: Any) -> bool:
+    """Whether true and false are values of a type. (pydantic reads them as the numbers 1 and 0.)"""
+    return annotation in (bool, Any) or any(accepts_booleans(part) for part in typing.get_args(annotation))
+
+
+def describe(annotation: Any) -> str:
+    """A type in words, for errors and help."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts))
+    if origin is list:
+        if typing.get_origin(parts[0]) is tuple:
+            return "pairs of a name and a file"
+        if typing.get_origin(parts[0]) is Literal:
+            return describe(parts[0])
+        plain = _WORDS.get(getattr(parts[0], "__name__", ""))
+        return f"a list of {plain.removeprefix('a ')}s" if plain else "a list"
+    if is_union(annotation):
+        return " or ".join(describe(part) for part in parts if part is not type(None))
+    if origin is typing.Annotated:
+        return describe(parts[0])
+    return _WORDS.get(getattr(origin or annotation, "__name__", ""), "a value")
+
+
+def explain(error: Mapping[str, Any], expected: str | None = None) -> str:
+    """One of pydantic's errors as "got X, expected Y".
+
+    Args:
+        error: An item of `ValidationError.errors()`.
+        expected: Description of the option's type, if the error is about the whole value.
+    """
+    kind, context, got = error["type"], error.get("ctx", {}), error["input"]
+    if kind == "value_error":
+        return str(context.get("error", error["msg"]))
+    if kind == "missing":
+        return f"is missing from {_show(got)}"
+    if kind == "literal_error":
+        choices = context["expected"].replace("'", "").replace(" or ", ", ")
+        return f"got {_show(got)}, expected one of {choices}.{did_you_mean(str(got), choices.split(', '))}"
+    bounds = [f"{words} {context[bound]}" for bound, words in _BOUNDS.items() if bound in context]
+    if bounds:
+        expected = bounds[0]
+    elif expected is None or kind == "finite_number":
+        expected = _WORDS.get(kind.split("_")[0]) or error["msg"].removeprefix("Input should be ")
+    return f"got {_show(got)}, expected {expected}"
+
+
+def _show(value: Any) -> str:
+    """A value as users write it."""
+    if isinstance(value, str):
+        return f"'{value}'"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def read_json(word: str) -> Any:
-    """A JSON value; the word itself where it is none."""
+    """A JSON value; other words unchanged."""
     try:
         return json.loads(word)
     except ValueError:
@@ -135,14 +160,14 @@ def read_human_int(word: str) -> Any:
 
 
 def read_expression(word: str) -> Any:
-    """A number, a list, or lists joined and repeated, as Megatron's command line takes them; other words unchanged."""
+    """A number, or a list expression such as `[0]*3+[1]`, as on Megatron's command line; other words unchanged."""
     try:
         return _evaluate(ast.parse(word.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError):
         return word
 
 
-#: an expression may not build more than this, whatever it repeats
+#: maximum length of a repeated list
 _MAX_ITEMS = 100_000
 
 

@@ -1,1 +1,1 @@
-"""What makes stock Megatron-core and SGLang run without a GPU; inert where there is one."""
+"""Patches that let stock Megatron-core and SGLang run without a GPU; they do nothing on a machine with one."""

@@ -1,10 +1,9 @@
 """Run stock megatron-core without CUDA.
 
-megatron-core spells its device five ways: `torch.cuda.<x>`, `"cuda"`, `.cuda()`, `.is_cuda` and type
-names such as `"torch.cuda.FloatTensor"`.  An import hook rewrites those spellings in the syntax tree
-of `megatron.core.*` alone.  torch itself and every other library stay untouched, line numbers in
-tracebacks stay true, threads and forked processes need nothing further, and at run time it costs
-nothing.  Where CUDA is available `install()` does nothing at all.
+megatron-core spells its device in five ways: `torch.cuda.<x>`, `"cuda"`, `.cuda()`, `.is_cuda` and type
+names such as `"torch.cuda.FloatTensor"`. An import hook rewrites those spellings in the syntax tree
+of `megatron.core.*` only. torch and every other library stay untouched, line numbers in tracebacks stay correct,
+threads and forked processes need nothing more, and it costs nothing at run time.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _STAND_IN = "__cpu_as_cuda__"
 
 
 def install() -> None:
-    """Make later imports of `megatron.core` run on the CPU.  Does nothing with CUDA, or when repeated.
+    """Make later imports of `megatron.core` run on the CPU. Does nothing with CUDA, or when repeated.
 
-    Raises `TrainerError` where megatron.core was imported before: its modules already hold the CUDA
-    spellings, so the hook would come too late.
+    Raises:
+        TrainerError: megatron.core was imported before, so its modules already have the CUDA spellings.
     """
     if torch.cuda.is_available() or any(finder is CpuFinder for finder in sys.meta_path):
         return
@@ -44,7 +43,7 @@ def install() -> None:
 
 
 class _Stream:
-    """A CUDA stream, event or context of one that has nothing to wait for."""
+    """Stands in for a CUDA stream, event or stream context; there is nothing to wait for."""
 
     def __enter__(self) -> _Stream:
         return self
@@ -72,7 +71,7 @@ class _CpuAsCuda(types.ModuleType):
     set_rng_state = staticmethod(lambda state, *args: torch.set_rng_state(state))  # noqa: ARG005
 
     def __getattr__(self, name: str) -> Any:
-        # FloatTensor and its like are torch's own types here; the rest of torch.cuda is inert without CUDA.
+        # FloatTensor and similar types are those of torch itself; the rest of torch.cuda is inert without CUDA.
         return getattr(torch if name.endswith("Tensor") else torch.cuda, name)
 
 
@@ -83,7 +82,7 @@ class _ToCpu(ast.NodeTransformer):
         self.generic_visit(node)
         if node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch":
             return ast.copy_location(ast.Name(_STAND_IN, node.ctx), node)
-        if node.attr == "is_cuda":  # read as "is on the accelerator"; False would pick paths meant for hosts
+        if node.attr == "is_cuda":  # means "is on the accelerator" there; False would select code for host tensors
             return ast.copy_location(ast.Constant(True), node)
         return node
 
@@ -122,13 +121,13 @@ class _CpuLoader(importlib.machinery.SourceFileLoader):
 
 
 class CpuFinder:
-    """The entry of `sys.meta_path`; used as a class, it has no state."""
+    """The entry of `sys.meta_path`, used as a class since it has no state."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a `megatron.core` source module with our loader; None leaves it to other finders."""
+        """The spec of a `megatron.core` source module with our loader; None for all other modules."""
         if name != _PACKAGE and not name.startswith(_PACKAGE + "."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

@@ -1,7 +1,7 @@
-"""What must change in single `megatron.core` modules after import, beyond the spelling of the device.
+"""Changes to single `megatron.core` modules after import, beyond the spelling of the device.
 
-Each fix is either a defect of megatron-core 0.16.1 without TransformerEngine, or a call that goes past
-`torch.cuda` into the CUDA runtime.  `FIXES` maps the module's name to its fix.
+Each fix repairs a defect of megatron-core 0.16.1 without TransformerEngine, replaces a call that bypasses
+`torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name to its fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _router_gemm(module: Any) -> None:
 
 
 def _random_state(module: Any) -> None:
-    """The RNG of the tensor-parallel tracker goes through torch._C; recompute of norms wants TE's FP8 names."""
+    """The tensor-parallel RNG tracker calls torch._C directly; recomputing norms needs TransformerEngine's FP8."""
     module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     if not module.HAVE_TE:
@@ -51,13 +51,13 @@ def _swiglu(module: Any) -> None:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """SiLU(gate) * up, with [..., 2 F] holding gate and up: [..., F]."""
+    """SiLU(gate) * up [..., F], from gate and up side by side [..., 2 F]."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate.contiguous()).mul_(up)
 
 
 def swiglu_back(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """The gradient of `swiglu` for [..., 2 F], from that for [..., F]."""
+    """The gradient of `swiglu` in `gate_up` [..., 2 F], from the gradient `grad` [..., F] of its result."""
     gate, up = gate_up.chunk(2, -1)
     gate = gate.contiguous()
     out = torch.empty_like(gate_up)

@@ -1,8 +1,8 @@
 """Attention for SGLang's plain-torch backend in one call per layer instead of one per sequence.
 
-Sequences of a batch are padded to the longest, and the padding is masked.  Each function here wraps
-the backend's own, which it still uses for what padding does not cover (cross attention, sliding
-windows) or would waste (very different lengths).
+Sequences of a batch are padded to the longest, and the padding is masked. Each function here wraps
+the backend's own, which it still uses for cases that padding does not cover (cross attention, sliding
+windows) or where it would waste too much (very different lengths).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _is_plain(encoder_lens: Any, is_cross_attn: bool, sliding_window_size: int |
 def _gather_cache(
     cache: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, valid: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """[B, heads, S, head] of a cache [slots, heads, head]; `valid` [B, S] says which positions exist."""
+    """[B, heads, S, head] from a cache [slots, heads, head]; `valid` [B, S] marks the positions that exist."""
     slots = req_to_token[req_pool_indices, : valid.shape[1]].long().masked_fill(~valid, 0)
     return cache[slots].transpose(1, 2).to(dtype)
 
@@ -79,7 +79,7 @@ def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def batched_extend(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The backend's extend (B prompts, each continuing a cached prefix or none) in one attention call."""
+    """The backend's extend (B prompts, each with or without a cached prefix) in one attention call."""
 
     def extend(
         self: Any,
@@ -119,7 +119,7 @@ def batched_extend(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
         query_index = torch.arange(longest_query)
         valid_query = query_index < extend_seq_lens[:, None]  # [B, Q]
         position = extend_prefix_lens[:, None] + query_index  # [B, Q] position of each query in its sequence
-        # A padded query sees at least key 0, so that no row is wholly masked (softmax of nothing is NaN).
+        # A padded query sees at least key 0, so that no row is masked entirely (its softmax would be NaN).
         visible = torch.arange(longest_key) <= position[:, :, None]
         visible &= valid_key[:, None, :]
         queries = query.new_zeros((batch, longest_query, *query.shape[1:]))

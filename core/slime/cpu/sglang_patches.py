@@ -1,7 +1,7 @@
-"""What stock SGLang needs on CPU beyond being importable.  Applied in a server's own process only, by
-`slime.engine.launch`, and only where SGLang itself runs its CPU engine.
+"""What stock SGLang needs on CPU beyond being importable. `slime.engine.launch` applies it, only in a server's own
+process and only if SGLang runs its CPU engine.
 
-Each patch states what goes wrong without it.  None changes results that were right before.
+Each patch states what goes wrong without it. None changes results that were right before.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from slime.cpu.sglang_attention import batched_decode, batched_extend
-from slime.cpu.sglang_sampling import define_hash_operator
+
+_MASK32 = 0xFFFFFFFF
+
+#: keeps the definition registered: torch drops an operator when its Library object goes away
+_registered: list[Any] = []
 
 
 def apply() -> None:
-    """Apply all patches.  SGLang must be importable (see `slime.cpu.sglang_standins`)."""
+    """Apply all patches. SGLang must be importable (see `slime.cpu.sglang_standins`)."""
     use_latent_attention_for_mla()
     allow_seeded_sampling()
     allow_routed_experts()
@@ -25,9 +32,9 @@ def use_latent_attention_for_mla() -> None:
     """Multi-head latent attention: always take the absorbed path.
 
     The plain-torch attention backend attends over the paged cache only, and for these models the cache
-    holds the latent.  The backend has no rule of its own, so it inherits triton's (plain attention for
-    a prompt without a cached prefix), which ignores the keys and values it is given: wrong
-    log-probs by 1.6 to 2.6, without an error.
+    holds the latent. The backend has no rule of its own, so it inherits triton's (plain attention for
+    a prompt without a cached prefix) and ignores the keys and values it gets: log-probs are wrong by 1.6 to 2.6,
+    without an error.
     """
     handlers = importlib.import_module("sglang.srt.models.deepseek_common.attention_backend_handler")
     handlers.AttentionBackendRegistry._handlers.setdefault("torch_native", handlers._dispatch_mla_subtype)
@@ -36,9 +43,9 @@ def use_latent_attention_for_mla() -> None:
 def allow_seeded_sampling() -> None:
     """`--enable-deterministic-inference` (a request's `sampling_seed` decides its tokens) on CPU.
 
-    SGLang refuses it with the plain-torch backend.  Seeded sampling itself is plain torch but for one
-    hash operator, defined here; the batch-invariant matrix products it also switches on are triton
-    kernels for GPUs, and are left out.
+    SGLang refuses it with the plain-torch backend. Seeded sampling itself is plain torch except for one
+    hash operator, defined here; the batch-invariant matrix products it also enables are triton kernels for GPUs
+    and are left out.
     """
     choices = importlib.import_module("sglang.srt.arg_groups.choices")
     choices.add_deterministic_attention_backend_choices(["torch_native"])
@@ -49,8 +56,8 @@ def allow_seeded_sampling() -> None:
 
 
 def allow_routed_experts() -> None:
-    """`--enable-return-routed-experts` on CPU: its host buffer asks the CUDA runtime to pin memory, which
-    fails an assertion without one.  Memory need not be pinned where nothing is copied to a GPU."""
+    """`--enable-return-routed-experts` on CPU: its host buffer asks the CUDA runtime to pin memory, and an assertion
+    fails without one. Memory need not be pinned if nothing is copied to a GPU."""
     pools = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
 
     def allocate(*args: Any, **kwargs: Any) -> Any:
@@ -60,9 +67,56 @@ def allow_routed_experts() -> None:
 
 
 def batch_attention() -> None:
-    """One attention call per layer for the whole batch, where SGLang makes one per sequence: decoding a
-    batch of 64 becomes twice as fast for a small model.  Agrees with the original to float rounding."""
+    """One attention call per layer for the whole batch instead of one per sequence: decoding a batch of 64 becomes
+    twice as fast for a small model. Agrees with the original up to float rounding."""
     module = importlib.import_module("sglang.srt.layers.attention.torch_native_backend")
     backend = module.TorchNativeAttnBackend
     backend._run_sdpa_forward_decode = batched_decode(backend._run_sdpa_forward_decode)
     backend._run_sdpa_forward_extend = batched_extend(backend._run_sdpa_forward_extend)
+
+
+def define_hash_operator() -> None:
+    """Define `torch.ops.sgl_kernel.murmur_hash32_cpu`, which turns (seed, position, token) into the noise of seeded
+    sampling. SGLang calls it on CPU, but only its native CPU kernels provide it; does nothing if they are installed.
+    """
+    if hasattr(torch.ops.sgl_kernel, "murmur_hash32_cpu"):
+        return
+    library: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch does not type it
+    library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
+    library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
+    _registered.append(library)
+
+
+def murmur_hash32(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
+    """MurmurHash3 (32 bit) of the four words (seed low, seed high, position, column).
+
+    Computed in int64, whose products wrap around but keep the low 32 bits exact. Equals
+    `sglang.kernels.ops.sampling.murmur_hash`.
+
+    Args:
+        seed: [B] integers.
+        positions: [B] integers.
+        columns: [V] integers.
+
+    Returns:
+        [B, V] int64 with values in [0, 2**32).
+    """
+    seed = seed.to(torch.int64)
+    state = _mix(torch.zeros_like(seed), seed & _MASK32)
+    state = _mix(state, (seed >> 32) & _MASK32)
+    state = _mix(state, positions.to(torch.int64) & _MASK32)
+    state = _mix(state[:, None], columns.to(torch.int64)[None, :])
+    state = state ^ 16  # bytes hashed
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK32
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK32
+    return state ^ (state >> 16)
+
+
+def _mix(state: Tensor, word: Tensor) -> Tensor:
+    word = _rotate_left((word * 0xCC9E2D51) & _MASK32, 15)
+    word = (word * 0x1B873593) & _MASK32
+    return (_rotate_left(state ^ word, 13) * 5 + 0xE6546B64) & _MASK32
+
+
+def _rotate_left(value: Tensor, bits: int) -> Tensor:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK32

@@ -1,12 +1,13 @@
-"""Stand-ins for the modules SGLang imports but never needs on a host without a CUDA driver.
+"""Stand-ins for modules that SGLang imports but never uses on a host without a CUDA driver.
 
-SGLang computes with plain torch once `SGLANG_USE_CPU_ENGINE=1`; what it lacks there are names it looks
-up while being imported.  `install()` provides a stand-in only for a module whose real import fails, so
-it changes nothing where the real ones work.  It must run before `sglang` is imported.
+With `SGLANG_USE_CPU_ENGINE=1` SGLang computes with plain torch, but it still looks up names of these modules while it
+is imported. `install()` provides a stand-in only for a module whose real import fails, so it changes nothing where
+the real ones work. It must run before `sglang` is imported.
 
-- `sgl_kernel`: SGLang wants one name at import; names resolve, calling one raises.  Its submodules stay
-  missing, because SGLang has fallbacks of its own for those.
-- `torchvision` (image processors) and `IPython` (notebook display): names resolve, calling one raises.
+- `sgl_kernel`: SGLang needs one name at import; names resolve, calling one raises. Its submodules stay
+  missing, because SGLang has its own fallbacks for those.
+- `torchvision` (image processors) and `IPython` (notebook display): names resolve, calling one raises, except for
+  what other packages call while they are imported.
 - `triton`: decorators on kernel definitions pass the function through.
 """
 
@@ -37,14 +38,21 @@ class _InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
+#: names of absent modules that other packages use while they are imported
+_NEEDED_AT_IMPORT: dict[str, Any] = {
+    "InterpolationMode": _InterpolationMode,
+    "get_ipython": lambda: None,  # wandb asks whether it runs in a notebook
+}
+
+
 class _AbsentModule(ModuleType):
     """Public names resolve to functions that raise when called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name == "InterpolationMode":
-            return _InterpolationMode
+        if name in _NEEDED_AT_IMPORT:
+            return _NEEDED_AT_IMPORT[name]
         where = f"{self.__name__}.{name}"
 
         def absent(*_args: Any, **_kwargs: Any) -> NoReturn:
@@ -55,7 +63,7 @@ class _AbsentModule(ModuleType):
 
 
 class _DefinitionOnlyTriton(ModuleType):
-    """Lets kernel *definitions* be read: decorators pass through, types are empty classes."""
+    """Enough for kernel *definitions* to be imported: decorators pass through, types are empty classes."""
 
     __version__ = "3.0.0"
 
@@ -83,7 +91,7 @@ def _ignore_arguments(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _pass_through(*args: Any, **kwargs: Any) -> Any:
-    """A decorator with or without arguments that returns the function it is given."""
+    """A decorator, with or without arguments, that returns the function unchanged."""
     if len(args) == 1 and callable(args[0]) and not kwargs:
         return args[0]
     return lambda function: function
@@ -92,7 +100,7 @@ def _pass_through(*args: Any, **kwargs: Any) -> Any:
 @dataclass(frozen=True)
 class _Standin:
     module: Callable[[str], ModuleType]
-    #: whether `name.anything` is stood in too; if not, it raises ModuleNotFoundError
+    #: whether submodules have stand-ins too; if not, importing one raises ModuleNotFoundError
     with_submodules: bool
 
 
@@ -104,8 +112,8 @@ _STANDINS = {
 }
 
 
-class _StandinFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and makes the stand-ins of `names`."""
+class StandinFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and creates the stand-ins of `names`."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
@@ -128,8 +136,8 @@ class _StandinFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del module
 
 
-def _really_imports(name: str) -> bool:
-    """Whether the installed module imports; leaves no half-imported remains behind."""
+def really_imports(name: str) -> bool:
+    """Whether the installed module imports; removes what a failed import leaves behind."""
     if importlib.util.find_spec(name) is None:
         return False
     try:
@@ -143,8 +151,8 @@ def _really_imports(name: str) -> bool:
 
 
 def _settle_capability_checks() -> None:
-    """Let torch and transformers find, and remember, that the real modules are absent; asked after the
-    stand-ins are in place they would believe in them and fail later."""
+    """Make torch and transformers find out, and remember, that the real modules are absent. Asked after the stand-ins
+    are in place they would take them for the real ones and fail later."""
     importlib.import_module("torch._inductor.runtime.triton_compat")
     importlib.import_module("torch.utils._triton").has_triton_package()
     checks = importlib.import_module("transformers.utils.import_utils")
@@ -154,12 +162,12 @@ def _settle_capability_checks() -> None:
 
 
 def install() -> frozenset[str]:
-    """Provide stand-ins for what does not import here; the names stood in.  Calling it twice is harmless."""
+    """Provide stand-ins for modules that cannot be imported here; returns their names. Calling it twice is harmless."""
     for finder in sys.meta_path:
-        if isinstance(finder, _StandinFinder):
+        if isinstance(finder, StandinFinder):
             return finder.names
-    names = frozenset(name for name in _STANDINS if not _really_imports(name))
+    names = frozenset(name for name in _STANDINS if not really_imports(name))
     if names:
         _settle_capability_checks()
-        sys.meta_path.insert(0, _StandinFinder(names))
+        sys.meta_path.insert(0, StandinFinder(names))
     return names

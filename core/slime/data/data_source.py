@@ -1,4 +1,4 @@
-"""Base classes for data sources of one's own: `--data-source-path FILE.py` with a class that derives from one of them.
+"""Base classes for your own data sources: `--data-source-path FILE.py` with a class that derives from one of them.
 
 from slime.data import RolloutDataSource
 
@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from slime.data.prompt_dataset import PromptDataset
+from slime.kit.readers.feed.feed import PromptDataset
 from slime.types import Sample
 
 
 class RolloutDataSource:
     """Hands out the prompts of `--prompt-data` in their order.
 
-    dataset   the prompts; None where the run states no --prompt-data
-    args      the run's options as attributes, to be read only
+    A sample needs only a prompt: slime numbers it, tokenizes it and copies it --n-samples-per-prompt times. slime
+    saves and restores the position in the dataset; whatever else a subclass remembers belongs in `state_dict`.
 
-    A sample needs no more than a prompt: slime numbers it, makes its tokens and as many copies of it as
-    --n-samples-per-prompt.  The place in the dataset is saved and restored by slime; whatever else a class remembers
-    belongs in `state_dict`.
+    Attributes:
+        dataset: The prompts; None if the run has no --prompt-data.
+        args: The run's options as attributes, read-only.
     """
 
     def __init__(self, dataset: PromptDataset | None, args: Any) -> None:
@@ -34,7 +34,11 @@ class RolloutDataSource:
         self.args = args
 
     def get_samples(self, num_samples: int) -> list[Sample]:
-        """The next `num_samples` prompts, one pending sample each.  Raises `ValueError` without a dataset."""
+        """The next `num_samples` prompts, one pending sample each.
+
+        Raises:
+            ValueError: The run has no dataset.
+        """
         if self.dataset is None:
             raise ValueError("there is no dataset: state --prompt-data, or override get_samples")
         return [
@@ -43,21 +47,21 @@ class RolloutDataSource:
         ]
 
     def add_samples(self, samples: list[Sample]) -> None:
-        """Shown the samples after generation; does nothing."""
+        """Called with the samples after generation; does nothing unless overridden."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready; a checkpoint holds it."""
+        """What checkpoints save, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
+        """Continue from a saved `state`."""
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
     """A data source whose `buffer_filter` chooses what is trained on.
 
-    Finished samples wait in slime's own replay buffer.  Override `buffer_filter` to choose from them: it then is the
-    run's buffer filter.  `self.buffer` holds what `add_samples` was given, for whoever calls it.
+    Finished samples wait in slime's own replay buffer. A class that overrides `buffer_filter` chooses from them: the
+    method becomes the run's buffer filter. `self.buffer` holds the samples passed to `add_samples`.
     """
 
     def __init__(self, dataset: PromptDataset | None, args: Any) -> None:
@@ -68,8 +72,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """Store samples for reuse."""
         self.buffer.extend(samples)
 
-    def buffer_filter(self, args: Any, buffer: Sequence[Sample], num_samples: int) -> list[Sample]:  # noqa: ARG002 - for those who override it
-        """Which of the samples in `buffer` to train on, at most `num_samples`: the oldest."""
+    def buffer_filter(self, args: Any, buffer: Sequence[Sample], num_samples: int) -> list[Sample]:  # noqa: ARG002 - for overrides
+        """The samples in `buffer` to train on, at most `num_samples`; here the oldest."""
         return list(buffer[:num_samples])
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,5 +81,5 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return {"buffer": [sample.to_dict() for sample in self.buffer]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the samples of `state`."""
+        """Continue with the samples of a saved `state`."""
         self.buffer = [Sample.from_dict(row) for row in state["buffer"]]

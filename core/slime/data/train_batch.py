@@ -1,7 +1,13 @@
-"""What the trainer trains on: one rollout's samples as columns, which cross to the ranks once."""
+"""The training batch: its columns, how they are weighted, and which rank computes which samples in which micro-batches.
+
+The cost of a sample is counted in tokens. Samples go to ranks, and then each rank's samples to its micro-batches,
+longest first to the least loaded (Graham, 1969: at most 4/3 of the optimum).
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,25 +26,31 @@ class TrainBatch:
     tokens: list[NDArray[np.int32]]  #: N x [P_i + T_i]
     response_lengths: NDArray[np.int64]  #: [N], the T_i
     loss_masks: list[NDArray[np.float32]]  #: N x [T_i], 1 where the token is trained on
-    rewards: NDArray[np.float32]  #: [N], 0 where nothing scored the sample (supervised training)
+    rewards: NDArray[np.float32]  #: [N], 0 if nothing scored the sample (supervised training)
     group_ids: NDArray[np.int64]  #: [N], equal for the samples of one prompt
     rollout_ids: NDArray[np.int64]  #: [N], equal for samples that came from one rollout of a prompt
     step_ids: NDArray[np.int64]  #: [N], the optimizer step 0..K-1 the sample belongs to
-    sample_ids: NDArray[np.int64]  #: [N], `Sample.index`, by which errors name samples; -1 where it has none
-    #: N x [T_i] under the engine that sampled them; None unless every sample has them
+    sample_ids: NDArray[np.int64]  #: [N], `Sample.index`, by which errors name samples; -1 if it is not set
+    #: N x [T_i] log-probs under the engine that sampled the tokens; None unless every sample has them
     rollout_log_probs: list[NDArray[np.float32]] | None
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], *, rollout: int, num_steps: int) -> TrainBatch:
         """Columns of the samples that can be trained on (`Sample.trainable`), in group order.
 
-        Samples with `remove_sample` keep their place in the group's statistics and get an all-zero mask.
-        Groups are dealt to the `num_steps` optimizer steps in order, the same number to each; where that
-        does not divide evenly, rollouts are dealt instead.  A rollout is never split.  Shares are counted
-        before lost samples are left out, so a loss never moves another sample to another step.
+        Samples with `remove_sample` still count in the group's statistics and get an all-zero mask.
+        Groups are dealt to the optimizer steps in order, the same number to each; if they do not divide evenly,
+        rollouts are dealt instead. A rollout is never split. Samples that cannot be trained on are counted before
+        they are left out, so losing a sample never moves another one to another step.
 
-        Raises `ValueError` for a number of steps below 1, for a mask or log-probs that do not fit the
-        response, and for a prompt or a response without tokens.
+        Args:
+            groups: The finished groups.
+            rollout: Index of the rollout.
+            num_steps: Optimizer steps of the rollout.
+
+        Raises:
+            ValueError: The number of steps is below 1, a mask or log-probs do not fit the response, or a prompt or
+                a response has no tokens.
         """
         if num_steps < 1:
             raise ValueError(f"num_steps is {num_steps}, expected at least 1")
@@ -62,6 +74,49 @@ class TrainBatch:
         )
 
 
+def loss_weights(
+    batch: TrainBatch, *, per_token: bool = False, constant_length: int | None = None
+) -> list[NDArray[np.float32]]:
+    """How much each response token counts: the loss of an optimizer step is the sum of w * loss over its tokens.
+
+    With the tokens' mask m (0 or 1), per optimizer step:
+
+    - `per_token`: w = m / (sum of m over the step); every trained token counts the same (Yu et al., 2025, arXiv
+      2503.14476, eq. 12).
+    - `constant_length` L: w = m / L / (number of rollouts in the step); longer rollouts count more, by a
+      factor that does not depend on the batch (Liu et al., 2025, arXiv 2503.20783, section 3.1).
+    - otherwise: w = m / (sum of m over the sample's rollout) / (number of rollouts in the step); every rollout
+      counts the same, however many samples and tokens it has.
+
+    Rollouts that train no token are not counted. Except with `constant_length`, the weights of a step sum to 1, or to
+    0 if no token of it is trained on. They are fixed before the batch is divided, so summing gradients over
+    micro-batches and ranks gives the same gradient under every parallel layout.
+
+    Returns:
+        N x [T_i] weights.
+
+    Raises:
+        ValueError: Both rules are asked for.
+    """
+    if per_token and constant_length is not None:
+        raise ValueError("per_token and constant_length exclude each other")
+    steps = batch.step_ids.tolist()
+    sums = [float(mask.sum(dtype=np.float64)) for mask in batch.loss_masks]
+    units = steps if per_token else list(zip(steps, batch.rollout_ids.tolist(), strict=True))
+    unit_sums: dict[object, float] = defaultdict(float)
+    for unit, total in zip(units, sums, strict=True):
+        unit_sums[unit] += total
+    step_of_unit = dict(zip(units, steps, strict=True))
+    trained_units: dict[int, int] = defaultdict(int)
+    for unit, step in step_of_unit.items():
+        trained_units[step] += unit_sums[unit] > 0
+    weights = []
+    for unit, step, mask in zip(units, steps, batch.loss_masks, strict=True):
+        scale = (unit_sums[unit] if constant_length is None else constant_length) * trained_units[step]
+        weights.append((mask.astype(np.float64) / scale if scale else np.zeros_like(mask)).astype(np.float32))
+    return weights
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     sample: Sample
@@ -73,7 +128,7 @@ class _Row:
 def _deal(groups: Sequence[Group], num_steps: int) -> list[_Row]:
     """Every sample, in order, with its optimizer step."""
     samples = [(sample, group.index) for group in groups for sample in group.samples]
-    rollouts = [_rollout_id(sample, place) for place, (sample, _) in enumerate(samples)]
+    rollouts = [_rollout_id(sample, position) for position, (sample, _) in enumerate(samples)]
     units = [group for _, group in samples] if len(groups) % num_steps == 0 else rollouts
     number = {unit: i for i, unit in enumerate(dict.fromkeys(units))}
     return [
@@ -82,11 +137,11 @@ def _deal(groups: Sequence[Group], num_steps: int) -> list[_Row]:
     ]
 
 
-def _rollout_id(sample: Sample, place: int) -> int:
-    """Which rollout the sample came from; one without any id is a rollout of its own."""
+def _rollout_id(sample: Sample, position: int) -> int:
+    """Which rollout the sample came from; a sample without any id is a rollout of its own."""
     if sample.rollout_id is not None:
         return sample.rollout_id
-    return sample.index if sample.index is not None else -1 - place
+    return sample.index if sample.index is not None else -1 - position
 
 
 def _check(sample: Sample) -> None:
@@ -113,3 +168,75 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
 
 def _int64(values: list[Any]) -> NDArray[np.int64]:
     return np.asarray(values, dtype=np.int64)
+
+
+def plan_micro_batches(
+    lengths: Sequence[int], *, num_ranks: int, max_tokens: int, micro_batch_size: int | None
+) -> list[list[list[int]]]:
+    """Plan one optimizer step.
+
+    - Every index appears exactly once.
+    - Every rank has the same number of micro-batches, since data-parallel ranks wait for one another in
+      each. A rank with fewer samples than that has empty ones at its end.
+    - A micro-batch holds at most `max_tokens` tokens, or one sample that alone is longer.  With
+      `micro_batch_size` it holds at most that many samples instead, whatever their tokens.
+    - Token totals of two ranks differ by at most the longest sample, without `micro_batch_size`.
+    - The largest micro-batches come first, so that a step that does not fit into memory fails at once.
+    - The same input always gives the same plan.
+
+    Args:
+        lengths: Tokens of each sample.
+        num_ranks: Data-parallel ranks.
+        max_tokens: Most tokens of a micro-batch.
+        micro_batch_size: Samples of a micro-batch, in place of `max_tokens`.
+
+    Returns:
+        `plan[rank][micro_batch]`: indices into `lengths`.
+
+    Raises:
+        ValueError: A limit is below 1.
+    """
+    for name, value in (("num_ranks", num_ranks), ("max_tokens", max_tokens), ("micro_batch_size", micro_batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1")
+    everything = range(len(lengths))
+    if micro_batch_size is not None:
+        count = -(-len(lengths) // (num_ranks * micro_batch_size))
+        shares = _spread(lengths, everything, num_ranks, max_items=count * micro_batch_size)
+        plan = [_spread(lengths, share, count, max_items=micro_batch_size) for share in shares]
+    else:
+        shares = _spread(lengths, everything, num_ranks)
+        count = max(_bins_needed(lengths, share, max_tokens) for share in shares)
+        plan = [_spread(lengths, share, count) for share in shares]
+        while not all(_fits(lengths, members, max_tokens) for bins in plan for members in bins):
+            count += 1
+            plan = [_spread(lengths, share, count) for share in shares]
+    return [sorted(bins, key=lambda members: (-_tokens(lengths, members), members)) for bins in plan]
+
+
+def _spread(
+    lengths: Sequence[int], members: Sequence[int], num_bins: int, *, max_items: int | None = None
+) -> list[list[int]]:
+    """Deal `members` to bins, longest first, each to the bin with the fewest tokens (ties: fewest items)."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    heap = [(0, 0, i) for i in range(num_bins)]
+    for member in sorted(members, key=lambda i: (-lengths[i], i)):
+        tokens, items, i = heapq.heappop(heap)
+        bins[i].append(member)
+        if max_items is None or items + 1 < max_items:
+            heapq.heappush(heap, (tokens + lengths[member], items + 1, i))
+    return [sorted(one) for one in bins]
+
+
+def _bins_needed(lengths: Sequence[int], members: Sequence[int], max_tokens: int) -> int:
+    """How many micro-batches `members` need at least: by total tokens, and one for each oversized sample."""
+    fitting = [lengths[i] for i in members if lengths[i] <= max_tokens]
+    return len(members) - len(fitting) + -(-sum(fitting) // max_tokens)
+
+
+def _fits(lengths: Sequence[int], members: Sequence[int], max_tokens: int) -> bool:
+    return len(members) <= 1 or _tokens(lengths, members) <= max_tokens
+
+
+def _tokens(lengths: Sequence[int], members: Sequence[int]) -> int:
+    return sum(lengths[i] for i in members)

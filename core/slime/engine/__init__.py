@@ -1,6 +1,6 @@
-"""The inference engines: SGLang servers and the stock router as supervised child processes, a control
-client for one engine, and the asynchronous client that generators see.
+"""The inference engines: SGLang servers and the stock router as supervised child processes, a control client for one
+engine, and the asynchronous client that generators use.
 
-Started by a run: `fork_server` (CPU hosts only) → `server` (one per engine) → `router`.
-Inside a child: `launch`, `launch_router`, `parent_watch`.
+A run starts the fork server (CPU hosts only), then a `server` for each engine, then the `router`. `launch` runs in the
+child processes.
 """

@@ -1,13 +1,14 @@
-"""The engines as a generator sees them: token ids in, token ids with log-probs out, through the router.
+"""The client of the engines: token ids in, token ids with log-probs out, through the router.
 
-Thousands of requests are in flight at once in one process, so the cost of each counts: the request body
-is built and the answer decoded by orjson, and no Python loop runs per token.
+Thousands of requests are in flight at once in one process, so the cost of each counts: orjson builds the request and
+decodes the answer, and no Python loop runs over tokens. Training and evaluation share the requests in flight fairly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import TracebackType
@@ -17,35 +18,123 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from slime.engine.fair_slots import FairSlots
 from slime.errors import DeadlineError, EngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
+
+
+class FairSlots:
+    """At most `total` holders at once, in two lanes.
+
+    A free slot goes to the waiting lane that holds fewer, so that neither lane waits for the other to finish: beside a
+    rollout that fills all slots, an evaluation soon has half of them and gives them back as it ends. Within a lane,
+    first come, first served.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._free = self._total = total
+        self.training = Lane(self)
+        self.evaluation = Lane(self)
+
+    def of(self, *, evaluation: bool) -> Lane:
+        """The lane to enter: `async with slots.of(evaluation=True):`."""
+        return self.evaluation if evaluation else self.training
+
+    def limit(self, total: int) -> None:
+        """Change the total. Holders beyond it keep their slots."""
+        more = total - self._total
+        self._total = total
+        self._free += more
+        for _ in range(max(0, more)):
+            if self._free > 0 and (lane := self._neediest_lane()) is not None:
+                self._free -= 1
+                lane.grant()
+
+    def _neediest_lane(self) -> Lane | None:
+        waiting = [lane for lane in (self.evaluation, self.training) if lane.waits()]
+        return min(waiting, key=lambda lane: lane.held, default=None)
+
+    def take(self) -> bool:
+        """Take a slot if one is free."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
+    def give(self) -> None:
+        """Pass a slot on to the neediest waiting lane, or mark it free."""
+        lane = self._neediest_lane() if self._free >= 0 else None
+        if lane is None:
+            self._free += 1
+        else:
+            lane.grant()
+
+
+class Lane:
+    """The holders and waiters of one kind. An async context manager that holds a slot."""
+
+    def __init__(self, slots: FairSlots) -> None:
+        self._slots = slots
+        self.held = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    def waits(self) -> bool:
+        """Whether a task waits that has not been cancelled."""
+        while self.waiting and self.waiting[0].done():
+            self.waiting.popleft()
+        return bool(self.waiting)
+
+    def grant(self) -> None:
+        """Give a slot to the first waiting task."""
+        self.held += 1
+        self.waiting.popleft().set_result(None)
+
+    async def __aenter__(self) -> None:
+        if self._slots.take():
+            self.held += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # granted in the same moment
+                self._leave()
+            elif turn in self.waiting:
+                self.waiting.remove(turn)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self.held -= 1
+        self._slots.give()
+
 
 #: header by which the router keeps the requests of one session on one engine
 _SESSION_HEADER = "X-SMG-Routing-Key"
 _HEADERS = {"Content-Type": "application/json"}
 _EXCERPT = 500
 _SEED_BITS = 63
-#: seconds an idle connection is kept; shorter than a server keeps it (SGLang: 5), so that no request is
-#: sent into a connection that is just being closed
+_CONNECT_ATTEMPTS = 4
+_CONNECT_BACKOFF_S = 0.2  # doubled after each attempt
+#: seconds an idle connection is kept; less than the server keeps it (SGLang: 5), so that no request is sent over a
+#: connection that is just being closed
 _KEEP_ALIVE_S = 4.0
-#: messages to the engines at once, and seconds that each may take, when requests are aborted
+#: abort messages in flight at once, and seconds that each may take
 _ABORTS_AT_ONCE = 32
 _ABORT_TIMEOUT_S = 30.0
-#: what the answer to an aborted request says that no engine has seen
+#: meta of an aborted request that was never sent
 _NOT_SENT = {"finish_reason": {"type": "abort", "message": "aborted before the request was sent"}}
 
 
 class HttpPolicyClient:
     """Implements `slime.plugin.PolicyClient` over HTTP.
 
-    `base_url`: the router's (or one engine's).  `timeout_s`: how long one generation may take, from the
-    moment it is sent.  `concurrency`: requests in flight at once; more wait here.  `connect_attempts`:
-    how often a refused connection is tried.  `vocab_size`: if given, token ids outside it are refused
-    here; the engine's scheduler would die of them.
-
-    A request is sent again only when no connection came about, so nothing had been accepted.  After a
-    time-out or a lost connection the engine may have done the work, and the caller decides.
+    A request is sent again only if no connection could be made, so that nothing was accepted. After a timeout or a lost
+    connection the engine may have done the work, and the caller decides.
     """
 
     def __init__(
@@ -54,34 +143,39 @@ class HttpPolicyClient:
         *,
         timeout_s: float,
         concurrency: int = 1024,
-        connect_attempts: int = 4,
-        connect_backoff_s: float = 0.2,
         vocab_size: int | None = None,
     ) -> None:
+        """Does not connect yet.
+
+        Args:
+            base_url: Address of the router, or of one engine.
+            timeout_s: How long one generation may take, from the moment it is sent.
+            concurrency: Requests in flight at once; more wait here.
+            vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
+        """
         self.connect(base_url)
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._slots = FairSlots(concurrency)
         #: name of a request that has no slot yet -> whether it was aborted meanwhile
         self._unsent: dict[str, bool] = {}
-        self._connect_attempts = connect_attempts
-        self._connect_backoff_s = connect_backoff_s
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
 
     def connect(self, base_url: str, engines: Sequence[str] = ()) -> None:
-        """Send what follows to the router (or engine) at `base_url`, and aborts to each of `engines`.
+        """Send later requests to the router (or engine) at `base_url`, and aborts to each of `engines`.
 
-        A router has no way to abort, and only it knows which engine has which request.  Default: `base_url` alone.
+        A router cannot abort, and only the router knows which engine has which request. Without engines, aborts go to
+        `base_url`.
         """
         self._url = URL(base_url.rstrip("/") + "/generate")
         self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines or (base_url,)]
 
     def limit(self, requests: int) -> None:
-        """No more than this many requests in flight from now on, nor more than `concurrency`.
+        """Keep at most this many requests in flight from now on, and never more than `concurrency`.
 
-        What the engines cannot run yet waits here, where training and evaluation take turns; their own queues are
-        first come, first served, and an evaluation would wait behind a whole rollout.
+        Requests that the engines cannot run yet wait here, where training and evaluation take turns. The engines' own
+        queues are first come, first served: an evaluation would wait behind a whole rollout.
         """
         self._slots.limit(min(requests, self._concurrency))
 
@@ -94,7 +188,7 @@ class HttpPolicyClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections.  The client opens new ones when it is used again."""
+        """Close the connections. The client opens new ones when it is used again."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -102,10 +196,20 @@ class HttpPolicyClient:
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
     ) -> Generation:
-        """One response to `tokens`; see `slime.plugin.PolicyClient`.  `rid` names the request for `abort`.
+        """One response to `tokens`; see `slime.plugin.PolicyClient`.
 
-        Temperature 0 is greedy; its log-probs are those of temperature 1.  Raises `EngineError` when the
-        engine refuses or fails, `DeadlineError` after `timeout_s`.
+        Temperature 0 is greedy; its log-probs are those of temperature 1.
+
+        Args:
+            tokens: Prompt token ids.
+            sampling: Sampling parameters.
+            session: Requests of one session go to the same engine.
+            rid: Name of the request, for `abort`.
+
+        Raises:
+            RequestRefusedError: If the request is invalid.
+            EngineError: If the engine fails.
+            DeadlineError: After `timeout_s`.
         """
         self._check_tokens(tokens)
         body = _request_body(tokens, sampling, rid)
@@ -131,17 +235,19 @@ class HttpPolicyClient:
         return self._generation(answer)
 
     async def abort(self, rids: Collection[str]) -> None:
-        """End the requests of these names: they are answered with what they have, finish reason "abort".
+        """End the requests of these names; they return the tokens they have, with finish reason "abort".
 
-        Every engine is told of every one that was sent and ignores those it does not have; a request that is still on
-        its way to an engine is not ended.  One that waits here is not sent any more.  Raises `EngineError` when an
-        engine does not take the message.
+        Requests that still wait here are never sent. For the others every engine gets a message and ignores the
+        requests it does not have; a request on its way to an engine is not ended.
+
+        Raises:
+            EngineError: If an engine does not accept the message.
         """
         at_once = asyncio.Semaphore(_ABORTS_AT_ONCE)
         sent = [rid for rid in rids if rid not in self._unsent]
         self._unsent |= {rid: True for rid in rids if rid in self._unsent}
 
-        async def tell(url: URL, rid: str) -> None:
+        async def send(url: URL, rid: str) -> None:
             async with at_once:
                 try:
                     async with asyncio.timeout(_ABORT_TIMEOUT_S):
@@ -149,13 +255,13 @@ class HttpPolicyClient:
                             await response.read()
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise EngineError(
-                        f"POST {url}: the engine did not take the message within {_ABORT_TIMEOUT_S:g} s"
+                        f"POST {url}: the engine did not accept the message within {_ABORT_TIMEOUT_S:g} s"
                         f" ({type(error).__name__}: {error}); it may have ended"
                     ) from error
             if response.status != 200:
                 raise EngineError(f"POST {url}: status {response.status}")
 
-        await asyncio.gather(*(tell(url, rid) for url in self._abort_urls for rid in sent))
+        await asyncio.gather(*(send(url, rid) for url in self._abort_urls for rid in sent))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:
@@ -180,21 +286,21 @@ class HttpPolicyClient:
                         raise kind(f"POST {self._url}: status {response.status}, answer: {text}")
                     return answer
             except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
-                if attempt >= self._connect_attempts:
+                if attempt >= _CONNECT_ATTEMPTS:
                     raise EngineError(f"POST {self._url}: no connection in {attempt} attempts ({error})") from error
             except aiohttp.ClientError as error:
                 raise EngineError(
                     f"POST {self._url}: the connection was lost before the answer came "
                     f"({type(error).__name__}: {error}); the engine or the router may have ended"
                 ) from error
-            await asyncio.sleep(self._connect_backoff_s * 2 ** (attempt - 1))
+            await asyncio.sleep(_CONNECT_BACKOFF_S * 2 ** (attempt - 1))
             attempt += 1
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session; made on first use, because it belongs to the running event loop."""
+        """The session, made on first use because it belongs to the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                # The semaphore limits; a limit here would make requests wait inside their time limit.
+                # The slots limit requests; a limit here would make them wait inside their time limit.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -240,8 +346,8 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | No
         parameters["stop"] = sampling.stop
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = sampling.stop_token_ids
-    # Without a seed of its own, an engine that samples by seeds would give every request the same one, and
-    # so the same response to all samples of a prompt.
+    # An engine with seeded sampling gives all requests without a seed the same one, and so the same response to all
+    # samples of a prompt.
     seed = sampling.sampling_seed
     parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
     request: dict[str, Any] = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}

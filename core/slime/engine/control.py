@@ -1,50 +1,91 @@
-"""The control plane of one engine: health, pausing, aborting, weights.
+"""The control plane of one engine: health, pausing, weights.
 
-Synchronous, one connection per call, so it may be used from several threads.  The router does not offer
-these calls: they go to each engine directly.  Every failure is an `EngineError` that names the call; an
-answer that does not come in time is a `DeadlineError`.
+Synchronous, with a connection for each call, so it may be used from several threads. The router does not offer these
+calls: they go to each engine directly.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from slime.engine.http_call import call
-from slime.errors import EngineError
+from slime.errors import DeadlineError, EngineError
 
-PauseMode = Literal["retract", "abort", "in_place"]
+_EXCERPT = 500
+
+
+def call(
+    method: Literal["GET", "POST"], server: str, path: str, body: Any | None = None, *, timeout_s: float
+) -> dict[str, Any]:
+    """One HTTP call to `server` (http://HOST:PORT) over a connection of its own.
+
+    Returns:
+        The decoded answer; an empty dictionary if it is not a JSON object.
+
+    Raises:
+        DeadlineError: If there is no answer within `timeout_s`.
+        EngineError: For any status but 200, an answer with `"success": false`, and a server that cannot be reached.
+    """
+    request = f"{method} {server}{path}"
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)
+    try:
+        payload = None if body is None else json.dumps(body)
+        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    except TimeoutError:
+        raise DeadlineError(f"{request}: no answer after {timeout_s:g} s") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineError(f"{request}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+    try:
+        answer = json.loads(text)
+    except ValueError:  # some calls answer in words
+        answer = None
+    if not isinstance(answer, dict):
+        answer = {}
+    if response.status != 200 or answer.get("success") is False:
+        raise EngineError(f"{request}: status {response.status}, answer: {text[:_EXCERPT]}")
+    return answer
 
 
 class EngineControl:
-    """Client for the engine at `url`.  `tp_size` is the number of its ranks; `timeout_s` bounds each call."""
+    """Client of one engine. Every failure is an `EngineError` or `DeadlineError` that names the call."""
 
     def __init__(self, url: str, *, tp_size: int = 1, timeout_s: float = 60.0) -> None:
+        """Does not connect yet.
+
+        Args:
+            url: The engine's address, http://HOST:PORT.
+            tp_size: Tensor-parallel ranks of the engine.
+            timeout_s: Limit of a call that has no limit of its own.
+        """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise EngineError(f"engine URL {url!r}: expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.tp_size = tp_size
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
 
     # --- state ---
 
     def health(self, *, timeout_s: float | None = None) -> None:
-        """Return when the server answers; raise otherwise."""
+        """Return if the server answers; raise otherwise."""
         self._call("GET", "/health", timeout_s=timeout_s)
 
-    def model_info(self) -> dict[str, Any]:
-        """What the server says of its model, the current weight version among it."""
-        return self._call("GET", "/model_info")
-
     def server_info(self) -> dict[str, Any]:
-        """The server's resolved arguments and the scheduler's live state.  (Its `weight_version` is the one
-        from the start: ask `weight_version`.)"""
+        """The server's resolved arguments and the scheduler's live state.
+
+        Its `weight_version` is the one at the start; `weight_version()` gives the current one.
+        """
         return self._call("GET", "/server_info")
 
     def capacity(self) -> int:
-        """How many requests it runs at once; more wait in its queue."""
+        """How many requests the engine runs at once; more wait in its queue."""
         states = self.server_info().get("internal_states") or []
         sizes = [state.get("effective_max_running_requests_per_dp") for state in states]
         if not sizes or not all(isinstance(size, int) for size in sizes):
@@ -52,70 +93,63 @@ class EngineControl:
         return sum(sizes)
 
     def weight_version(self) -> str:
-        """Version of the weights that generate now."""
-        return str(self.model_info()["weight_version"])
+        """Version of the current weights."""
+        return str(self._call("GET", "/model_info")["weight_version"])
 
     def weights_checksum(self) -> dict[str, Any]:
-        """Checksums of the weights the engine holds, per rank and tensor, as SGLang reports them."""
+        """Checksums of the current weights for each rank and tensor, as SGLang reports them."""
         return self._call("POST", "/weights_checker", {"action": "checksum"})
 
     # --- requests in flight ---
 
-    def pause(self, mode: PauseMode = "retract") -> None:
+    def pause(self, mode: Literal["retract", "abort"] = "retract") -> None:
         """Stop generating; new requests wait.
 
-        "retract": running requests go back to the queue, to be continued under the weights that are there
-        at `resume`; the cache can be flushed meanwhile.  "abort": they are answered with what they
-        have.  "in_place": they are frozen with their cache, which then belongs to old weights.
+        Args:
+            mode: "retract": running requests go back to the queue and continue at `resume`, under the weights of that
+                moment; meanwhile the cache can be flushed. "abort": they are answered with the tokens they have.
         """
         self._call("POST", "/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
-        """Go on generating after `pause`."""
+        """Generate again after `pause`."""
         self._call("POST", "/continue_generation", {})
 
     def flush_cache(self) -> None:
-        """Forget cached prefixes.  Refused (EngineError) while requests run and generation is not paused."""
+        """Drop cached prefixes. Refused (`EngineError`) while requests run and generation is not paused."""
         self._call("POST", "/flush_cache")
 
-    # --- weights ---
+    # --- weights: no update flushes the cache; call `flush_cache` once afterwards ---
 
     def begin_weight_update(self) -> None:
         """Open the session that tensor and distributed updates need."""
         self._call("POST", "/begin_weight_update", {})
 
     def end_weight_update(self) -> None:
-        """Close the session: the engine derives what it derives from weights."""
+        """Close the session; the engine recomputes what it derives from weights."""
         self._call("POST", "/end_weight_update", {})
 
     def update_weights_from_tensor(
-        self,
-        serialized: Sequence[str],
-        *,
-        load_format: str | None = None,
-        weight_version: str,
-        flush_cache: bool = True,
-        timeout_s: float | None = None,
+        self, serialized: Sequence[str], *, weight_version: str, timeout_s: float | None = None
     ) -> None:
-        """Load named tensors handed over in memory.  `serialized`: one base64 string per rank of the engine."""
+        """Load named tensors handed over in memory.
+
+        Args:
+            serialized: One base64 string for each rank of the engine.
+            weight_version: Version after the update.
+            timeout_s: Limit of the call.
+        """
         if len(serialized) != self.tp_size:
             raise EngineError(
                 f"{self.url}/update_weights_from_tensor: got {len(serialized)} serialised parts, "
                 f"expected one for each of the engine's {self.tp_size} ranks"
             )
-        body = {
-            "serialized_named_tensors": list(serialized),
-            "load_format": load_format,
-            "weight_version": weight_version,
-            "flush_cache": flush_cache,
-        }
+        body = {"serialized_named_tensors": list(serialized), "weight_version": weight_version, "flush_cache": False}
         self._call("POST", "/update_weights_from_tensor", body, timeout_s=timeout_s)
 
-    def update_weights_from_disk(
-        self, path: str, *, weight_version: str, flush_cache: bool = True, timeout_s: float | None = None
-    ) -> None:
-        """Load a Hugging Face folder that the engine's host can read.  Needs no session."""
-        body = {"model_path": str(path), "weight_version": weight_version, "flush_cache": flush_cache}
+    def update_weights_from_disk(self, path: str, *, weight_version: str, timeout_s: float | None = None) -> None:
+        """Load a Hugging Face folder that the engine's host can read. Needs no session."""
+        body = {"model_path": path, "weight_version": weight_version, "flush_cache": False}
         self._call("POST", "/update_weights_from_disk", body, timeout_s=timeout_s)
 
     def init_weights_update_group(
@@ -129,8 +163,17 @@ class EngineControl:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Join the process group that `update_weights_from_distributed` receives from.  Returns when all
-        `world_size` members have joined; the engine's ranks are `rank_offset`, `rank_offset + 1`, …"""
+        """Join the process group of `update_weights_from_distributed`; returns when all members have joined.
+
+        Args:
+            master_address: Host of the group's store.
+            master_port: Port of the group's store.
+            rank_offset: The engine's first rank in the group; its other ranks follow.
+            world_size: Members of the group.
+            group_name: Name of the group.
+            backend: "gloo" or "nccl".
+            timeout_s: Limit of the call.
+        """
         body = {
             "master_address": master_address,
             "master_port": master_port,
@@ -149,20 +192,25 @@ class EngineControl:
         group_name: str,
         *,
         weight_version: str,
-        flush_cache: bool = True,
-        load_format: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Receive the named tensors, in this order, by broadcast from rank 0 of the group.  `dtypes` are
-        torch's names without "torch."."""
+        """Receive the named tensors, in this order, by broadcast from rank 0 of the group.
+
+        Args:
+            names: Hugging Face names.
+            dtypes: torch's names without "torch.".
+            shapes: Shape of each tensor.
+            group_name: Name of the group.
+            weight_version: Version after the update.
+            timeout_s: Limit of the call.
+        """
         body = {
             "names": list(names),
             "dtypes": list(dtypes),
             "shapes": [list(shape) for shape in shapes],
             "group_name": group_name,
             "weight_version": weight_version,
-            "flush_cache": flush_cache,
-            "load_format": load_format,
+            "flush_cache": False,
         }
         self._call("POST", "/update_weights_from_distributed", body, timeout_s=timeout_s)
 
@@ -170,9 +218,7 @@ class EngineControl:
         """Leave the process group."""
         self._call("POST", "/destroy_weights_update_group", {"group_name": group_name})
 
-    # --- transport ---
-
     def _call(
         self, method: Literal["GET", "POST"], path: str, body: Any | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        return call(method, self.url, path, body, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+        return call(method, self.url, path, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)

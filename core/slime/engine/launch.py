@@ -1,29 +1,30 @@
-"""`python -m slime.engine.launch <SGLang server arguments>`: SGLang's server on every kind of machine.
+"""The child processes: `python -m slime.engine.launch engine ARGUMENTS...` and `... router JSON`. Both end with their
+parent.
 
-With a GPU this is plain `sglang.launch_server` that ends with its parent.  On a CPU host
-(`SGLANG_USE_CPU_ENGINE=1`, SGLang's own switch, set by `slime.engine.server`) it first makes SGLang
-importable and correct there, and lets the server's processes be forked from this one, which has
-imported everything already, instead of importing it all again in each.
+The engine is SGLang's server. With a GPU this is plain `sglang.launch_server`. On a CPU host (SGLang's own switch
+`SGLANG_USE_CPU_ENGINE=1`, set by `slime.engine.server`) it first makes SGLang importable and correct, and lets the
+server's processes be forked from this one, which has imported everything, instead of importing it again in each.
+
+The router gets the fields of sglang-router's `RouterArgs` as one JSON object, because its own command line does not
+offer all policies.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from slime.engine.parent_watch import end_with_parent
-
-
-def on_cpu_host() -> bool:
-    """Whether SGLang is asked to run its CPU engine."""
-    return os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+from slime.kit.processes import end_with_parent
 
 
-def prepare_cpu_host() -> None:
+def prepare_cpu_host() -> Literal[True]:
     """Import SGLang here, with stand-ins and patches, so that servers can be forked from this process."""
     from slime.cpu import sglang_standins
 
@@ -41,11 +42,12 @@ def prepare_cpu_host() -> None:
 
     sglang_patches.apply()
     _fork_instead_of_spawn()
-    # Left to the collector, what was imported costs every server process pauses of half a second while
-    # it serves, and memory that the forked processes otherwise share.
+    # Left to the collector, the imported objects cost every server process pauses of half a second while it serves, and
+    # memory that forked processes otherwise share.
     gc.collect()
     gc.freeze()
     gc.enable()
+    return True
 
 
 def _fork_instead_of_spawn() -> None:
@@ -70,12 +72,40 @@ def serve(arguments: Sequence[str]) -> None:
         importlib.import_module("sglang.srt.utils").kill_process_tree(os.getpid(), include_parent=False)
 
 
+def serve_forked(prepared: Literal[True] | None, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """In a process of an `engine_fork_server`: run SGLang's server with settings of its own.
+
+    Args:
+        prepared: Whether `prepare_cpu_host` has succeeded before the fork.
+        arguments: Of SGLang's command line.
+        environment: Variables to set.
+    """
+    os.environ.update(environment)
+    if prepared is None:
+        prepare_cpu_host()
+    # Both were read before the fork.
+    importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    tempfile.tempdir = None
+    serve(arguments)
+
+
+def route(fields: str) -> None:
+    """Run the stock router until it ends."""
+    router_args = importlib.import_module("sglang_router.router_args").RouterArgs(**json.loads(fields))
+    # Not `sglang_router.launch_router`: that module imports SGLang (seconds) for a balancer not used here.
+    importlib.import_module("sglang_router.router").Router.from_args(router_args).start()
+
+
 def main() -> None:
     """Entry point of `python -m slime.engine.launch`."""
     end_with_parent()
-    if on_cpu_host():
+    role, *arguments = sys.argv[1:]
+    if role == "router":
+        route(*arguments)
+        return
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         prepare_cpu_host()
-    serve(sys.argv[1:])
+    serve(arguments)
 
 
 if __name__ == "__main__":

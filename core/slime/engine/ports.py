@@ -1,4 +1,4 @@
-"""TCP ports: free ones, and a clear refusal of taken ones."""
+"""Finding free TCP ports, and refusing taken ones clearly."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from slime.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
-
-#: free ports are taken from here, as far as the range is below the kernel's
+#: free ports are chosen from the part of this range that is below the kernel's own
 _RANGE = (20_000, 32_767)
 _ATTEMPTS = 64
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port nobody listens on now, for a server that will listen on it in a few seconds.
+    """A port on which nothing listens now, for a server that will listen on it in a few seconds.
 
-    Nothing reserves it until then.  It comes from below the range in which the kernel picks ports for
-    outgoing connections, because one of those would otherwise take it every now and then: a run makes hundreds
-    while its engines start.
+    Nothing reserves it until then. It lies below the range from which the kernel picks ports for outgoing connections:
+    a run makes hundreds of those while its engines start, and one of them would sometimes take it.
     """
     low, high = _RANGE[0], min(_RANGE[1], _first_ephemeral_port() - 1)
     if high - low >= _ATTEMPTS:
@@ -56,7 +54,7 @@ def port_in_use(port: int, host: str = LOOPBACK) -> bool:
 
 
 def require_free_port(port: int, option: str, host: str = LOOPBACK) -> None:
-    """Raise `ConfigError` when `port`, asked for by `option`, is taken or may not be used."""
+    """Raise `ConfigError` if `port`, the value of `option`, is taken or not allowed."""
     try:
         taken = port_in_use(port, host)
     except (OSError, OverflowError) as error:
@@ -65,6 +63,6 @@ def require_free_port(port: int, option: str, host: str = LOOPBACK) -> None:
         ) from None
     if taken:
         raise ConfigError(
-            f"{option} {port}: another process already listens on {host}:{port}. Choose another port, leave "
-            f"the option out to get a free one, or end that process (`ss -ltnp 'sport = :{port}'` names it)."
+            f"{option} {port}: another process already listens on {host}:{port}. Choose another port, omit "
+            f"the option to get a free one, or end that process (`ss -ltnp 'sport = :{port}'` names it)."
         )

@@ -5,26 +5,39 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from pathlib import Path
 
-from slime.engine.children import Child, kill_group
 from slime.errors import DeadlineError, EngineError
+from slime.kit.processes import Child, describe_exit, kill_group
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
 
 
-class SupervisedProcess:
-    """Runs what `launch` starts.  `name` is how messages call it; `log_path` is where its output goes."""
+class SupervisedProcess(ABC):
+    """A child process that dies with the process that owns this object."""
 
-    def __init__(self, name: str, launch: Callable[[], Child], *, log_path: Path) -> None:
+    def __init__(self, name: str, log_path: Path) -> None:
+        """Describe the process; `start` starts it.
+
+        Args:
+            name: What messages call it.
+            log_path: Where its output goes.
+        """
         self.name = name
         self.log_path = log_path
-        self._launch = launch
         self._child: Child | None = None
         self._started_at = 0.0
         self._ended_at: float | None = None
+
+    @abstractmethod
+    def launch(self) -> Child:
+        """Start the process, with its output in `log_path`. Raises `OSError`."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the running process can be used."""
 
     @property
     def pid(self) -> int | None:
@@ -32,18 +45,27 @@ class SupervisedProcess:
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        """Start the process.  Raises `EngineError` when it already runs or cannot be started."""
+        """Start the process; returns before it is ready.
+
+        Raises:
+            EngineError: If it already runs or cannot be started.
+        """
         if self._child is not None:
             raise EngineError(f"{self.name} was started twice; stop it first")
         self._started_at, self._ended_at = time.monotonic(), None
         try:
-            self._child = self._launch()
+            self._child = self.launch()
         except OSError as error:
             raise EngineError(f"{self.name} could not be started: {error}") from error
 
     def poll(self) -> int | None:
-        """None while the process runs, then its exit status (negative: minus the signal).  Noticing the
-        end also kills what the process has left behind.  Raises `EngineError` when it was never started."""
+        """None while the process runs, then its exit status (negative: minus the signal).
+
+        The first call after its end also kills the processes it left behind.
+
+        Raises:
+            EngineError: If it was never started, or was stopped.
+        """
         if self._child is None:
             raise EngineError(f"{self.name} is not running: it was not started, or it was stopped")
         status = self._child.poll()
@@ -53,34 +75,28 @@ class SupervisedProcess:
                 kill_group(self._child.pid)
         return status
 
-    def alive(self) -> bool:
-        """Whether the process was started and has not ended."""
-        return self._child is not None and self.poll() is None
-
     def failure(self) -> str | None:
-        """None while all is well (running, not started yet or stopped on purpose); else how it ended, with
-        its last log lines."""
+        """How the process ended, with its last log lines; None while it runs, before `start` and after `stop`."""
         if self._child is None or (status := self.poll()) is None:
             return None
-        how = f"ended with exit code {status}"
-        if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-            if status == -signal.SIGKILL:
-                how += " (by a person, or by the kernel for lack of memory)"
+        how = describe_exit(status)
+        if status == -signal.SIGKILL:
+            how += " (by a person, or by the kernel for lack of memory)"
         assert self._ended_at is not None
         return f"{self.name} {how} after {self._ended_at - self._started_at:.0f} s. {self._log_excerpt()}"
 
-    def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
-        """Return once `probe()` is true.
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once the process is ready.
 
-        Raises `EngineError` when the process ends first, `DeadlineError` after `timeout_s`; both show its
-        last log lines.
+        Raises:
+            EngineError: If it ends first, with its last log lines.
+            DeadlineError: After `timeout_s`, with its last log lines.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             if (failure := self.failure()) is not None:
                 raise EngineError(failure)
-            if self._child is not None and probe():
+            if self._child is not None and self.is_ready():
                 return
             if time.monotonic() > deadline:
                 raise DeadlineError(f"{self.name} was not ready after {timeout_s:.0f} s. {self._log_excerpt()}")
@@ -104,8 +120,11 @@ class SupervisedProcess:
     def stop(self, grace_s: float = 0.0) -> None:
         """End the process and everything it started; harmless when it has ended or was never started.
 
-        With `grace_s` it gets SIGTERM and that long to leave by itself before SIGKILL.  Raises
-        `EngineError` when something survives even that (a process stuck in the kernel).
+        Args:
+            grace_s: Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.
+
+        Raises:
+            EngineError: If something survives SIGKILL (a process stuck in the kernel).
         """
         child, self._child = self._child, None
         if child is None:

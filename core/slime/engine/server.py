@@ -1,31 +1,106 @@
-"""One SGLang server as a supervised child process."""
+"""One SGLang server as a supervised child process.
+
+Its command line and environment are what RL needs, what a CPU host needs, and what the user set, which always wins.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from slime.engine.arguments import EngineSpec, server_arguments, server_environment
-from slime.engine.children import Child, DirectChild, living_members
 from slime.engine.control import EngineControl
-from slime.engine.fork_server import ForkedChild
-from slime.engine.ports import free_port
+from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.process import SupervisedProcess
 from slime.errors import EngineError, SlimeError
+from slime.kit.processes import Call, Child, DirectChild, ForkedChild, ForkServer, living_members
 
-__all__ = ["EngineServer", "EngineSpec"]
-
-#: a GPU server is asked to leave by itself first, so that it gives its memory back in order; on a CPU
-#: host there is nothing to give back
+#: on every kind of machine
+_ENVIRONMENT = {
+    # Otherwise /health generates a token: it takes a second, and says 503 while generation is paused for a weight
+    # update, whereupon the router refuses new requests.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    # When a scheduler dies, end at once instead of examining it for five seconds.
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+}
+_CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # One thread: more gain little for a small model, and collapse when the cores are shared with the trainer.
+    "OMP_NUM_THREADS": "1",
+    # Otherwise expert routing is compiled, which takes seconds on the first request and a C++ compiler.
+    "TORCHDYNAMO_DISABLE": "1",
+    # With several ranks SGLang loads NCCL if its package is installed, which fails without a driver.
+    "SGLANG_NCCL_SO_PATH": "/nonexistent",
+}
+#: bytes of key-value cache a CPU engine gets by default (SGLang's own default is 70 % of memory)
+_CPU_CACHE_BYTES = 512 * 2**20
+_CPU_CACHE_TOKENS = (8192, 65536)  # at least, at most
+_ALIASES = {
+    "--tp-size": ("--tensor-parallel-size", "--tp"),
+    "--random-seed": ("--seed",),
+}
+#: a GPU server gets this long to end by itself, so that it frees its memory in order
 _CUDA_GRACE_S = 15.0
 
 
-class EngineServer:
-    """Starts, watches and ends the server that `spec` describes.  It dies with the process that owns this object."""
+@dataclass(frozen=True)
+class EngineSpec:
+    """One SGLang server.
+
+    Attributes:
+        model_path: A model folder.
+        log_path: Where the server's output goes.
+        host: Address to listen on.
+        port: Port to listen on; 0: a free one.
+        tp_size: Tensor-parallel ranks.
+        device: Kind of machine.
+        extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
+        env: Environment variables; override every default.
+        context_length: Longest sequence in tokens; None: the model's.
+        random_seed: SGLang's seed.
+        seeded_sampling: On a CPU, a request's `sampling_seed` decides its tokens, whatever else is in its batch (3 %
+            slower). On GPUs it costs much more, so there it takes SGLang's own --enable-deterministic-inference.
+        base_gpu_id: The first of its `tp_size` GPUs.
+        fork_server: Address of the host's `ForkServer`; CPU only.
+    """
+
+    model_path: str
+    log_path: Path
+    host: str = LOOPBACK
+    port: int = 0
+    tp_size: int = 1
+    device: Literal["cpu", "cuda"] = "cuda"
+    extra_args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    context_length: int | None = None
+    random_seed: int | None = None
+    seeded_sampling: bool = True
+    base_gpu_id: int = 0
+    fork_server: Path | None = None
+
+
+def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
+    """A process that imports SGLang once for all engines of a CPU host, which are then forked in half a second each.
+
+    Importing SGLang takes 6 to 8 seconds of CPU, nearly all of an engine's start. The engines share the memory too.
+
+    Args:
+        spec: Any of the engines; SGLang reads some of its environment while it is imported.
+        log_path: Where the output goes.
+    """
+    return ForkServer(Call("slime.engine.launch:prepare_cpu_host"), env=server_environment(spec), log_path=log_path)
+
+
+class EngineServer(SupervisedProcess):
+    """The SGLang server that a spec describes."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.fork_server is not None and spec.device != "cpu":
@@ -33,50 +108,42 @@ class EngineServer:
         self.spec = spec
         self.port = spec.port or free_port(spec.host)
         self.url = f"http://{spec.host}:{self.port}"
-        self.process = SupervisedProcess(f"the engine at {self.url}", self._launch, log_path=spec.log_path)
+        super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, tp_size=spec.tp_size)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
-    def _launch(self) -> Child:
+    def launch(self) -> Child:
+        """Start the process."""
         arguments = server_arguments(self.spec, self.port)
         environment = server_environment(self.spec)
-        log_path = self.spec.log_path
         if self.spec.device == "cpu":
-            # SGLang leaves its sockets behind when it ends.  Not on a GPU host, where the temporary folder
-            # also holds compiled kernels worth keeping.
+            # SGLang leaves its sockets behind when it ends. Not on a GPU host, where the temporary folder also holds
+            # compiled kernels worth keeping.
             self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-", ignore_cleanup_errors=True)
             environment = {"TMPDIR": self._scratch.name, **environment}
         if self.spec.fork_server is not None:
-            return ForkedChild(self.spec.fork_server, arguments, env=environment, log_path=log_path)
-        argv = [sys.executable, "-m", "slime.engine.launch", *arguments]
-        return DirectChild(argv, env={**os.environ, **environment}, log_path=log_path)
+            call = Call("slime.engine.launch:serve_forked", (arguments, environment))
+            return ForkedChild(self.spec.fork_server, call, log_path=self.log_path)
+        argv = [sys.executable, "-m", "slime.engine.launch", "engine", *arguments]
+        return DirectChild(argv, env={**os.environ, **environment}, log_path=self.log_path)
 
-    def start(self) -> None:
-        """Start the server process; returns before it answers (see `wait_ready`)."""
-        self.process.start()
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Return once the server answers requests.
-
-        Raises `EngineError` when it ends first, `DeadlineError` after `timeout_s`; both show its last log lines.
-        """
-        self.process.wait_ready(self._answers, timeout_s)
-
-    def _answers(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it answers requests."""
         try:
             self.control.health(timeout_s=2.0)
         except SlimeError:
             return False
         return True
 
-    def failure(self) -> str | None:
-        """None while all is well; else how the server ended, with its last log lines."""
-        return self.process.failure()
+    def stop(self, grace_s: float | None = None) -> None:
+        """End the server and everything it started, and remove the files it leaves behind.
 
-    def stop(self) -> None:
-        """End the server and everything it started, and remove the files it leaves behind."""
-        leftovers = _shared_memory_files(self.process.pid)
-        self.process.stop(grace_s=_CUDA_GRACE_S if self.spec.device == "cuda" else 0.0)
+        Args:
+            grace_s: Seconds between SIGTERM and SIGKILL; None: what the device needs.
+        """
+        leftovers = _shared_memory_files(self.pid)
+        on_gpu = self.spec.device == "cuda"
+        super().stop(grace_s=(_CUDA_GRACE_S if on_gpu else 0.0) if grace_s is None else grace_s)
         for path in leftovers:
             path.unlink(missing_ok=True)
         if self._scratch is not None:
@@ -85,12 +152,80 @@ class EngineServer:
 
 
 def _shared_memory_files(group: int | None) -> set[Path]:
-    """The shared-memory files that SGLang has made for process group `group` (load reports, message
-    queues); it never removes them."""
+    """Shared-memory files of SGLang in process group `group` (load reports, message queues); it never removes them."""
     found: set[Path] = set()
     for pid in living_members(group) if group is not None else ():
         with contextlib.suppress(OSError):
-            found.update(
-                map(Path, re.findall(r"/dev/shm/sgl(?:ang_loads|_shm)_\S+", Path(f"/proc/{pid}/maps").read_text()))
-            )
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found.update(map(Path, re.findall(r"/dev/shm/sgl(?:ang_loads|_shm)_\S+", maps)))
     return found
+
+
+def server_environment(spec: EngineSpec) -> dict[str, str]:
+    """What is added to the environment of the server."""
+    environment = dict(_ENVIRONMENT)
+    if spec.device == "cpu":
+        environment |= _CPU_ENVIRONMENT
+        if spec.tp_size > 1:
+            # SGLang demands a core list for each rank; without its native CPU kernels it pins nothing.
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(spec.tp_size))
+    return environment | dict(spec.env)
+
+
+def server_arguments(spec: EngineSpec, port: int) -> list[str]:
+    """SGLang's command line for the server on `port`."""
+    arguments = ["--model-path", spec.model_path, "--host", spec.host, "--port", str(port)]
+    for flag, value in _defaults(spec).items():
+        if not _is_set(flag, spec.extra_args):
+            arguments += [flag] if value is None else [flag, value]
+    return [*arguments, *spec.extra_args]
+
+
+def _defaults(spec: EngineSpec) -> dict[str, str | None]:
+    """Flags the user may override; None marks a switch."""
+    defaults: dict[str, str | None] = {
+        "--tp-size": str(spec.tp_size),
+        # `wait_ready` probes for readiness; a warm-up request would only delay it.
+        "--skip-server-warmup": None,
+        # One log line for each request costs more than parsing the request.
+        "--log-level-http": "warning",
+    }
+    if spec.random_seed is not None:
+        defaults["--random-seed"] = str(spec.random_seed)
+    if spec.context_length is not None:
+        defaults["--context-length"] = str(spec.context_length)
+    if spec.device == "cuda":
+        defaults["--base-gpu-id"] = str(spec.base_gpu_id)
+        return defaults
+    if spec.seeded_sampling:
+        defaults["--enable-deterministic-inference"] = None
+    return defaults | {
+        # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
+        "--dtype": "float32",
+        # SGLang's default without its native CPU kernels. Stated, because SGLang decides it too late for
+        # --enable-deterministic-inference, and so that all CPU hosts compute alike.
+        "--attention-backend": "torch_native",
+        "--max-total-tokens": str(_cpu_cache_tokens(spec)),
+        # Otherwise an idle scheduler spins and takes a whole core from the trainer.
+        "--sleep-on-idle": None,
+    }
+
+
+def _is_set(flag: str, arguments: Sequence[str]) -> bool:
+    names = (flag, *_ALIASES.get(flag, ()))
+    return any(a in names or a.startswith(tuple(f"{n}=" for n in names)) for a in arguments)
+
+
+def _cpu_cache_tokens(spec: EngineSpec) -> int:
+    """Tokens that fit into the default cache, according to the model's `config.json`."""
+    low, high = _CPU_CACHE_TOKENS
+    low = max(low, spec.context_length or 0)
+    try:
+        model = json.loads(Path(spec.model_path, "config.json").read_text())
+    except (OSError, ValueError):
+        return low  # missing or broken: SGLang reports it better
+    heads = int(model.get("num_attention_heads") or 1)
+    head_dim = int(model.get("head_dim") or int(model.get("hidden_size") or 1) // heads)
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    bytes_per_token = int(model.get("num_hidden_layers") or 1) * 2 * kv_heads * head_dim * 4
+    return max(low, min(high, _CPU_CACHE_BYTES // bytes_per_token))

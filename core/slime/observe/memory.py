@@ -1,11 +1,10 @@
-"""Peak memory of a run: the driver and every process below it."""
+"""Peak memory of a process and its descendants."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from types import TracebackType
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
@@ -20,9 +19,8 @@ def gibibytes(size: float) -> str:
 def process_tree_bytes(root: int) -> int:
     """Bytes held by process `root` and its descendants.
 
-    Proportional set size where the system has it (shared pages are split among the processes that share
-    them, so that a forked engine is not counted twice), else resident set size.  Processes that end
-    while being read count as zero.
+    Proportional set size if the system reports it (it splits shared pages among the processes that share them, so that
+    forked engines do not count them twice), otherwise resident set size. A process that ends meanwhile counts as zero.
     """
     try:
         tree = [psutil.Process(root)]
@@ -42,15 +40,14 @@ def process_tree_bytes(root: int) -> int:
 
 
 class PeakMemory:
-    """Samples `process_tree_bytes` on a thread and keeps the largest.
+    """Samples `process_tree_bytes` of this process on a thread and keeps the largest value.
 
-    The pause between samples is at least `interval_s` and at least 100 times what one sample costs, so
-    that watching takes at most 1 % of a core.
+    The pause between samples is at least `interval_s` and at least 100 times the cost of a sample, so that measuring
+    takes at most 1 % of a core.
     """
 
-    def __init__(self, pid: int | None = None, *, interval_s: float = 2.0) -> None:
+    def __init__(self, *, interval_s: float = 2.0) -> None:
         self.peak_bytes = 0
-        self._pid = os.getpid() if pid is None else pid
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="slime-peak-memory", daemon=True)
@@ -64,24 +61,17 @@ class PeakMemory:
                 return
 
     def _sample(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, process_tree_bytes(self._pid))
+        self.peak_bytes = max(self.peak_bytes, process_tree_bytes(os.getpid()))
 
     def start(self) -> PeakMemory:
-        """Start watching."""
+        """Start measuring."""
         self._thread.start()
         return self
 
     def stop(self) -> int:
-        """Stop watching; the peak in bytes."""
+        """Take a last sample, stop, and return the peak in bytes."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
+        self._sample()
         return self.peak_bytes
-
-    def __enter__(self) -> PeakMemory:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """`metrics` as plain floats, with None for what is not finite.
+    """`metrics` as plain floats, with None for values that are not finite.
 
-    Raises `TypeError` naming the metric when a value is not a number.
+    Raises:
+        TypeError: A value is not a number; the message names the metric.
     """
     clean: dict[str, float | None] = {}
     for name, value in metrics.items():
@@ -33,13 +34,13 @@ def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class MetricsWriter:
-    """Appends one line per call to `RUN_DIR/metrics.jsonl`, flushed at once.
+    """Appends one line per call to `RUN_DIR/metrics.jsonl` and flushes it.
 
-    JSON has no NaN or infinity: such a value is written as null, with a warning that names it.
+    JSON has no NaN or infinity: such a value is written as null, and a warning names the metric.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Open the file for appending, so that a resumed run continues it.  Raises `OSError`."""
+        """Open the file for appending, so that a resumed run continues it. Raises `OSError`."""
         self.path = run_dir / FILE_NAME
         self._file = self.path.open("ab")
         if self._ends_inside_a_line():
@@ -79,8 +80,8 @@ class MetricsWriter:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of `RUN_DIR/metrics.jsonl`, one per step, ascending.
 
-    Rows of one step are merged; where a resumed run repeated a step, its later value wins.  A line cut
-    short by a killed run is skipped.
+    Rows of one step are merged; if a resumed run repeated a step, the later values win. A line cut short when a run was
+    killed is skipped.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for line in (run_dir / FILE_NAME).read_bytes().splitlines():

@@ -1,26 +1,33 @@
-"""`RunObserver`: the loop tells it what happened; it tells everyone who watches."""
+"""`RunObserver`: passes on what happens in a run to files, trackers, the terminal and plugins."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
 
-from slime.observe.excerpt import Excerpt
+from slime.config.eval_sets import eval_sets
+from slime.observe.evaluation import write_results
 from slime.observe.memory import PeakMemory, gibibytes
 from slime.observe.metrics import MetricsWriter
 from slime.observe.report import write_report
-from slime.observe.tensorboard import TensorBoardWriter
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
+from slime.observe.trackers import TrackerThread, close_all
+from slime.plugin import Context
+from slime.plugins.resolve import Use, components_used
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.plugins import PluginSet
+    from slime.rollout.evaluation import EvalReport
+    from slime.rollout.record import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -28,50 +35,36 @@ logger = logging.getLogger(__name__)
 _LOST = re.compile(r"eval/(?!plugin/)[^/]+/(failed|aborted)")
 _SAMPLES = re.compile(r"eval/[^/]+/samples")
 
-#: numbers of the run as a whole, which have no prefix
+#: metrics of the run as a whole, which have no prefix
 RUN_METRICS = frozenset(("weight_version",))
 
 
-class EvalResult(Protocol):
-    """What the observer reads of an evaluation report."""
+def start_trackers(config: RunConfig, run_dir: Path, plugins: PluginSet) -> list[TrackerThread]:
+    """The run's trackers, each being built in its own thread."""
 
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """`eval/NAME` is the mean reward of a set, `eval/NAME/...` its details."""
-        ...
+    def start(use: Use) -> TrackerThread:
+        context = Context(config.run.seed, run_dir, logging.getLogger(f"slime.tracker.{use.name}"), config)
+        build = partial(plugins.build, use.kind, use.name, use.options, context)
+        return TrackerThread(f"tracker {use.name}", build)
 
-    @property
-    def failures(self) -> Sequence[str]:
-        """Why samples failed, most frequent reason first."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """How long the evaluation took."""
-        ...
-
-    @property
-    def weight_versions(self) -> Sequence[str]:
-        """Weights that produced any token."""
-        ...
+    return [start(use) for use in components_used(config) if use.kind == "tracker"]
 
 
 def samples_lost(metrics: Mapping[str, float]) -> tuple[int, int]:
-    """Samples of an evaluation that failed or were aborted, and all of them."""
+    """How many samples of an evaluation failed or were aborted, and how many it had."""
     lost = sum(value for name, value in metrics.items() if _LOST.fullmatch(name))
     return int(lost), int(sum(value for name, value in metrics.items() if _SAMPLES.fullmatch(name)))
 
 
 def with_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under one naming rule: what has no prefix is the trainer's, `train/NAME`, but the run's own."""
+    """Add `train/` to the metrics without a prefix, which are the trainer's, except `RUN_METRICS`."""
     return {name if "/" in name or name in RUN_METRICS else f"train/{name}": value for name, value in metrics.items()}
 
 
 class RunObserver:
-    """Fans out to metrics file, TensorBoard, terminal and plugin observers.
+    """Passes everything on to the metrics file, the trackers, the terminal and the plugins' observer hooks.
 
-    Watching never ends a run: what a sink raises is reported once, with its name, and the sink is then
-    left alone.
+    Observing never ends a run: errors of a sink, such as a full disk, are logged once with its name.
     """
 
     def __init__(
@@ -81,8 +74,17 @@ class RunObserver:
         plugins: PluginSet | None = None,
         *,
         file: TextIO | None = None,
+        records: bool = True,
     ) -> None:
-        """`file`: where the terminal output goes instead of standard output."""
+        """Open the run's records and begin to measure memory.
+
+        Args:
+            config: The run's configuration.
+            run_dir: The run folder.
+            plugins: Whose observer hooks are called.
+            file: Where the terminal output goes instead of standard output.
+            records: Whether numbers are written to `metrics.jsonl` and to the trackers.
+        """
         self._config = config
         self._run_dir = run_dir
         self._plugins = plugins
@@ -90,31 +92,28 @@ class RunObserver:
         self.terminal = Terminal(None if not last else last - 1, file=file)
         self._broken: set[str] = set()
         self._metrics: MetricsWriter | None = None
-        self._tensorboard: TensorBoardWriter | None = None
+        self._trackers: list[TrackerThread] = []
         self._memory = PeakMemory().start()
+        self._workers_peak_bytes = 0
         self._started = time.monotonic()
         self._steps = 0
         self._overheads: list[float] = []
         self._generating: int | None = None
-        with self._sink("metrics.jsonl"):
-            self._metrics = MetricsWriter(run_dir)
-        with self._sink("TensorBoard"):
-            self._tensorboard = TensorBoardWriter(run_dir)
+        if records:
+            with self._sink("metrics.jsonl"):
+                self._metrics = MetricsWriter(run_dir)
+            if plugins is not None:
+                self._trackers = start_trackers(config, run_dir, plugins)
 
     @property
     def seconds(self) -> float:
-        """Since the observer was made."""
+        """Seconds since the observer was created."""
         return time.monotonic() - self._started
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most memory the processes of the run held together so far."""
-        return self._memory.peak_bytes
 
     # --- what happened -----------------------------------------------------------------------------
 
-    def run_starting(self, what: str) -> None:
-        """The processes are being started, which takes seconds to minutes."""
+    def starting(self, what: str) -> None:
+        """Processes are being started, which takes seconds to minutes."""
         with self._sink("terminal"):
             self.terminal.say(f"starting {what}", "dim")
 
@@ -129,32 +128,32 @@ class RunObserver:
             self.terminal.run_started(run_dir, description)
         self._call_plugins("slime_run_started", run_dir=run_dir, config=config)
 
-    def progress(self, done: int, total: int) -> None:
-        """`done` of `total` samples of the rollout being waited for are finished."""
+    def progress(self, activity: str, done: int, total: int) -> None:
+        """`done` of `total` samples are finished; `activity` is "generating" or "evaluating"."""
         with self._sink("terminal"):
-            self.terminal.progress("generating", done, total)
+            self.terminal.progress(activity, done, total)
 
-    def rollout_finished(
-        self,
-        number: int,
-        metrics: Mapping[str, float],
-        examples: Sequence[Excerpt] = (),
-        failures: Sequence[str] = (),
-        findings: Sequence[str] = (),
-    ) -> None:
-        """One rollout is ready to be trained on.  `findings`: what `--passive-checks` found out about components."""
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """One rollout is ready to be trained on."""
+        number, metrics = rollout.number, rollout.metrics
         lost = int(metrics.get("rollout/failed", 0) + metrics.get("rollout/aborted", 0))
+        samples = int(metrics.get("rollout/samples", lost))
         every = self._config.run.log_samples_interval
         with self._sink("terminal"):
-            self.terminal.samples_lost(f"rollout {number}", lost, int(metrics.get("rollout/samples", lost)), failures)
-            for finding in findings:
+            self.terminal.samples_lost(f"rollout {number}", lost, samples, rollout.failures)
+            for finding in rollout.findings:
                 self.terminal.warn(f"rollout {number}: {printable(finding)}")
             if every and number % every == 0:
-                self.terminal.sample(number, examples)
+                self.terminal.sample(number, rollout.examples)
             self.terminal.progress(f"training on rollout {number}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One rollout was generated and trained on.  `metrics` of the rollout, the trainer and `time/...`."""
+        """One rollout was generated and trained on.
+
+        Args:
+            step: The rollout's number.
+            metrics: Of the rollout and the trainer, and the seconds of each phase (`time/...`).
+        """
         row = with_prefix(metrics)
         if "time/step" in row:
             row["time/kernel_overhead"] = kernel_overhead(row["time/step"], row)
@@ -165,7 +164,7 @@ class RunObserver:
         self._write(step, row)
         self._call_plugins("slime_step_finished", step=step, metrics=row)
 
-    def eval_finished(self, step: int, report: EvalResult) -> None:
+    def eval_finished(self, step: int, report: EvalReport) -> None:
         """The held-out sets were scored under the weights after `step` rollouts."""
         with self._sink("terminal"):
             self.terminal.eval_finished(f"after {step} rollouts", report.metrics, report.seconds)
@@ -185,20 +184,30 @@ class RunObserver:
         with self._sink("terminal"):
             self.terminal.say(f"model exported to {path}", "blue")
 
+    def workers_ended(self, peak_bytes: int) -> None:
+        """The workers are being ended.
+
+        Args:
+            peak_bytes: Peak memory of the processes that do not descend from this one.
+        """
+        self._workers_peak_bytes += peak_bytes
+
     def run_finished(self, outcome: str) -> None:
-        """The run ended: "finished", "interrupted" or "failed".  Closes everything."""
+        """The run ended: "finished", "interrupted" or "failed". Closes everything."""
         self._call_plugins("slime_run_finished", run_dir=self._run_dir, outcome=outcome)
         if self._plugins is not None:
             with self._sink("terminal"):
                 for (plugin, hook), times in self._plugins.observers.failures.items():
                     self.terminal.warn(f"{hook}() of plugin {plugin} raised {times} time{'' if times == 1 else 's'}")
-        for name, writer in (("metrics.jsonl", self._metrics), ("TensorBoard", self._tensorboard)):
-            with self._sink(name):
-                if writer is not None:
-                    writer.close()
+        with self._sink("metrics.jsonl"):
+            if self._metrics is not None:
+                self._metrics.close()
+        for problem in close_all(self._trackers, outcome):
+            with self._sink("terminal"):
+                self.terminal.warn(printable(problem))
         with self._sink("report"):
             write_report(self._run_dir)
-        peak = self._memory.stop()
+        peak = self._memory.stop() + self._workers_peak_bytes
         facts = [f"{self._steps} steps", f"{self.seconds:.0f} s", gibibytes(peak)]
         if self._overheads:
             mean = sum(self._overheads) / len(self._overheads)
@@ -209,17 +218,18 @@ class RunObserver:
     # --- sinks -------------------------------------------------------------------------------------
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, writer in (("metrics.jsonl", self._metrics), ("TensorBoard", self._tensorboard)):
-            with self._sink(name):
-                if writer is not None:
-                    writer.write(step, metrics)
+        with self._sink("metrics.jsonl"):
+            if self._metrics is not None:
+                self._metrics.write(step, metrics)
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
 
     @contextmanager
     def _sink(self, name: str) -> Iterator[None]:
-        """The boundary around one sink: its errors are told once and never reach the run."""
+        """Log the first error of a sink, and keep all of them from the run."""
         try:
             yield
-        except Exception as error:  # the boundary: attributes the error to the sink
+        except Exception as error:  # attributed to the sink
             if name not in self._broken:
                 self._broken.add(name)
                 logger.warning("%s cannot be written: %s: %s", name, type(error).__name__, error, exc_info=True)
@@ -227,3 +237,35 @@ class RunObserver:
     def _call_plugins(self, hook: str, **arguments: object) -> None:
         if self._plugins is not None:
             self._plugins.observers.call(hook, **arguments)
+
+
+class EvaluationObserver(RunObserver):
+    """Observes a run without training: shows what it does and writes the results of its evaluation.
+
+    A context manager that restores the terminal.
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path, model: str) -> None:
+        """`model`: the model folder or checkpoint whose weights are used."""
+        super().__init__(config, run_dir, records=False)
+        self._model = model
+
+    def __enter__(self) -> EvaluationObserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._memory.stop()
+        self.terminal.hide_progress()
+
+    def run_started(self, config: RunConfig, run_dir: Path) -> None:
+        """The processes are up; nothing needs to be said."""
+
+    def eval_finished(self, step: int, report: EvalReport) -> None:
+        """The held-out sets were scored under weights trained on `step` rollouts. Raises `OSError`."""
+        facts = {"weights": self._model, "rollouts_done": step, "seconds": report.seconds, "failures": report.failures}
+        path = write_results(self._run_dir, eval_sets(self._config), report.metrics, report.files, **facts)
+        self.terminal.eval_finished(f"of {self._model}", report.metrics, report.seconds)
+        self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures)
+        self.terminal.say(f"every number: {path}  every sample: {path.parent / 'rollouts'}", "dim")

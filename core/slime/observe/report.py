@@ -14,6 +14,9 @@ PHASE_PICTURE = "phases.png"
 #: share of the old value in the smoothed reward
 SMOOTHING = 0.75
 _INK, _GRID = "#33383d", "#e3e6e8"
+_LEGEND: dict[str, Any] = {
+    "frameon": True, "framealpha": 0.9, "edgecolor": "none", "fontsize": 9, "labelcolor": _INK
+}  # fmt: skip
 _TRAIN, _EVALS = "#2a7f9e", ("#d1495b", "#8e5ea2", "#e0902f", "#4f7942")
 _PHASES = (
     ("time/wait_rollout", "generate and score", "#4c9fbe"),
@@ -23,7 +26,7 @@ _PHASES = (
 
 
 def smoothed(values: Sequence[float], share: float = SMOOTHING) -> list[float]:
-    """Exponential moving average whose start is corrected for the missing past (Kingma & Ba, 2015, sec. 3)."""
+    """Exponential moving average with bias correction at the start (Kingma & Ba, 2015, sec. 3)."""
     result, average, weight = [], 0.0, 0.0
     for value in values:
         average = share * average + (1 - share) * value
@@ -33,15 +36,19 @@ def smoothed(values: Sequence[float], share: float = SMOOTHING) -> list[float]:
 
 
 def series(rows: Sequence[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
-    """Steps and values of `metric` where it was recorded and finite."""
+    """The steps at which `metric` was recorded and finite, and its values."""
     pairs = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def write_report(run_dir: Path) -> list[Path]:
-    """Draw the reward curve and the seconds by phase; the paths written.
+    """Draw the reward curve and the seconds by phase, each only if the run has recorded its numbers.
 
-    Nothing is drawn where there is nothing to draw.  Raises `OSError` where the folder is unwritable.
+    Returns:
+        The paths of the pictures.
+
+    Raises:
+        OSError: The folder is not writable.
     """
     if not (run_dir / FILE_NAME).exists():
         return []
@@ -55,7 +62,7 @@ def write_report(run_dir: Path) -> list[Path]:
 
 
 def _eval_sets(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Tags of the form `eval/NAME`, in order of appearance."""
+    """Metrics of the form `eval/NAME`, in order of appearance."""
     return list(dict.fromkeys(tag for row in rows for tag in row if tag.startswith("eval/") and tag.count("/") == 1))
 
 
@@ -125,7 +132,7 @@ def _draw_rewards(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )
     axes.margins(x=0.03, y=0.12)
-    axes.legend(loc="best", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9, labelcolor=_INK)
+    axes.legend(loc="best", **_LEGEND)
     path = run_dir / REWARD_PICTURE
     figure.savefig(path)
     return path
@@ -143,19 +150,11 @@ def _draw_phases(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
             base = [low + value for low, value in zip(base, values, strict=True)]
     rest = [max(0.0, row["time/step"] - used) for row, used in zip(timed, base, strict=True)]
     axes.bar(steps, rest, bottom=base, width=1.0, color="#b5bbc0", label="everything else")
-    # One slow step, the first as a rule, would flatten all others.
+    # One slow step, usually the first, would flatten all others.
     totals = sorted(max(row["time/step"], used) for row, used in zip(timed, base, strict=True))
     axes.set_ylim(0, min(totals[-1], 2.5 * totals[len(totals) // 2]) * 1.08)
     axes.margins(x=0.02)
-    axes.legend(
-        loc="upper right",
-        frameon=True,
-        framealpha=0.9,
-        edgecolor="none",
-        fontsize=9,
-        ncols=4,
-        labelcolor=_INK,
-    )
+    axes.legend(loc="upper right", ncols=4, **_LEGEND)
     path = run_dir / PHASE_PICTURE
     figure.savefig(path)
     return path

@@ -1,4 +1,4 @@
-"""One aligned, readable line a step."""
+"""One aligned, readable line for each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GAP = "  "
 
 
 def number(value: float) -> str:
-    """At most seven characters: four decimals, or scientific where those would show nothing."""
+    """At most seven characters: up to four decimals, or scientific notation for very large and small numbers."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -35,20 +35,17 @@ def percent(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Tokens: a mean with one decimal while it is small."""
+    """A mean number of tokens, with one decimal below 1000."""
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of the step line.
-
-    `rank` orders the columns by worth: a narrow terminal drops the highest ranks first.
-    """
+    """One number of the step line. A narrow terminal drops the columns of the highest rank first."""
 
     title: str
     metric: str
-    #: said in the legend; empty where the title says it all
+    #: for the legend; empty if the title says it all
     meaning: str = ""
     show: Callable[[float], str] = number
     width: int = 7
@@ -57,7 +54,7 @@ class Column:
     warn_above: float = math.inf
 
     def cell(self, metrics: Mapping[str, float]) -> Text:
-        """The number, right-aligned; a dot where the step has none."""
+        """The number, right-aligned; a dot if the step has none."""
         value = metrics.get(self.metric)
         if value is None:
             return Text("·".rjust(self.width), style="dim")
@@ -117,7 +114,7 @@ class StepLine:
     TREND_LENGTH = 16
 
     def __init__(self, last_step: int | None, columns: Sequence[Column] = COLUMNS) -> None:
-        """`last_step` sizes the step column and is shown behind the step."""
+        """`last_step`: shown behind the step, as in `3/59`."""
         self._last_step = last_step
         self._columns = columns
         self._shown: list[Column] = list(columns)
@@ -129,12 +126,12 @@ class StepLine:
         return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
 
     def choose(self, metrics: Mapping[str, float], width: int) -> None:
-        """Show the columns that `metrics` has and `width` has room for."""
+        """Show the columns that `metrics` has numbers for and that fit into `width`."""
         self._present = self._in(metrics)
         self._shown = fit(self._present, width - self._step_width)
 
     def outdated(self, metrics: Mapping[str, float]) -> bool:
-        """Whether `metrics` has other columns than those last chosen from."""
+        """Whether `metrics` has numbers for other columns than in the last `choose`."""
         return self._in(metrics) != self._present
 
     def _in(self, metrics: Mapping[str, float]) -> list[Column]:
@@ -159,7 +156,7 @@ class StepLine:
         return [Text(line, style="dim") for line in lines]
 
     def line(self, step: int, metrics: Mapping[str, float], width: int) -> Text:
-        """The numbers of one step; with room to spare, the trend of the reward behind them."""
+        """The numbers of one step, followed by the trend of the reward if there is room."""
         line = Text.assemble((self._step_text(step).rjust(self._step_width), "bold"))
         for column in self._shown:
             line.append(_GAP).append_text(column.cell(metrics))

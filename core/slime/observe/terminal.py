@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on."""
+"""What the user sees during a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from slime.observe.eval_table import eval_table, set_names
-from slime.observe.excerpt import Excerpt
+from slime.observe.evaluation import eval_table, set_names
+from slime.observe.samples import Excerpt
 from slime.observe.step_line import StepLine
 
-#: columns of a log that is no terminal
+#: width of the output, in characters, if it is not a terminal
 LOG_WIDTH = 140
 #: the header is repeated after this many steps, so that it is never far away
 HEADER_EVERY = 25
-#: lines of one question or answer shown
+#: at most this many lines of a question or answer are shown
 EXCERPT_LINES = 6
 
 #: what a run folder may hold, in the order it is listed
@@ -44,13 +44,19 @@ def printable(text: str) -> str:
 
 
 class Terminal:
-    """Progress, one line a step, samples now and then, evaluations and the final summary.
+    """Shows progress, a line for each step, samples now and then, evaluations and the final summary.
 
-    On a terminal there is a bar and colour; anywhere else plain lines without escape codes.
+    A terminal gets a progress bar and colours; a file or pipe gets plain lines without escape codes.
     """
 
     def __init__(self, last_step: int | None = None, *, file: TextIO | None = None, width: int | None = None) -> None:
-        """`last_step`: shown behind the step.  `width`: instead of the terminal's."""
+        """Open the output.
+
+        Args:
+            last_step: Shown behind the step, as in `3/59`.
+            file: Where the output goes instead of standard output.
+            width: In characters, instead of the terminal's.
+        """
         stream = sys.stdout if file is None else file
         self._console = Console(file=stream, highlight=False, width=width)
         if not self._console.is_terminal and width is None:
@@ -67,19 +73,19 @@ class Terminal:
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, text: str, style: str = "") -> None:
-        """One line of text."""
+        """Print one line of text."""
         self._print(Text(text, style=style))
 
     def warn(self, text: str) -> None:
-        """One line that should be noticed."""
+        """Print one line that should be noticed."""
         self._print(Text(f"warning: {text}", style="yellow"))
 
     def run_started(self, run_dir: Path, description: str) -> None:
-        """Say where the run writes and what it is."""
+        """Print the run folder and a description of the run."""
         self._print(Text.assemble(("run ", "dim"), (str(run_dir), "bold"), ("  " + description, "dim")))
 
     def progress(self, activity: str, done: int | None = None, total: int | None = None) -> None:
-        """Show what is being done, as a bar where `total` is known.  Nothing on a log."""
+        """Show what is being done, as a bar if `total` is known; only on a terminal."""
         if not self.live:
             return
         if self._progress is None:
@@ -104,7 +110,7 @@ class Terminal:
             self._progress.update(task, completed=done, total=total, count=counted)
 
     def hide_progress(self) -> None:
-        """Take the bar away and give the cursor back."""
+        """Remove the progress bar and restore the cursor."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -124,7 +130,7 @@ class Terminal:
         self._print(self._line.line(step, metrics, width))
 
     def samples_lost(self, what: str, lost: int, of: int, reasons: Sequence[str]) -> None:
-        """Say that samples failed or were aborted, and the most frequent reasons."""
+        """Warn that samples failed or were aborted, with the most frequent reasons."""
         if lost:
             because = f": {printable('; '.join(reasons))}" if reasons else ""
             self.warn(f"{what}: {lost} of {of} samples failed or were aborted{because}")
@@ -145,7 +151,7 @@ class Terminal:
             self._field("reward", f"{reward} ({excerpt.status})", "dim")
 
     def eval_finished(self, what: str, metrics: Mapping[str, float], seconds: float) -> None:
-        """A table of the evaluation sets: `eval/NAME` with its `eval/NAME/...` details.  `what` was evaluated."""
+        """Print the results of an evaluation of `what`: a line for each evaluation set."""
         self.hide_progress()
         self._print(Text.assemble(("eval ", "magenta"), (what, "magenta"), (f"  {seconds:.1f} s", "dim")))
         for line in eval_table(metrics, self._first_eval, self._console.width):
@@ -154,11 +160,11 @@ class Terminal:
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
-        """Say that a checkpoint is complete."""
+        """Print that a checkpoint is complete."""
         self._print(Text.assemble((f"checkpoint after {step} rollouts  ", "blue"), str(path)))
 
     def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str]) -> None:
-        """Say how the run ended, where the run folder is and what is in it."""
+        """Print how the run ended, where the run folder is and what is in it."""
         self.hide_progress()
         style = "bold green" if outcome == "finished" else "bold red"
         self._print(Text.assemble((outcome, style), (f"  {', '.join(facts)}" if facts else "", "")))
@@ -167,10 +173,6 @@ class Terminal:
         for name, meaning in present:
             shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
             self._print(Text.assemble(f"  {shown:<22}", (meaning.format(parent=run_dir.parent), "dim")))
-
-    def close(self) -> None:
-        """Leave the terminal as it was found."""
-        self.hide_progress()
 
     def _field(self, name: str, text: str, style: str) -> None:
         lines = printable(text).split("\n")

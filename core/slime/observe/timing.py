@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
-#: seconds in which at least one request was with the engines, or an evaluation that a sync waited for
+#: time with at least one request at the engines, and time that a weight sync waited for an evaluation
 ENGINE_PHASES = ("time/engine", "time/wait_evaluation")
 #: seconds inside Megatron
 COMPUTE_PHASES = (
@@ -18,10 +18,7 @@ COMPUTE_PHASES = (
 
 
 class BusyClock:
-    """Seconds in which at least one of several overlapping activities was running.
-
-    Sums of overlapping waits mean nothing; this is the length of their union.
-    """
+    """Counts the seconds in which at least one of several overlapping activities was running."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,36 +27,30 @@ class BusyClock:
         self._seconds = 0.0
 
     def start(self) -> None:
-        """One activity starts."""
+        """An activity starts."""
         if self._running == 0:
             self._since = self._clock()
         self._running += 1
 
     def stop(self) -> None:
-        """One activity ends."""
+        """An activity ends."""
         self._running -= 1
         if self._running == 0:
             self._seconds += self._clock() - self._since
 
     @property
     def seconds(self) -> float:
-        """Busy seconds so far, those of a still running activity included."""
+        """Busy seconds so far, including those of activities still running."""
         return self._seconds + (self._clock() - self._since if self._running else 0.0)
 
 
-def kernel_overhead(
-    step_seconds: float,
-    phases: Mapping[str, float],
-    *,
-    engine: Collection[str] = ENGINE_PHASES,
-    compute: Collection[str] = COMPUTE_PHASES,
-) -> float:
+def kernel_overhead(step_seconds: float, phases: Mapping[str, float]) -> float:
     """The share of a step that was neither engine time nor Megatron compute: 0 is ideal.
 
-    overhead = (step - engine - compute) / step, in seconds.  Where generation overlaps training
-    (asynchronous runs) the two may sum to more than the step; the share is then 0.
+    overhead = (step - engine - compute) / step. In asynchronous runs, where generation overlaps training, engine and
+    compute time may add up to more than the step; the overhead is then 0.
     """
     if step_seconds <= 0:
         return 0.0
-    useful = sum(phases.get(name, 0.0) for name in (*engine, *compute))
+    useful = sum(phases.get(name, 0.0) for name in (*ENGINE_PHASES, *COMPUTE_PHASES))
     return max(0.0, step_seconds - useful) / step_seconds

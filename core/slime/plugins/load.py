@@ -1,4 +1,4 @@
-"""Loads plugins one by one, each behind a boundary: whatever one does, the others load."""
+"""Loads plugins one by one: whatever one of them does, the others load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime.plugins.validate import Defect, check_api, check_hooks, check_plugin_
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
-    """A plugin that works, as far as one can tell without building anything."""
+    """A plugin whose module and specs are sound; none of its components has been built."""
 
     found: FoundPlugin
     module: ModuleType = field(compare=False, repr=False)
@@ -32,7 +32,7 @@ class PluginFailure:
     #: what is wrong, in one line
     problem: str
     remedy: str
-    #: the plugin API it says it was written for, where it says so
+    #: the plugin API that it states, if it states one
     api: int | None = None
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
@@ -48,7 +48,7 @@ class PluginFailure:
 def load_each(
     plugins: Sequence[FoundPlugin], manager: pluggy.PluginManager
 ) -> tuple[list[LoadedPlugin], list[PluginFailure]]:
-    """Import, validate and register every plugin.  Never raises for a plugin's sake."""
+    """Import, validate and register every plugin. Never raises for a plugin's sake."""
     by_name: dict[str, list[FoundPlugin]] = defaultdict(list)
     for found in plugins:
         by_name[found.name].append(found)
@@ -68,7 +68,7 @@ def load_each(
 
 
 def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | PluginFailure:
-    """The boundary around one plugin's import and hooks."""
+    """Load one plugin; what it raises becomes a failure."""
     api: int | None = None
     try:
         check_plugin_name(found)
@@ -81,7 +81,7 @@ def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | P
         check_hooks(module, manager)
         manager.register(module, found.name)
         try:
-            components = collect_components(module, found, manager)
+            components = collect_components(found, manager)
         except BaseException:
             manager.unregister(name=found.name)
             raise

@@ -1,4 +1,4 @@
-"""Plugins that watch a run.  What they raise is reported once, counted, and never ends the run."""
+"""Hooks called one plugin at a time, so that what a plugin raises is attributed to it, and the plugins that observe."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from slime.plugins.find import FoundPlugin
 logger = logging.getLogger("slime.plugins")
 
 
+def hook_of(manager: pluggy.PluginManager, hook: str, plugin: str) -> pluggy.HookCaller:
+    """A caller of one hook that only one plugin hears."""
+    return manager.subset_hook_caller(hook, [module for name, module in manager.list_name_plugin() if name != plugin])
+
+
 class Observers:
-    """Calls the observer hooks (`slime_run_started`, `slime_step_finished`, ...) of every plugin."""
+    """Calls the observer hooks (`slime_run_started`, `slime_step_finished`, ...) of every plugin.
+
+    What a plugin raises is reported once, counted, and never ends the run.
+    """
 
     def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[FoundPlugin]) -> None:
         self._manager = manager
-        self._found = {plugin.name: plugin for plugin in plugins}
+        self._plugins = plugins
         #: (plugin, hook) -> how often it raised
         self.failures: Counter[tuple[str, str]] = Counter()
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call `hook` of every plugin that has it, in the order of the plugins' listing.
-
-        An implementation gets those of the arguments that it asks for.
-        """
-        implementations = {impl.plugin_name: impl for impl in getattr(self._manager.hook, hook).get_hookimpls()}
-        for name in self._found:
-            implementation = implementations.get(name)
-            if implementation is None:
-                continue
-            wanted = (*implementation.argnames, *implementation.kwargnames)
+        """Call `hook` of every plugin that has it, in the order in which plugins are listed."""
+        for found in self._plugins:
             try:
-                implementation.function(**{key: arguments[key] for key in wanted})
+                hook_of(self._manager, hook, found.name)(**arguments)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around an observer
-                self._report(name, hook, error)
+                self._report(found, hook, error)
 
-    def _report(self, plugin: str, hook: str, error: BaseException) -> None:
-        self.failures[plugin, hook] += 1
-        if self.failures[plugin, hook] == 1:
+    def _report(self, found: FoundPlugin, hook: str, error: BaseException) -> None:
+        self.failures[found.name, hook] += 1
+        if self.failures[found.name, hook] == 1:
             logger.warning(
                 "%s() of plugin %s (%s) raised %s; the run goes on and later failures are only counted",
                 hook,
-                plugin,
-                self._found[plugin].package,
+                found.name,
+                found.package,
                 describe(error),
                 exc_info=error,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,30 +11,24 @@ import pluggy
 
 from slime import hookspecs
 from slime.errors import PluginConflictError, PluginError, PluginLoadError, SlimeError
-from slime.plugin import Context, Options
-from slime.plugins.choose import Everything, PluginChoice, SkippedPlugin, check_requirements, choose_plugins
-from slime.plugins.component import Component, describe
-from slime.plugins.component_options import checked_options
-from slime.plugins.factory_check import check_factory
-from slime.plugins.find import find_plugins
+from slime.plugin import Context
+from slime.plugins.component import Component, LocalComponent, check_requires, checked_options, describe
+from slime.plugins.find import Everything, SkippedPlugin, check_requirements, choose_plugins, find_plugins
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
-from slime.plugins.local import is_local
-from slime.plugins.observers import Observers
-from slime.plugins.provenance import fingerprint_of, provenance_of
-from slime.plugins.registry import Registry
-from slime.plugins.requires import check_requires
-from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
-from slime.plugins.resume import check_saved
+from slime.plugins.observers import Observers, hook_of
+from slime.plugins.provenance import check_saved, digest_of, provenance_of
+from slime.plugins.resolve import Registry, Resolved, Use, check_critic_options, check_needs, components_used
+from slime.plugins.validate import check_factory
 
 if TYPE_CHECKING:
-    from slime.config import RunConfig
+    from slime.config import PluginOptions, RunConfig
 
 logger = logging.getLogger("slime.plugins")
 
 
 @dataclass(frozen=True)
 class PluginSet:
-    """What is installed and usable here.  Every process loads its own; `fingerprint` compares them."""
+    """What is installed and usable here. Every process loads its own; `fingerprint` compares them."""
 
     #: plugins that work, slime's own first, then by distribution and id
     plugins: tuple[LoadedPlugin, ...]
@@ -63,15 +57,11 @@ class PluginSet:
         """Every component, or those of one kind."""
         return [c for c in self.registry.components if kind is None or c.kind == kind]
 
-    def check_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Options:
-        """The options model of a component.  Raises `ConfigError` that names component and option."""
-        return checked_options(self.find(kind, name), options)[0]
-
     def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
         """Import a component's class and make `Class(options, context)`.
 
-        Raises as `find` and `check_options` do, `PluginLoadError` where the class cannot be imported or
-        made, and `PluginContractError` where its object lacks a method of the contract.
+        Raises as `find` does, `ConfigError` for wrong options, `PluginLoadError` if the class cannot be imported or
+        made, and `PluginContractError` if its object lacks a method of the contract.
         """
         component = self.find(kind, name)
         return component.build(checked_options(component, options)[0], context)
@@ -79,7 +69,7 @@ class PluginSet:
     # --- a run ---------------------------------------------------------------------------------------
 
     def resolve(self, config: RunConfig) -> dict[str, Resolved]:
-        """Slot -> the component that the run uses, with checked options.  Imports nothing heavy.
+        """Slot -> the component that the run uses, with checked options. Imports nothing heavy.
 
         Raises as `resolve_use` does, for the first component that cannot be used, and `ConfigError` for options of a
         critic that none of them needs.
@@ -106,33 +96,23 @@ class PluginSet:
         component = self.find(use.kind, use.name)
         return Resolved(use, component, *checked_options(component, use.options))
 
-    def build_used(self, resolved: Resolved, context: Context) -> Any:
-        """The object of a component that the run uses; raises as `build` does."""
-        return resolved.component.build(resolved.options, context)
-
     def check_config(self, config: RunConfig) -> None:
         """Let every plugin look at the configuration (`slime_check_config`); the first refusal is raised.
 
         An error of a plugin that is not meant for the user becomes a `PluginError` that names it where the run uses the
         plugin, and else a warning.
         """
-        implementations = self._manager.hook.slime_check_config.get_hookimpls()
         for plugin in self.plugins:
-            for implementation in implementations:
-                if implementation.plugin is not plugin.module:
-                    continue
-                try:
-                    implementation.function(**({"config": config} if implementation.argnames else {}))
-                except SlimeError:
-                    raise
-                except (Exception, SystemExit) as error:
-                    told = (
-                        f"slime_check_config() of plugin {plugin.found.name} ({plugin.found.package}) raised"
-                        f" {describe(error)}"
-                    )
-                    if any(self.find(use.kind, use.name).found == plugin.found for use in components_used(config)):
-                        raise PluginError(told) from error
-                    logger.warning("%s; this run does not use the plugin and goes on", told)
+            found = plugin.found
+            try:
+                hook_of(self._manager, "slime_check_config", found.name)(config=config)
+            except SlimeError:
+                raise
+            except (Exception, SystemExit) as error:
+                failure = f"slime_check_config() of plugin {found.name} ({found.package}) raised {describe(error)}"
+                if any(self.find(use.kind, use.name).found == found for use in components_used(config)):
+                    raise PluginError(failure) from error
+                logger.warning("%s; this run does not use the plugin and goes on", failure)
 
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
@@ -147,23 +127,29 @@ class PluginSet:
         for difference in check_saved(saved, self.provenance(config), self.find, strict=self.strict):
             logger.warning("%s", difference)
 
-    def fingerprint(self, config: RunConfig | None = None) -> str:
-        """Equal in two processes that loaded the same plugins and, of a run, have the same files of the user's own.
-
-        Raises as `find` does for a file that is not here.
-        """
-        uses = components_used(config) if config is not None else []
-        return fingerprint_of(self.plugins, [self.find(use.kind, use.name) for use in uses if is_local(use.name)])
+    def fingerprint(self) -> Fingerprint:
+        """What other processes of the run need to have the same plugins, or to see that they have not."""
+        return Fingerprint(digest_of(self.plugins), self.registry.given)
 
 
-def load_plugins(options: PluginChoice) -> PluginSet:
-    """Load what the `[plugins]` section allows.
+@dataclass(frozen=True)
+class Fingerprint:
+    """What the driver sends to the other processes of a run about its plugins."""
 
-    A broken plugin is a warning until something uses it.  Raises `PluginLoadError` for an unmet `require`,
+    #: equal in two processes that loaded the same plugins
+    digest: str
+    #: functions of the user's own, which only the driver has looked for
+    functions: tuple[LocalComponent, ...] = ()
+
+
+def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -> PluginSet:
+    """Load what the `[plugins]` section allows, beside functions of the user's own that are `given`.
+
+    A broken plugin is a warning until something uses it. Raises `PluginLoadError` for an unmet `require`,
     `ConfigError` for an `allow` that names nothing, and when `strict`, `PluginLoadError` for any broken
     plugin and `PluginConflictError` for any clash.
     """
-    plugins = survey_plugins(options)
+    plugins = survey_plugins(options, given)
     if options.strict and plugins.failures:
         raise PluginLoadError("[plugins] strict is on, and " + "; ".join(map(str, plugins.failures)))
     clashes = plugins.registry.clashes()
@@ -174,9 +160,9 @@ def load_plugins(options: PluginChoice) -> PluginSet:
     return plugins
 
 
-def survey_plugins(options: PluginChoice | None = None) -> PluginSet:
+def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalComponent] = ()) -> PluginSet:
     """As `load_plugins`, without complaints about broken or clashing plugins: for looking at them."""
-    choice = Everything() if options is None else options
+    choice = options or Everything()
     found = find_plugins()
     check_requirements(found, choice.require)
     chosen, skipped = choose_plugins(found, choice)
@@ -188,7 +174,10 @@ def survey_plugins(options: PluginChoice | None = None) -> PluginSet:
         failures=tuple(failures),
         skipped=tuple(skipped),
         registry=Registry(
-            tuple(component for plugin in loaded for component in plugin.components), tuple(failures), tuple(skipped)
+            tuple(component for plugin in loaded for component in plugin.components),
+            tuple(failures),
+            tuple(skipped),
+            tuple(given),
         ),
         observers=Observers(manager, [plugin.found for plugin in loaded]),
         strict=choice.strict,

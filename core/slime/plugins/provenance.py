@@ -1,11 +1,13 @@
-"""What code a run was made with: the content of `plugins.json`."""
+"""What code a run was made with: `plugins.json`, its comparison on resume, and pins of installed packages."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -13,15 +15,15 @@ from urllib.parse import unquote, urlparse
 import importlib_metadata
 
 from slime import __version__
+from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
 from slime.plugin import API_VERSION
-from slime.plugins.component import Component
-from slime.plugins.find import FoundPlugin
-from slime.plugins.limits import LIMITED_KINDS
+from slime.plugins.component import LIMITED_KINDS, LOCAL_DISTRIBUTION, Component
+from slime.plugins.find import FoundPlugin, canonical
 from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
 FORMAT = 2
-#: entry-point groups whose mere presence changes what engines do
+#: entry-point groups of packages that change the engines by being installed
 ENGINE_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 _GIT_TIMEOUT_S = 10.0
 
@@ -33,7 +35,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     - `engine_plugins`: what is installed to change the engines (`group, name, distribution, version`);
     - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
       in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
-      `url, editable, commit, dirty` as far as they are known.
+      `url, editable, commit, dirty` if they are known.
     """
     return {
         "format": FORMAT,
@@ -61,11 +63,10 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     }
 
 
-def fingerprint_of(plugins: Sequence[LoadedPlugin], used: Iterable[Component] = ()) -> str:
+def digest_of(plugins: Sequence[LoadedPlugin]) -> str:
     """Equal in two processes that loaded the same plugins in the same versions with the same components.
 
-    The modules' own text is part of it, since an editable install changes without its version; so are the identities of
-    the `used` components, which for a file of the user's own are its path and hash.
+    The modules' own text is part of it, since an editable install changes without its version.
     """
     content = [
         [
@@ -75,19 +76,20 @@ def fingerprint_of(plugins: Sequence[LoadedPlugin], used: Iterable[Component] = 
             [[component.kind, component.id, component.spec.factory] for component in plugin.components],
         ]
         for plugin in plugins
-    ] + [[component.id, component.version] for component in used]
+    ]
     return _digest(json.dumps(content).encode())[:16]
 
 
 def source_of(found: FoundPlugin) -> dict[str, Any]:
-    """Where a distribution's code came from (PEP 610) and a hash of what is installed."""
-    direct = json.loads(found.metadata.read_text("direct_url.json") or "{}")
+    """Where a distribution's code came from (PEP 610) and a hash of the files on disk; of a user's file, the same."""
+    if found.file_sha256 is not None:
+        return {"editable": False, "hash": found.file_sha256, "url": Path(found.entry).as_uri()}
+    distribution = found.entry_point.dist
+    direct = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
     editable = bool(direct.get("dir_info", {}).get("editable", False))
-    source: dict[str, Any] = {"editable": editable, "hash": None if editable else _installed_hash(found)}
+    source: dict[str, Any] = {"editable": editable, "hash": None if editable else _hash_of_files(found)}
     if "url" in direct:
         source["url"] = direct["url"]
-    if "archive_info" in direct:
-        source["hash"] = direct["archive_info"].get("hashes", {}).get("sha256", source["hash"])
     if "vcs_info" in direct:
         source["commit"] = direct["vcs_info"].get("commit_id")
     elif editable:
@@ -109,15 +111,6 @@ def _identity(found: FoundPlugin) -> dict[str, str]:
     }
 
 
-def _installed_hash(found: FoundPlugin) -> str | None:
-    """A hash over the hashes of the installed files (`RECORD`); None for installs without them."""
-    record = found.metadata.read_text("RECORD")
-    if record is None:
-        return None
-    lines = [line for line in record.splitlines() if "sha256=" in line and ".dist-info/" not in line]
-    return _digest("\n".join(sorted(lines)).encode()) if lines else None
-
-
 def _module_text(plugin: LoadedPlugin) -> bytes:
     path = plugin.module.__file__
     return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
@@ -128,7 +121,7 @@ def _digest(content: bytes) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command; None where the folder is no repository or git is missing."""
+    """Output of a git command; None if the folder is not a repository, or git is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False
@@ -136,3 +129,151 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+_LINE = re.compile(
+    r"(?P<requirement>[^#]+?)\s+#\s+(?P<distribution>\S+) (?P<version>\S+)"
+    r"(?: commit=(?P<commit>\S+))?(?P<dirty> modified)?(?: sha256=(?P<sha256>[0-9a-f]{64}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One installed package."""
+
+    distribution: str
+    version: str
+    #: how pip would install the same again
+    requirement: str
+    #: of the installed files as they are on disk; None for editable installs, whose files are elsewhere
+    sha256: str | None = None
+    commit: str | None = None
+    #: whether tracked files of an editable install differ from the commit
+    dirty: bool = False
+
+    @property
+    def line(self) -> str:
+        """A line of a pip requirements file; what pip cannot express is in its comment."""
+        facts = [self.distribution, self.version]
+        facts += [f"commit={self.commit}"] if self.commit else []
+        facts += ["modified"] if self.dirty else []
+        facts += [f"sha256={self.sha256}"] if self.sha256 else []
+        return f"{self.requirement}  # {' '.join(facts)}"
+
+    @classmethod
+    def read(cls, line: str) -> Pin:
+        """The pin that `line` states. Raises `ConfigError`."""
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ConfigError(f"{line.strip()!r} is not a pin; expected a line that `slime plugins --freeze` printed")
+        stated = match.groupdict()
+        return cls(
+            stated["distribution"],
+            stated["version"],
+            stated["requirement"],
+            stated["sha256"],
+            stated["commit"],
+            dirty=stated["dirty"] is not None,
+        )
+
+    def compared(self, other: Pin) -> Iterator[tuple[str, str, str]]:
+        """(what differs, ours, theirs)."""
+        columns = {
+            "version": (self.version, other.version),
+            "commit": (self.commit or "none", other.commit or "none"),
+            "working tree": ("modified" if self.dirty else "clean", "modified" if other.dirty else "clean"),
+            "files": (self.sha256 or "not hashed", other.sha256 or "not hashed"),
+        }
+        yield from ((what, ours, theirs) for what, (ours, theirs) in columns.items() if ours != theirs)
+
+
+def pins_of(plugins: Iterable[FoundPlugin]) -> list[Pin]:
+    """A pin of every package that has one of `plugins`, by name. Runs no plugin's code."""
+    by_package = {canonical(found.distribution): found for found in plugins}
+    return [_pin(by_package[name]) for name in sorted(by_package)]
+
+
+def _pin(found: FoundPlugin) -> Pin:
+    source = source_of(found)
+    url, commit = source.get("url"), source.get("commit")
+    name = found.distribution
+    if source["editable"]:
+        requirement = f"-e {url}"
+    elif url is None:
+        requirement = f"{name}=={found.version}"
+    else:
+        requirement = f"{name} @ {url}" if commit is None else f"{name} @ git+{url}@{commit}"
+    return Pin(name, found.version, requirement, source["hash"], commit, dirty=source.get("dirty", False))
+
+
+def _hash_of_files(found: FoundPlugin) -> str | None:
+    """Over names and contents of the files that pip installed, as they are on disk now; None if none are listed.
+
+    Left out is what differs between installations of one wheel: scripts, byte code, and pip's own notes.
+    """
+    total = hashlib.sha256()
+    files = 0
+    for file in sorted(found.entry_point.dist.files or [] if found.entry_point.dist else [], key=str):
+        name = str(file)
+        noted = ".dist-info/" in name and not name.endswith("/entry_points.txt")
+        if name.startswith("..") or noted or name.endswith(".pyc"):
+            continue
+        path = Path(str(file.locate()))
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        total.update(f"{name} {content}\n".encode())
+        files += 1
+    return total.hexdigest() if files else None
+
+
+def check_saved(
+    saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
+) -> Iterator[str]:
+    """What differs, as warnings; `saved` and `now` are contents of `plugins.json`.
+
+    - a component that is no longer installed raises `PluginNotFoundError`, with what to install; a file of the user's
+      own may have moved, and is compared with the run's only where that has the same path;
+    - one of another distribution or version, or whose code has changed under one version: a warning, and where
+      plugins are `strict`, a `PluginLoadError`;
+    - another component in its place, or other options: a warning, since a run may mean it.
+    """
+    if saved.get("format") != FORMAT:
+        raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
+    #: how code changed -> the components it changed for, which often come from one distribution
+    changes: dict[str, list[str]] = {}
+    for slot, was in saved["used"].items():
+        if was["kind"] == "tracker":
+            continue  # it changes nothing that the run computes
+        made = f"the checkpoint was made with {was['kind']} {was['id']}"
+        try:
+            if was["distribution"] != LOCAL_DISTRIBUTION:
+                find(was["kind"], was["id"])
+        except PluginNotFoundError as error:
+            raise PluginNotFoundError(
+                f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"
+            ) from None
+        use = now["used"].get(slot)
+        if use is None or use["id"] != was["id"]:
+            yield f"{made}, this run has {'none' if use is None else use['id']} as {slot}"
+            continue
+        if (changed := _code_changed(was, use)) is not None:
+            changes.setdefault(changed, []).append(f"{was['kind']} {was['id']}")
+        for name in ("options", "limits", "weight"):
+            if use[name] != was[name]:
+                yield f"{made} with {name} {was[name]}, this run has {use[name]}"
+    for changed, components in changes.items():
+        message = f"the checkpoint was made with {', '.join(components)} {changed}"
+        if strict:
+            raise PluginLoadError(f"{message}, and [plugins] strict is on")
+        yield message
+
+
+def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """How the code of a component differs; None if it does not, or if that cannot be known."""
+    if (now["distribution"], now["version"]) != (was["distribution"], was["version"]):
+        old, new = (f"{one['distribution']} {one['version']}" for one in (was, now))
+        return f"of {old}, now it is of {new}"
+    for name in ("commit", "hash", "dirty"):
+        old, new = was["source"].get(name), now["source"].get(name)
+        if old is not None and new is not None and old != new:
+            return f"of {was['distribution']} {was['version']} with {name} {str(old)[:12]}, now it is {str(new)[:12]}"
+    return None

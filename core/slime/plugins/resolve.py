@@ -1,19 +1,111 @@
-"""Which components a run uses: the configuration's names, looked up and checked before anything starts."""
+"""Names to components, and the components that a run uses, checked before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slime.errors import ConfigError
-from slime.plugin import EstimatorSpec, Options
-from slime.plugins.component import Component
-from slime.plugins.limits import Limits
-from slime.plugins.local import is_local
+from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, did_you_mean
+from slime.plugin import Context, EstimatorSpec, Options
+from slime.plugins.component import Component, Limits, LocalComponent
+from slime.plugins.find import SkippedPlugin
+from slime.plugins.kinds import KINDS, Kind, Slot
+from slime.plugins.load import PluginFailure
+from slime.plugins.reference import is_reference
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All components that loaded, functions of the user's own, and what is known of plugins that did not load."""
+
+    components: tuple[Component, ...]
+    failures: tuple[PluginFailure, ...] = ()
+    skipped: tuple[SkippedPlugin, ...] = ()
+    given: tuple[LocalComponent, ...] = ()
+
+    def of_kind(self, kind: str) -> list[Component]:
+        """Every component of a kind, slime's own first."""
+        return [component for component in self.components if component.kind == kind]
+
+    def find(self, kind: str, name: str) -> Component:
+        """The component called `name` or `PLUGIN/NAME`, or the user's own function that a reference names.
+
+        Bare names of slime's own components mean those always. Raises `PluginConflictError` for a bare name
+        that several plugins have, `PluginLoadError` for one of a broken plugin, else `PluginNotFoundError`.
+        """
+        if is_reference(name):
+            return self._given(kind, name)
+        if kind not in KINDS:
+            raise ConfigError(f"there is no component kind {kind!r}.{did_you_mean(kind, KINDS)}")
+        known = self.of_kind(kind)
+        if "/" in name:
+            matches = [component for component in known if component.id == name]
+        else:
+            matches = self.bearers(kind, name)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise PluginConflictError(f"{KINDS[kind].title} {name!r} is ambiguous: {_choices(matches)}")
+        raise self._not_found(KINDS[kind], name, known)
+
+    def _given(self, kind: str, reference: str) -> LocalComponent:
+        for component in self.given:
+            if (component.kind, component.id) == (kind, reference):
+                return component
+        raise PluginNotFoundError(
+            f"{kind.replace('_', ' ')} {reference} is a function by path, which has not been looked for:"
+            " `slime.compat.functions.place_functions(config)` does, and its components are given to load_plugins"
+        )
+
+    def bearers(self, kind: str, name: str) -> list[Component]:
+        """The components that a bare name means: one, or several that clash."""
+        matches = [component for component in self.of_kind(kind) if component.name == name]
+        return [component for component in matches if component.found.own] or matches
+
+    def clashes(self) -> list[str]:
+        """A sentence for each bare name that several components share."""
+        texts = []
+        for kind, name in dict.fromkeys((component.kind, component.name) for component in self.components):
+            everyone = [component for component in self.of_kind(kind) if component.name == name]
+            if len(everyone) > 1:
+                bearers = self.bearers(kind, name)
+                others = [component for component in everyone if component not in bearers]
+                meaning = f"means {bearers[0].id}" if len(bearers) == 1 else "is ambiguous"
+                texts.append(f"{KINDS[kind].title} {name!r} {meaning}: {_choices(others or bearers)}")
+        return texts
+
+    def _not_found(self, kind: Kind, name: str, known: Sequence[Component]) -> PluginLoadError:
+        plugin = name.partition("/")[0] if "/" in name else None
+        for failure in self.failures:
+            if failure.found.name == plugin:
+                return PluginLoadError(
+                    f"{kind.title} {name} comes from {failure.found.package}, which cannot be used: {failure.told}"
+                )
+        for skipped in self.skipped:
+            if skipped.found.name == plugin:
+                return PluginNotFoundError(
+                    f"{kind.title} {name} comes from {skipped.found.package}, which is installed but not loaded:"
+                    f" {skipped.reason}."
+                )
+        names = [component.id if "/" in name else component.name for component in known]
+        installed = ", ".join(dict.fromkeys(component.name for component in known)) or "none"
+        message = (
+            f"{kind.title} {name!r} is not installed.{did_you_mean(name, names)} Installed: {installed}."
+            f" They come from pip packages named {kind.packages}; `slime plugins` lists what is there."
+        )
+        not_loaded = [*map(str, self.failures), *(f"{s.found.name} is not loaded: {s.reason}." for s in self.skipped)]
+        if not_loaded:
+            message += f" Perhaps it belongs to one of these: {' '.join(not_loaded)}"
+        return PluginNotFoundError(message)
+
+
+def _choices(components: Iterable[Component]) -> str:
+    return "write " + " or ".join(f"{component.id} (of {component.distribution})" for component in components)
+
 
 #: options of the run that only a critic reads
 _CRITIC_OPTIONS = ("critic_lr", "critic_load", "value_clip", "num_critic_only_steps")
@@ -23,7 +115,7 @@ _CRITIC_OPTIONS = ("critic_lr", "critic_load", "value_clip", "num_critic_only_st
 class Use:
     """One component that the configuration names."""
 
-    #: where it is stated: "estimator", "reward", ...; of several rewards "reward[0]", "reward[1]", ...
+    #: the slot it fills: "estimator", "reward", ...; "reward[0]", "reward[1]", ... for several
     slot: str
     #: kind of component
     kind: str
@@ -44,24 +136,14 @@ class Resolved:
     options: Options
     limits: Limits
 
+    def build(self, context: Context) -> Any:
+        """The component's object. Raises as `Component.build` does."""
+        return self.component.build(self.options, context)
+
 
 def components_used(config: RunConfig) -> list[Use]:
-    """Every component that the configuration names, rewards and filters in its order, and functions over a batch."""
-    supervised = config.algorithm.loss_type == "sft_loss"
-    options = config.component_options
-    named = [
-        ("estimator", "estimator", None if supervised else config.algorithm.advantage_estimator),
-        ("reward", "reward", config.reward.reward),
-        ("datasource", "datasource", config.data.data_source),
-        ("generator", "generator", config.generator_name),
-        ("sampling_filter", "buffer_filter", config.rollout.sampling_filter),
-        ("buffer_filter", "buffer_filter", config.rollout.buffer_filter),
-    ]
-    uses = [Use(slot, kind, name, options.get(slot, {})) for slot, kind, name in named if name is not None]
-    terms = config.reward.terms
-    uses += [
-        Use(f"reward[{number}]", "reward", term.name, term.options, term.weight) for number, term in enumerate(terms)
-    ]
+    """Every component that the configuration names, in the order of the table of kinds, and functions over a batch."""
+    uses = [use for kind in KINDS.values() for slot in kind.slots for use in _uses_of(slot, kind, config)]
     uses += [
         Use(f"{kind}[eval.{one.name}]", kind, choice.name, choice.options, eval_set=one.name)
         for one in config.evaluation.sets
@@ -72,12 +154,26 @@ def components_used(config: RunConfig) -> list[Use]:
         "rollout_sample_filter": config.rollout.rollout_sample_filter_path,
         "reward_post_process": config.reward.custom_reward_post_process_path,
     }
-    # One that could not be found is still as the user wrote it, and told by the configuration's own checks.
-    return uses + [Use(role, role, path) for role, path in functions.items() if path is not None and is_local(path)]
+    # One that could not be found is still as the user wrote it, and has been reported already.
+    return uses + [Use(role, role, path) for role, path in functions.items() if path is not None and is_reference(path)]
+
+
+def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
+    """What fills a slot: the one component, or the several in their order."""
+    section = getattr(config, slot.section)
+    name = config.generator_name if slot.name == "generator" else getattr(section, slot.key)
+    if slot.repeated or (slot.name == "estimator" and config.algorithm.loss_type == "sft_loss"):
+        name = None
+    one = [Use(slot.name, kind.name, name, config.component_options.get(slot.name, {}))] if name is not None else []
+    several = getattr(section, slot.list_key) if slot.list_key else []
+    return one + [
+        Use(f"{slot.name}[{index}]", kind.name, choice.name, choice.options, getattr(choice, "weight", 1.0))
+        for index, choice in enumerate(several)
+    ]
 
 
 def check_needs(component: Component, config: RunConfig) -> None:
-    """Raise `ConfigError` when the run cannot give an estimator what it says it needs."""
+    """Raise `ConfigError` if the run cannot provide what an estimator's spec says it needs."""
     spec = component.spec
     if not isinstance(spec, EstimatorSpec):
         return
@@ -96,7 +192,7 @@ def check_needs(component: Component, config: RunConfig) -> None:
 
 
 def check_critic_options(components: Iterable[Component], config: RunConfig) -> None:
-    """Raise `ConfigError` for options of a critic where no component needs one, and so none is trained."""
+    """Raise `ConfigError` for critic options in a run without a component that needs a critic."""
     if any(isinstance(one.spec, EstimatorSpec) and "critic" in one.spec.needs for one in components):
         return
     options = config.algorithm

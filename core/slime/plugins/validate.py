@@ -1,23 +1,25 @@
-"""Does a plugin module describe itself properly?  Each check raises `Defect` with what is wrong, in one line."""
+"""Does a plugin module describe itself properly, and can its factories work? Nothing heavy is imported."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
-from slime.errors import did_you_mean
-from slime.plugin import API_VERSION, ComponentSpec, EstimatorSpec, Options, RewardSpec
-from slime.plugins.component import Component, describe
+from slime.errors import PluginLoadError, did_you_mean
+from slime.plugin import API_VERSION, EstimatorSpec, Options, RewardSpec
+from slime.plugins.component import LIMITED_KINDS, Component, Limits, describe, malformed, remedy_for
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
-from slime.plugins.limits import LIMITED_KINDS, Limits
-from slime.plugins.requires import malformed
+from slime.plugins.observers import hook_of
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
 ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
@@ -28,7 +30,7 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 
 
 class Defect(Exception):
-    """What is wrong with a plugin, and what to do about it where that is known."""
+    """What is wrong with a plugin, and what to do about it if that is known."""
 
     def __init__(self, problem: str, remedy: str | None = None) -> None:
         super().__init__(problem)
@@ -97,33 +99,33 @@ def _check_parameters(name: str, function: Any, passed: tuple[str, ...]) -> None
             raise Defect(f"{name}() has the parameter `{parameter}`, expected it without a default")
 
 
-def collect_components(module: ModuleType, found: FoundPlugin, manager: pluggy.PluginManager) -> tuple[Component, ...]:
+def collect_components(found: FoundPlugin, manager: pluggy.PluginManager) -> tuple[Component, ...]:
     """Call the plugin's registration hooks and check every spec."""
     components: list[Component] = []
     for kind in KINDS.values():
-        for implementation in getattr(manager.hook, kind.hook).get_hookimpls():
-            if implementation.plugin is not module:
-                continue
-            function = implementation.function
-            origin = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            try:
-                specs = function()
-            except Exception as error:
-                raise Defect(f"{kind.hook}() raised {describe(error)}") from error
+        hook = hook_of(manager, kind.hook, found.name)
+        try:
+            answers = hook()
+        except Exception as error:
+            raise Defect(f"{kind.hook}() raised {describe(error)}") from error
+        implementations = hook.get_hookimpls()
+        # pluggy leaves out the answer of a plugin that returned None.
+        for specs in answers if len(answers) == len(implementations) else [None]:
             if not isinstance(specs, list | tuple):
                 raise Defect(
                     f"{kind.hook}() returned a {type(specs).__name__}, expected a list of {kind.spec.__name__}"
                 )
+            code = implementations[0].function.__code__
             for spec in specs:
                 check_spec(spec, kind)
                 if any(other.kind == kind.name and other.name == spec.name for other in components):
                     raise Defect(f"{kind.hook}() registers {spec.name!r} twice")
-                components.append(Component(kind.name, spec, found, origin))
+                components.append(Component(kind.name, spec, found, f"{code.co_filename}:{code.co_firstlineno}"))
     return tuple(components)
 
 
 def check_spec(spec: object, kind: Kind) -> None:
-    """A spec is of its kind and every field makes sense.  Nothing heavy is imported for it."""
+    """A spec is of its kind and every field makes sense. Nothing heavy is imported for it."""
     if not isinstance(spec, kind.spec):
         raise Defect(f"{kind.hook}() returned a {type(spec).__name__} in its list, expected {kind.spec.__name__}")
     if not isinstance(spec.name, str) or not _COMPONENT_NAME.fullmatch(spec.name):
@@ -141,43 +143,100 @@ def check_spec(spec: object, kind: Kind) -> None:
             f"{title} has the option {reserved[0]}, a name that slime keeps for every {kind.title}",
             f"Rename it; a run states --{kind.name}.{reserved[0].replace('_', '-')} for slime itself.",
         )
-    for field in ("summary", "docs"):
-        if not isinstance(getattr(spec, field), str):
-            raise Defect(f"{title} has {field} {getattr(spec, field)!r}, expected text")
-    if not isinstance(spec.requires, list | tuple):
-        raise Defect(f"{title} has requires {spec.requires!r}, expected a tuple of PEP 508 requirements")
-    if spec.requires and (wrong := malformed(spec.requires)):
-        raise Defect(f'{title} requires {wrong}; expected e.g. "sympy>=1.12"')
-    _check_fields_of_kind(spec, title)
-
-
-def _is_range(bound: object) -> bool:
-    return isinstance(bound, int | float) and 0 <= bound < math.inf
-
-
-def _check_fields_of_kind(spec: ComponentSpec, title: str) -> None:
+    expected: dict[str, tuple[bool, str]] = {
+        "summary": (isinstance(spec.summary, str), "text"),
+        "docs": (isinstance(spec.docs, str), "text"),
+        "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements"),
+    }
     if isinstance(spec, EstimatorSpec):
+        bounds = spec.clip_range
+        pair = isinstance(bounds, tuple) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)
+        expected |= {
+            "ratio": (spec.ratio in ("token", "sequence"), "'token' or 'sequence'"),
+            "takes_kl": (isinstance(spec.takes_kl, bool), "True or False"),
+            "clip_range": (pair, "two numbers of at least 0"),
+        }
         known = {"group", "critic", "reference"}
         unknown = sorted(map(str, {spec.needs} if isinstance(spec.needs, str) else set(spec.needs) - known))
         if unknown:
             raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
-        if spec.ratio not in ("token", "sequence"):
-            raise Defect(f"{title} has ratio {spec.ratio!r}, expected 'token' or 'sequence'")
-        if not isinstance(spec.takes_kl, bool):
-            raise Defect(f"{title} has takes_kl {spec.takes_kl!r}, expected True or False")
-        bounds = spec.clip_range
-        if not isinstance(bounds, tuple) or len(bounds) != 2 or not all(_is_range(bound) for bound in bounds):
-            raise Defect(f"{title} has clip_range {bounds!r}, expected two numbers of at least 0")
     if isinstance(spec, RewardSpec):
-        if spec.scope not in ("sample", "group"):
-            raise Defect(f"{title} has scope {spec.scope!r}, expected 'sample' or 'group'")
-        if not isinstance(spec.timeout_s, int | float) or not 0 < spec.timeout_s < math.inf:
-            raise Defect(f"{title} has timeout_s {spec.timeout_s!r}, expected a positive number of seconds")
+        positive = _is_number(spec.timeout_s) and spec.timeout_s > 0
+        expected |= {
+            "scope": (spec.scope in ("sample", "group"), "'sample' or 'group'"),
+            "timeout_s": (positive, "a positive number of seconds"),
+        }
+    for field, (fits, what) in expected.items():
+        if not fits:
+            raise Defect(f"{title} has {field} {getattr(spec, field)!r}, expected {what}")
+    if spec.requires and (wrong := malformed(spec.requires)):
+        raise Defect(f'{title} requires {wrong}; expected e.g. "sympy>=1.12"')
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _module_exists(name: str) -> bool:
-    """Whether the module can be found.  Its packages are imported on the way, which are light by contract."""
+    """Whether the module can be found. Its packages are imported on the way, which are light by contract."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def check_factory(component: Component) -> None:
+    """Raise `PluginLoadError` where the factory cannot work: a syntax error, a missing import or class.
+
+    Says nothing about what only running the module would tell.
+    """
+    module, _, name = component.spec.factory.partition(":")
+    found = find_spec(module)
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(found.origin).read_bytes(), Path(found.origin).name)
+    except (SyntaxError, ValueError) as error:
+        raise PluginLoadError(
+            f"{component.title}: {found.origin} is not valid Python: {error}. {remedy_for(component.found)}"
+        ) from None
+    for package in _packages_needed(tree):
+        if find_spec(package) is None:
+            missing = ModuleNotFoundError(f"No module named {package!r}", name=package)
+            raise PluginLoadError(
+                f"{component.title} cannot be imported: {module} needs {package}, which is not installed."
+                f" {remedy_for(component.found, missing)}"
+            )
+    names = set(_names_bound(tree.body))
+    first = name.split(".")[0]
+    if first not in names and not names & {"*", "__getattr__"}:
+        raise PluginLoadError(
+            f"{component.title} names the class {component.spec.factory}, but {module} has no {first}."
+            f"{did_you_mean(first, names)} {remedy_for(component.found)}"
+        )
+
+
+def _packages_needed(tree: ast.Module) -> Iterator[str]:
+    """Top-level packages that the module imports without condition."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            yield statement.module.split(".")[0]
+
+
+def _names_bound(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that the module's own statements bind, on every branch."""
+    for statement in body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement.name
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in statement.names)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+        else:
+            for field in ("body", "orelse", "finalbody"):
+                yield from _names_bound(getattr(statement, field, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _names_bound(handler.body)

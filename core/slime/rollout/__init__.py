@@ -1,6 +1,6 @@
-"""Turns prompts into finished groups: generated, scored, and exactly one batch at a time.
+"""Turns prompts into batches: generated, scored, filtered, and exactly one batch for every rollout.
 
-All asyncio, in one process, without Ray.  What goes wrong with one sample is written on that sample
-(`Status.FAILED` or `ABORTED`, and `Sample.failure`); it stays visible and never enters a batch.  What goes
-wrong with the engines ends the rollout: `EngineError` is never turned into a failed sample.
+All of it is asyncio in one process, without Ray; `RolloutManager` is the entry point. What goes wrong with one sample
+is written on that sample (`Status.FAILED` or `ABORTED`, and `Sample.failure`): it stays visible and is not trained on.
+What goes wrong with the engines ends the rollout: `EngineError` never becomes a failed sample.
 """

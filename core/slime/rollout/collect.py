@@ -1,4 +1,4 @@
-"""Collects one batch: prompts are drawn, generated, scored and filtered until it is full."""
+"""Collects one batch: prompts are taken, generated, scored and filtered until the batch is full."""
 
 from __future__ import annotations
 
@@ -7,178 +7,205 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from slime.errors import SlimeError
-from slime.plugin import Selection
+from slime.plugin import SamplingParams, Selection
+from slime.rollout.boundaries import OldestFirst
 from slime.rollout.failures import common_reasons
-from slime.rollout.ledger import Ledger
+from slime.rollout.pipeline import Pipeline
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.prompts import GroupState, PromptLedger
+from slime.rollout.record import Rollout
 from slime.types import Group, Sample
 
 
-class Choice(Protocol):
-    """A buffer filter behind its boundary."""
+class Filter(Protocol):
+    """A buffer filter or sampling filter behind its boundary."""
 
     @property
-    def who(self) -> str:
+    def component_name(self) -> str:
         """Its name in errors."""
         ...
 
     def select(self, groups: Sequence[Group], want: int) -> Selection:
-        """What to keep (at most `want`) and to drop."""
+        """Which groups to keep (at most `want`) and to drop."""
         ...
 
 
-@dataclass
-class Collected:
-    """One batch, and how it came about."""
-
-    #: the batch, in the order of the buffer filter
-    groups: list[Group] = field(default_factory=list)
-    #: what was generated for it, dropped groups included
-    generated: list[Group] = field(default_factory=list)
-    rounds: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    #: the groups that were dropped, each with its reason
-    dropped_groups: list[tuple[Group, str]] = field(default_factory=list)
-    #: ages in rollouts of the groups that stayed in the buffer
-    buffered_ages: list[int] = field(default_factory=list)
-    engine_seconds: float = 0.0
-    reward_seconds: float = 0.0
-    #: where what is not needed is aborted: groups that wait again, and their tokens that are kept; None: elsewhere
-    given_back: int | None = None
-    kept_tokens: int = 0
-    #: samples that were continued from such tokens
-    resumed: int = 0
-
-    def metrics(self) -> dict[str, float]:
-        """`rollout/...`: ages are those of the batch's groups, in rollouts since they were generated."""
-        ages = [group.age for group in self.groups]
-        reused = sum(group.uses > 0 for group in self.groups)
-        aborts = {"given_back": self.given_back, "kept_tokens": self.kept_tokens, "resumed": self.resumed}
-        return {
-            "rollout/rounds": float(self.rounds),
-            "rollout/groups_generated": float(len(self.generated)),
-            "rollout/buffer_size": float(len(self.buffered_ages)),
-            "rollout/buffer_age_max": float(max(self.buffered_ages, default=0)),
-            "rollout/age_mean": sum(ages) / len(ages),
-            "rollout/age_max": float(max(ages)),
-            **({"rollout/reused": float(reused)} if reused else {}),
-            **({} if self.given_back is None else {f"rollout/{name}": float(n or 0) for name, n in aborts.items()}),
-            **{f"rollout/dropped/{reason}": float(count) for reason, count in sorted(self.dropped.items())},
-        }
-
-
+@dataclass(kw_only=True, eq=False)
 class Collector(ABC):
-    """Fills batches from the ledger's buffer.
+    """Fills batches from the buffered groups of the ledger.
 
-    Batches overlap (`--async`); they are chosen in the order in which they were begun.
-    How prompts are drawn and waited for is a subclass's: `slime.rollout.all_finished`, `slime.rollout.first_finished`.
+    Batches may overlap (`--async`); they are chosen in the order in which they were started. The subclass decides how
+    many prompts to take and which to wait for: `AllFinished`, or `slime.rollout.over_sampling.FirstFinished`.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        sampling_filter: Choice | None,
-        buffer_filter: Choice,
-        *,
-        want: int,
-        draw: int,
-        max_rounds: int,
-    ) -> None:
-        """`want` groups a batch; `draw`, at least as many, finished groups that the first choice is made from."""
-        self._ledger = ledger
-        self._sampling_filter = sampling_filter
-        self._buffer_filter = buffer_filter
-        self._want = want
-        self._draw = draw
-        self._max_rounds = max_rounds
-        #: one event for each batch that is being collected, in the order in which they were begun
-        self._turns: list[asyncio.Event] = []
+    #: whether the requests of a batch may be aborted
+    aborts: ClassVar[bool] = False
 
-    async def collect(self, rollout: int) -> Collected:
-        """The batch of rollout number `rollout`.
+    ledger: PromptLedger
+    pipeline: Pipeline
+    #: sampling parameters of the responses
+    sampling: SamplingParams
+    #: drops finished groups, which are then replaced
+    sampling_filter: Filter | None = None
+    #: selects the batch from the buffered groups
+    buffer_filter: Filter = field(default_factory=OldestFirst)
+    #: groups in a batch
+    batch_size: int
+    #: groups to generate before the first selection; at least `batch_size`
+    draw_size: int
+    #: how often prompts are taken for one batch before the run ends with an error
+    max_rounds: int
+    #: of aborted groups, keep finished samples and partial responses, and continue from them later
+    keep_aborted: bool = False
+    #: do not train on the kept tokens
+    mask_kept: bool = False
+    #: one event per batch in progress, in order of their start; set when the batch is complete
+    _turns: list[asyncio.Event] = field(default_factory=list, init=False)
 
-        Raises `SlimeError` when the filters leave too few groups, or when not one sample can be trained on;
-        `PluginError` for a faulty filter; `EngineError` when the engines are gone.
+    async def collect(self, number: int) -> Rollout:
+        """Rollout `number`, with its batch and everything that was generated for it.
+
+        Raises:
+            SlimeError: If the filters leave too few groups, or no sample can be trained on.
+            PluginError: If a filter fails.
+            EngineError: If the engines are gone.
         """
-        # No await before the first prompts are taken: they are taken in the order of the calls.
+        # Without an await before the first prompts are taken, they are taken in the order of the calls.
         before, mine = self._turns[-1:], asyncio.Event()
         self._turns.append(mine)
-        collected = Collected()
+        rollout = Rollout(number)
         try:
-            await self._fill(rollout, collected, before)
+            with self.pipeline.batch(self.sampling, can_stop=self.aborts) as context:
+                await self._fill(rollout, context, before)
         finally:
             mine.set()
             self._turns.remove(mine)
-        collected.buffered_ages = [group.age for group in self._ledger.buffer.groups(rollout)]
-        self._ledger.check()
-        return collected
+        rollout.metrics |= {
+            "time/engine": context.engine_clock.seconds,
+            "time/reward": context.reward_clock.seconds,
+            **self._metrics(rollout),
+        }
+        self.ledger.check()
+        return rollout
 
     @abstractmethod
-    async def _fill(self, rollout: int, collected: Collected, before: Sequence[asyncio.Event]) -> None:
-        """Fill the batch, when those begun `before` it have chosen theirs."""
+    async def _fill(self, rollout: Rollout, context: BatchContext, before: Sequence[asyncio.Event]) -> None:
+        """Fill the batch, once the batches `before` it have been chosen."""
 
-    def _next_draw(self, rollout: int, collected: Collected, missing: int) -> int:
-        """What is `missing`, and more at the rate at which groups were dropped so far; at most a first draw."""
-        generated, dropped = len(collected.generated), collected.dropped.total()
-        if generated >= self._want:
-            _require_trainable(rollout, collected.generated)
-        if collected.rounds >= self._max_rounds:
-            raise SlimeError(self._why_not_full(rollout, collected))
+    def _next_draw(self, rollout: Rollout, missing: int) -> int:
+        """How many groups to generate next: `missing`, scaled up by the share of groups dropped so far.
+
+        At most `draw_size`. Raises `SlimeError` after too many rounds, or if every sample was lost.
+        """
+        generated, dropped = len(rollout.generated), len(rollout.dropped)
+        if generated >= self.batch_size:
+            _require_trainable(rollout.number, rollout.generated)
+        if rollout.rounds >= self.max_rounds:
+            raise SlimeError(self._why_not_full(rollout))
         if not generated:
             return missing
         if generated <= dropped:
-            return self._draw
-        return min(self._draw, -(-missing * generated // (generated - dropped)))
+            return self.draw_size
+        return min(self.draw_size, -(-missing * generated // (generated - dropped)))
 
-    # --- one round -----------------------------------------------------------------------------------
+    def _buffer(self, rollout: Rollout, groups: list[Group]) -> None:
+        """Put finished groups into the buffer, except those that the sampling filter drops."""
+        rollout.generated += groups
+        self.ledger.finish(groups, rollout.number)
+        if self.sampling_filter is not None and groups:
+            self._drop(rollout, groups, self.sampling_filter.select(groups, len(groups)))
 
-    def _put(self, rollout: int, groups: list[Group], collected: Collected) -> None:
-        """Finished groups into the buffer, but for what the sampling filter drops."""
-        collected.generated += groups
-        self._ledger.finish(groups, rollout)
-        if self._sampling_filter is not None and groups:
-            selection = self._sampling_filter.select(groups, len(groups))
-            self._drop(groups, selection, collected)
-
-    def _choose(self, rollout: int, collected: Collected) -> bool:
-        """Let the buffer filter choose; whether that fills the batch."""
-        groups = self._ledger.buffer.groups(rollout)
-        selection = self._buffer_filter.select(groups, self._want)
-        kept = [groups[place] for place in selection.keep]
-        self._drop(groups, selection, collected)
-        # What is trained on again is not to have the marks of the first time.
-        collected.groups = [_copied(group) for group in kept] if self._ledger.reuses else kept
-        if len(collected.groups) < self._want:
+    def _choose(self, rollout: Rollout) -> bool:
+        """Select the batch with the buffer filter; returns whether the batch is full."""
+        groups = self.ledger.buffered(rollout.number)
+        selection = self.buffer_filter.select(groups, self.batch_size)
+        self._drop(rollout, groups, selection)
+        rollout.groups = [groups[index] for index in selection.keep]
+        if len(rollout.groups) < self.batch_size:
             return False
-        _require_trainable(rollout, collected.groups)
-        self._ledger.choose(collected.groups, rollout)
+        _require_trainable(rollout.number, rollout.groups)
+        self.ledger.choose(rollout.groups, rollout.number)
+        if self.ledger.reuses:  # marks that this step sets on samples must not reach the next one
+            rollout.groups = [_copy(group) for group in rollout.groups]
         return True
 
-    def _drop(self, groups: Sequence[Group], selection: Selection, collected: Collected) -> None:
-        dropped = {groups[place].index: reason for place, reason in selection.drop.items()}
-        collected.dropped += self._ledger.drop(dropped)
-        collected.dropped_groups += [
-            (groups[place], reason) for place, reason in selection.drop.items() if not groups[place].uses
+    def _drop(self, rollout: Rollout, groups: Sequence[Group], selection: Selection) -> None:
+        self.ledger.drop({groups[index].index: reason for index, reason in selection.drop.items()})
+        rollout.dropped += [
+            (groups[index], reason) for index, reason in selection.drop.items() if not groups[index].uses
         ]
 
-    def _why_not_full(self, rollout: int, collected: Collected) -> str:
-        dropped = ", ".join(f"{count}x {reason}" for reason, count in collected.dropped.most_common()) or "none"
-        filters = [chosen.who for chosen in (self._sampling_filter, self._buffer_filter) if chosen is not None]
-        lost = "; ".join(common_reasons(_samples(collected.generated)))
+    def _metrics(self, rollout: Rollout) -> dict[str, float]:
+        """`rollout/...`: ages are those of the batch's groups, in rollouts since they were generated."""
+        ages = [group.age for group in rollout.groups]
+        buffered_ages = [group.age for group in self.ledger.buffered(rollout.number)]
+        reused = sum(group.uses > 0 for group in rollout.groups)
+        return {
+            "rollout/rounds": float(rollout.rounds),
+            "rollout/groups_generated": float(len(rollout.generated)),
+            "rollout/buffer_size": float(len(buffered_ages)),
+            "rollout/buffer_age_max": float(max(buffered_ages, default=0)),
+            "rollout/age_mean": sum(ages) / len(ages),
+            "rollout/age_max": float(max(ages)),
+            **({"rollout/reused": float(reused)} if reused else {}),
+            **{f"rollout/dropped/{reason}": float(count) for reason, count in sorted(_drop_counts(rollout).items())},
+        }
+
+    def _why_not_full(self, rollout: Rollout) -> str:
+        dropped = ", ".join(f"{count}x {reason}" for reason, count in _drop_counts(rollout).most_common()) or "none"
+        filters = [one.component_name for one in (self.sampling_filter, self.buffer_filter) if one is not None]
+        lost = "; ".join(common_reasons(_samples(rollout.generated)))
         return (
-            f"rollout {rollout}: after {collected.rounds} rounds of prompts, {len(collected.generated)} groups in all,"
-            f" {len(collected.groups)} of the {self._want} groups of a batch were found by"
-            f" {' and '.join(filters)}. Dropped: {dropped}; {len(self._ledger.buffer)} wait in the buffer."
+            f"rollout {rollout.number}: after {rollout.rounds} rounds of prompts, {len(rollout.generated)} groups in"
+            f" all, {len(rollout.groups)} of the {self.batch_size} groups of a batch were found by"
+            f" {' and '.join(filters)}. Dropped: {dropped}; {self.ledger.count(GroupState.BUFFERED)} wait in the"
+            " buffer."
             + (f" Samples lost: {lost}." if lost else "")
             + " Use prompts that the model solves sometimes, a filter that drops less, or a higher"
-            f" --max-sampling-rounds (now {self._max_rounds})."
+            f" --max-sampling-rounds (now {self.max_rounds})."
         )
 
 
-def _copied(group: Group) -> Group:
-    """The group with samples of its own, which share their lists with the others."""
+class AllFinished(Collector):
+    """Waits for all groups of a batch, in rounds.
+
+    One round: take prompts, generate and score them, drop groups with the sampling filter, buffer the others, and
+    select the batch with the buffer filter. Rounds are repeated until the batch is full.
+    """
+
+    async def _fill(self, rollout: Rollout, context: BatchContext, before: Sequence[asyncio.Event]) -> None:
+        if count := self._first_draw():
+            await self._round(rollout, count, context)
+        for turn in before:
+            await turn.wait()
+        while not self._choose(rollout):
+            missing = self.batch_size - len(rollout.groups)
+            await self._round(rollout, self._next_draw(rollout, missing), context)
+
+    def _first_draw(self) -> int:
+        """How many groups this batch lacks, after earlier batches have taken theirs.
+
+        At least all waiting groups, so that later groups do not overtake those that a checkpoint had in flight.
+        """
+        coming = self.ledger.count(GroupState.BUFFERED) + self.ledger.count(GroupState.IN_FLIGHT)
+        missing = (len(self._turns) - 1) * self.batch_size + self.draw_size - coming
+        return max(0, missing, self.ledger.count(GroupState.WAITING))
+
+    async def _round(self, rollout: Rollout, count: int, context: BatchContext) -> None:
+        finished = await self.pipeline.finish(self.ledger.take(count, rollout.number), context)
+        rollout.rounds += 1
+        self._buffer(rollout, finished)
+
+
+def _drop_counts(rollout: Rollout) -> Counter[str]:
+    return Counter(reason for _, reason in rollout.dropped)
+
+
+def _copy(group: Group) -> Group:
+    """A copy of the group and its samples, which share their lists with the originals."""
     return replace(group, samples=[replace(sample) for sample in group.samples])
 
 
@@ -187,7 +214,7 @@ def _samples(groups: Sequence[Group]) -> list[Sample]:
 
 
 def _require_trainable(rollout: int, groups: Sequence[Group]) -> None:
-    """Raise where every sample of `groups` was lost."""
+    """Raise `SlimeError` if every sample of `groups` was lost."""
     samples = _samples(groups)
     if not any(sample.trainable for sample in samples):
         raise SlimeError(

@@ -1,7 +1,8 @@
-"""The plugins a rollout works with, built from the configuration."""
+"""Builds the components of rollouts and evaluation sets from the configuration."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
@@ -10,19 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.engine.fair_slots import FairSlots
-from slime.plugin import Context, DataSource, PolicyClient
-from slime.plugins.local import is_local
-from slime.rollout.budget import JUDGED_FROM
-from slime.rollout.filters import GroupFilter
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.health import Health, Watched
-from slime.rollout.passive import PassiveChecks
-from slime.rollout.rewards import Scorer, Term
-from slime.rollout.scoring.caller import RewardCaller
-from slime.rollout.scoring.in_loop import InLoopReward
-from slime.rollout.scoring.job import Job
-from slime.rollout.scoring.pool import WorkerPool
+from slime.config.eval_sets import eval_sets
+from slime.engine.client import FairSlots
+from slime.plugin import Context, PolicyClient
+from slime.plugins.reference import is_reference
+from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
+from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
+from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
+from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -30,59 +27,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Components:
-    """Built components with the names that failures give them."""
+class ComponentBuilder:
+    """Builds components for the rollout process and puts them behind their boundaries.
 
-    source: DataSource
-    source_name: str
-    generator: SampleGenerator
-    #: None where the loss needs no reward
-    scorer: Scorer | None
-    #: drops finished groups, which are then replaced
-    sampling_filter: GroupFilter | None
-    #: chooses a batch from the replay buffer
-    buffer_filter: GroupFilter | None
-    #: what is called once per sample in the rollout's own event loop, by its title
-    in_loop: dict[str, object]
-    #: looks closer at all of them in the first rollouts
-    passive: PassiveChecks
-
-    @classmethod
-    def build(
-        cls, build: Builder, used: Mapping[str, Resolved], policy: PolicyClient | None, slots: FairSlots
-    ) -> Components:
-        """Build what the run's configuration names.  Raises `PluginError` and `DataError`.
-
-        Rewards that are scored in worker processes are built there, by `Scorer.start`.
-        """
-        return cls(
-            source=build.make(used["datasource"]),
-            source_name=used["datasource"].component.title,
-            generator=build.generator(used["generator"], policy, slots),
-            scorer=build.scorer(rewards_of_run(used)),
-            sampling_filter=build.filter(used.get("sampling_filter")),
-            buffer_filter=build.filter(used.get("buffer_filter")),
-            in_loop=build.in_loop,
-            passive=build.passive,
-        )
-
-
-def rewards_of_run(used: Mapping[str, Resolved]) -> list[Resolved]:
-    """The rewards that training adds up, in their order."""
-    return [one for one in used.values() if one.use.kind == "reward" and one.use.eval_set is None]
-
-
-@dataclass(frozen=True)
-class Builder:
-    """Makes components for the rollout process and puts them behind their boundaries."""
+    Every method raises `PluginError` or `DataError` if a component cannot be built. Rewards that run in worker
+    processes are built there, by `Scorer.start`.
+    """
 
     config: RunConfig
     plugins: PluginSet
+    #: the components that the configuration names, by slot
+    used: Mapping[str, Resolved]
     run_dir: Path
     tokenizer: Any
-    passive: PassiveChecks
+    #: None if the run has no engines
+    policy: PolicyClient | None
+    #: address of the run's engines, for components that call them directly
     engine_url: str | None
+    slots: FairSlots
+    #: checks training components more closely in the first rollouts
+    passive: PassiveChecks
+    progress: ProgressReporter
+    #: components that run in the rollout's event loop, by title
     in_loop: dict[str, object] = field(default_factory=dict)
+    #: the generators and scorers built so far, to be started and closed
+    generators: list[SampleGenerator] = field(default_factory=list)
+    scorers: list[Scorer] = field(default_factory=list)
 
     def make(self, resolved: Resolved) -> Any:
         """A component's object, for this process."""
@@ -94,54 +64,95 @@ class Builder:
             tokenizer=self.tokenizer,
             engine_url=self.engine_url,
         )
-        return self.plugins.build_used(resolved, context)
+        return resolved.build(context)
 
-    def generator(self, resolved: Resolved, policy: PolicyClient | None, slots: FairSlots) -> SampleGenerator:
-        """A generator behind its boundary; `policy` is None where there are no engines."""
+    def source(self) -> CheckedSource:
+        """The run's data source."""
+        resolved = self.used["datasource"]
+        samples_per_prompt = self.config.rollout.n_samples_per_prompt
+        return CheckedSource(self.make(resolved), resolved.component.title, samples_per_prompt)
+
+    def filter(self, slot: str) -> GroupFilter | None:
+        """The filter of a slot, if the run has one."""
+        resolved = self.used.get(slot)
+        return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title, self.passive)
+
+    def batch_function(self, slot: str, flag: str) -> BatchFunction | None:
+        """The user's function over finished batches that `flag` names, if it is stated."""
+        resolved = self.used.get(slot)
+        return None if resolved is None else BatchFunction(self.make(resolved), f"{flag} {resolved.use.name}")
+
+    def pipeline(self) -> Pipeline:
+        """The run's own generator and rewards."""
+        rewards = [one for one in self.used.values() if one.use.kind == "reward" and one.use.eval_set is None]
+        generator = self._generator(self.used["generator"])
+        return self._pipeline(generator, self._scorer(rewards))
+
+    def evaluation(self, training: Pipeline) -> Evaluation:
+        """The evaluation sets. Sets with the same component and the same options share it.
+
+        Sets without their own generator or reward use those of `training`, with separate error budgets.
+        """
+        generators = {"": training.generator.for_evaluation()}
+        scorers = {"": None if training.scorer is None else training.scorer.for_evaluation()}
+        sets = []
+        for settings in eval_sets(self.config):
+            generator = self.used.get(f"generator[eval.{settings.name}]")
+            reward = self.used.get(f"reward[eval.{settings.name}]")
+            generator_key, reward_key = _key(generator), _key(reward)
+            if generator is not None and generator_key not in generators:
+                generators[generator_key] = self._generator(generator)
+            if reward is not None and reward_key not in scorers:
+                scorers[reward_key] = self._eval_scorer(reward)
+            pipeline = self._pipeline(generators[generator_key], scorers[reward_key])
+            sets.append(EvalSet(settings, load_prompts(settings, self.config, self.tokenizer), pipeline))
+        return Evaluation(sets, self.run_dir, self.config.data.rollout_seed)
+
+    def _pipeline(self, generator: SampleGenerator, scorer: Scorer | None) -> Pipeline:
+        seed = self.config.data.rollout_seed
+        return Pipeline(generator, scorer, self.policy, seed=seed, progress=self.progress)
+
+    def _generator(self, resolved: Resolved) -> SampleGenerator:
         title = resolved.component.title
         made = self.in_loop[title] = self.make(resolved)
         timeout_s = resolved.limits.timeout_s or resolved.component.spec.timeout_s
-        return SampleGenerator(
+        generator = SampleGenerator(
             made,
             self.health(resolved),
-            policy,
             timeout_s=timeout_s or self.config.rollout.rollout_timeout_s,
-            concurrency=slots,
+            concurrency=self.slots,
             passive=self.passive if resolved.use.eval_set is None else None,
         )
-
-    def filter(self, resolved: Resolved | None) -> GroupFilter | None:
-        """A filter behind its boundary, where the run has one."""
-        return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title, self.passive)
+        self.generators.append(generator)
+        return generator
 
     def health(self, resolved: Resolved, place: int | None = None) -> Health:
         """What counts the component's failures; `place` among the rewards where that must tell it from another use."""
         component = resolved.component
         return Health(
-            Watched(
-                kind=component.kind,
-                id=component.label if place is None else f"{component.label}[{place}]",
-                title=component.title,
-                error_budget=resolved.limits.error_budget,
-                rollout_samples=self._judged_from(),
-                slot=resolved.use.slot,
-                run_dir=self.run_dir,
-            )
+            kind=component.kind,
+            id=component.label if place is None else f"{component.label}[{place}]",
+            title=component.title,
+            error_budget=resolved.limits.error_budget,
+            rollout_samples=self._rollout_samples(resolved),
+            slot=resolved.use.slot,
+            run_dir=self.run_dir,
         )
 
-    def _judged_from(self) -> int:
-        """Samples of a rollout; a run that trains nothing has none, and its verdicts wait for the usual number."""
-        if self.config.rollout.rollout_batch_size is None:
-            return JUDGED_FROM
+    def _rollout_samples(self, resolved: Resolved) -> int:
+        """The samples of which a component may fail its share."""
+        if self.config.rollout.rollout_batch_size is None or resolved.use.eval_set is not None:
+            return EVALUATION_SAMPLES
         return self.config.batch.prompts * self.config.rollout.n_samples_per_prompt
 
-    def single_scorer(self, resolved: Resolved) -> Scorer:
+    def _eval_scorer(self, resolved: Resolved) -> Scorer:
         """One reward alone: an evaluation set's own."""
-        term = Term(resolved.component.spec, self._caller(resolved, 1), self.health(resolved))
-        return Scorer([term])
+        scorer = Scorer([Term(resolved.component.spec, self._caller(resolved, 1), self.health(resolved))])
+        self.scorers.append(scorer)
+        return scorer
 
-    def scorer(self, rewards: list[Resolved]) -> Scorer | None:
-        """All rewards of the run; None where it has none."""
+    def _scorer(self, rewards: list[Resolved]) -> Scorer | None:
+        """All rewards of the run; None if it has none."""
         if not rewards:
             return None
         isolated = sum(one.component.spec.isolation == "process" for one in rewards)
@@ -154,12 +165,14 @@ class Builder:
                 health=self.health(one, place if uses[one.component.id] > 1 else None),
                 key=key,
                 weight=one.use.weight,
-                # A function of the user's has chosen among the entries of its dictionary already.
-                part=None if is_local(one.use.name) else self.config.reward.reward_key,
+                # A user's function has already applied the key to its dictionary.
+                part=None if is_reference(one.use.name) else self.config.reward.reward_key,
             )
             for place, (one, key) in enumerate(zip(rewards, keys, strict=True))
         ]
-        return Scorer(terms, passive=self.passive)
+        scorer = Scorer(terms, passive=self.passive)
+        self.scorers.append(scorer)
+        return scorer
 
     def _caller(self, resolved: Resolved, isolated: int) -> RewardCaller:
         component = resolved.component
@@ -167,10 +180,11 @@ class Builder:
         if component.spec.isolation == "none":
             reward = self.in_loop[component.title] = self.make(resolved)
             return InLoopReward(reward, component.title, timeout_s)
-        job = Job(self.config, resolved.use, self.run_dir, component.title, timeout_s, self.engine_url)
-        return WorkerPool(
-            job,
+        return IsolatedReward(
+            RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.plugins.registry.given),
+            component.title,
             size=max(1, reward_workers(self.config) // isolated),
+            timeout_s=timeout_s,
             startup_timeout_s=self.config.cluster.startup_timeout_s,
         )
 
@@ -183,7 +197,7 @@ def reward_workers(config: RunConfig) -> int:
 def term_keys(rewards: list[Resolved]) -> list[str]:
     """What each of several rewards is called in `Sample.reward`: its bare name, where it is the only one of that name.
 
-    Else `PLUGIN/NAME`; a reward that is used twice gets its place as well, as `math[0]`, `math[1]`.  `score` is the
+    Else `PLUGIN/NAME`; a reward that is used twice gets its place as well, as `math[0]`, `math[1]`. `score` is the
     sum's name.
     """
     names = Counter(one.component.name for one in rewards)
@@ -196,3 +210,10 @@ def term_keys(rewards: list[Resolved]) -> list[str]:
             key = f"{component.name if names[component.name] == ids[component.id] else component.id}[{place}]"
         keys.append(key)
     return keys
+
+
+def _key(resolved: Resolved | None) -> str:
+    """A key that is equal for the same component with the same options; empty for the run's own."""
+    if resolved is None:
+        return ""
+    return json.dumps([resolved.use.name, dict(resolved.use.options)], sort_keys=True, default=str)

@@ -1,54 +1,34 @@
-"""What the rewards of an evaluation set say: mean@n, pass@k, and how far both could be chance.
+"""Statistics of an evaluation set: mean@n, pass@k, and their confidence intervals.
 
-One prompt is asked n times; each answer is an *attempt* with one reward.  P prompts.
+Each of P prompts is asked n times; each answer is an *attempt* with one reward.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: a reward that misses the threshold by less is at it: sums of weighted rewards are rarely exact
+#: a reward this close below the threshold passes: sums of weighted rewards are rarely exact
 TOLERANCE = 1e-6
-#: share of resampled means inside an interval
+#: share of the resampled means that an interval contains
 CONFIDENCE = 0.95
-#: how often the prompts are resampled
+#: number of resamples
 RESAMPLES = 2000
-#: prompts x resamples drawn at a time
+#: maximum number of prompts x resamples drawn at a time, to bound memory
 _DRAWN_AT_ONCE = 2_000_000
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Between `low` and `high` lie 95 % of the means of resampled prompts."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class SetStatistics:
-    """One set's numbers."""
-
-    #: mean reward over all attempts of all prompts
-    mean: float
-    #: k -> probability that at least one of k answers passes
-    pass_at: dict[int, float]
-    #: of the mean, and of pass@k by k; None with fewer than two prompts, which tell nothing of others
-    mean_interval: Interval | None
-    pass_intervals: dict[int, Interval]
-
-
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """The chance that of `k` attempts, drawn from `n` of which `passed` pass, at least one passes.
+    """The probability that at least one of `k` attempts passes, drawn from `n` attempts of which `passed` pass.
 
     1 - C(n - c, k) / C(n, k): the unbiased estimate of pass@k from n attempts (Chen et al., 2021, "Evaluating Large
-    Language Models Trained on Code", equation 1), as a product that overflows nowhere.  Raises `ValueError` unless
-    0 <= passed <= n and 1 <= k <= n.
+    Language Models Trained on Code", equation 1), computed as a product that cannot overflow.
+
+    Raises:
+        ValueError: unless 0 <= passed <= n and 1 <= k <= n.
     """
     if not (0 <= passed <= n and 1 <= k <= n):
         raise ValueError(f"pass@{k} of {n} attempts of which {passed} passed: expected 1 <= k <= n, 0 <= passed <= n")
@@ -59,33 +39,43 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def passes(reward: float, threshold: float) -> bool:
-    """Whether an attempt with this reward counts as right."""
+    """Whether an attempt with this reward counts as passed."""
     return reward >= threshold - TOLERANCE
 
 
 def statistics(
     rewards: Sequence[Sequence[float]], passed: Sequence[int], ks: Sequence[int], *, seed: int, name: str
-) -> SetStatistics:
-    """The numbers of one set.
+) -> dict[str, float]:
+    """The statistics of one set: `eval/NAME`, `eval/NAME/pass@K`, and the `/low` and `/high` of each.
 
-    `rewards`: P x [n_i], `passed`: P counts.  The intervals are percentile bootstraps over the prompts (attempts at
-    one prompt are not independent of each other), drawn from `seed` and the set's `name`, so that they repeat.
-    Raises `ValueError` for a k above the number of attempts at any prompt.
+    The intervals are percentile bootstraps over prompts, because attempts at one prompt are not independent of each
+    other. A set with fewer than two prompts has none.
+
+    Args:
+        rewards: One list per prompt, with the reward of each attempt.
+        passed: How many attempts passed, per prompt.
+        ks: The k of pass@k.
+        seed: Seeds the resampling, together with `name`.
+        name: Name of the set.
+
+    Raises:
+        ValueError: If a k exceeds the number of attempts at a prompt.
     """
-    columns: dict[int, list[float]] = {0: [float(np.mean(row)) for row in rewards]}
+    columns = {f"eval/{name}": [float(np.mean(row)) for row in rewards]}
     for k in ks:
-        columns[k] = [pass_at_k(len(row), count, k) for row, count in zip(rewards, passed, strict=True)]
-    intervals = bootstrap(columns, seed=seed, name=name)
-    return SetStatistics(
-        mean=float(np.mean(columns[0])),
-        pass_at={k: float(np.mean(columns[k])) for k in ks},
-        mean_interval=intervals.get(0),
-        pass_intervals={k: intervals[k] for k in ks if k in intervals},
-    )
+        counts = zip(rewards, passed, strict=True)
+        columns[f"eval/{name}/pass@{k}"] = [pass_at_k(len(row), count, k) for row, count in counts]
+    metrics = {column: float(np.mean(values)) for column, values in columns.items()}
+    for column, (low, high) in bootstrap(columns, seed=seed, name=name).items():
+        metrics |= {f"{column}/low": low, f"{column}/high": high}
+    return metrics
 
 
-def bootstrap(columns: Mapping[int, Sequence[float]], *, seed: int, name: str) -> dict[int, Interval]:
-    """Column -> 95 % interval of its mean; empty with fewer than two prompts.  All columns share the resamples."""
+def bootstrap(columns: Mapping[str, Sequence[float]], *, seed: int, name: str) -> dict[str, tuple[float, float]]:
+    """The 95 % interval (low, high) of each column's mean; empty with fewer than two prompts.
+
+    All columns share the resamples.
+    """
     values = np.array(list(columns.values()), dtype=np.float64).T  # [P, columns]
     prompts = len(values)
     if prompts < 2:
@@ -98,4 +88,4 @@ def bootstrap(columns: Mapping[int, Sequence[float]], *, seed: int, name: str) -
         means.append(np.stack([column[drawn].mean(axis=1) for column in values.T], axis=1))
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(np.concatenate(means), [tail, 100 - tail], axis=0)
-    return {key: Interval(float(low[i]), float(high[i])) for i, key in enumerate(columns)}
+    return {column: (float(low[i]), float(high[i])) for i, column in enumerate(columns)}

@@ -1,73 +1,133 @@
-"""Scores held-out prompts under the current policy."""
+"""Held-out prompts, generated and scored with the current policy."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import EvalSetSettings
 from slime.errors import SlimeError
-from slime.observe.rollout_files import write_eval
-from slime.rollout.eval_sets import EvalSet
-from slime.rollout.eval_statistics import SetStatistics, passes, statistics
+from slime.kit.readers.prompt_file import PromptFile
+from slime.kit.readers.tokenize import prompt_ids
+from slime.observe.samples import write_eval
+from slime.rollout.eval_statistics import passes, statistics
 from slime.rollout.failures import common_reasons, count_status
-from slime.rollout.metrics import reported_metrics, response_metrics, reward_parts
 from slime.rollout.pipeline import Pipeline
-from slime.rollout.sampling import Sampling
+from slime.rollout.policy_session import evaluation_sampling
+from slime.rollout.record import reported_metrics, response_metrics, reward_parts
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+#: endings of the metrics that count samples lost by a component
+_FAULTS = ("/failed", "/timeouts", "/died")
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A held-out set, with what generates and scores its responses."""
+
+    settings: EvalSetSettings
+    #: one tokenized sample per prompt, never changed
+    prompts: list[Sample]
+    #: may share its generator and scorer with other sets
+    pipeline: Pipeline
+
+
+def pending_groups(prompts: Sequence[Sample], attempts: int) -> list[Group]:
+    """New samples for `attempts` responses to each prompt; their indices, and so their seeds, are always the same."""
+    return [
+        Group(
+            number,
+            [
+                Sample(
+                    group_index=number,
+                    index=number * attempts + attempt,
+                    prompt=deepcopy(prompt.prompt),
+                    tokens=list(prompt.tokens),
+                    label=prompt.label,
+                    metadata=deepcopy(prompt.metadata),
+                )
+                for attempt in range(attempts)
+            ],
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def load_prompts(settings: EvalSetSettings, config: RunConfig, tokenizer: Any) -> list[Sample]:
+    """The tokenized prompts of a set. Raises `DataError` with file and line."""
+    context = config.rollout.rollout_max_context_len
+    limits = [settings.max_prompt_len, None if context is None else context - settings.max_response_len]
+    file = PromptFile(
+        settings.path,
+        input_key=settings.input_key,
+        label_key=settings.label_key,
+        metadata_key=settings.metadata_key,
+        tool_key=config.data.tool_key,
+    )
+    try:
+        rows = list(file)
+    finally:
+        file.close()
+    prompts = []
+    for row in rows:
+        tokens = prompt_ids(
+            row,
+            tokenizer,
+            apply_chat_template=settings.apply_chat_template,
+            max_tokens=min((limit for limit in limits if limit is not None), default=None),
+            template_kwargs=config.data.apply_chat_template_kwargs,
+        )
+        prompts.append(Sample(prompt=row.prompt, tokens=tokens, label=row.label, metadata=row.metadata))
+    return prompts
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """What an evaluation found: one mean reward per set, and how it came about."""
+    """The results of one evaluation of all sets."""
 
-    #: rollouts trained on before
+    #: number of rollouts trained on before
     rollout: int
-    #: `eval/NAME`: mean reward, lost samples counting 0; `eval/NAME/...`: pass@k, intervals, counts and lengths
+    #: `eval/NAME`: mean reward, counting lost samples as 0; `eval/NAME/...`: pass@k, intervals, counts and lengths;
+    #: `eval/plugin/KIND/PLUGIN/NAME/...`: samples lost by components
     metrics: dict[str, float]
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    #: weights that produced any token: one version, unless an engine had others than its neighbours
+    #: versions of the weights that produced the tokens: one, unless the engines differed
     weight_versions: list[str] = field(default_factory=list)
-    #: where the samples of each set are, in the order of the sets
+    #: name of the set -> file of its samples
     files: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class SetToEvaluate:
-    """One set with what generates and scores its responses."""
+class SetResult:
+    """Samples and metrics of one set."""
 
-    prompts: EvalSet
-    pipeline: Pipeline
-    sampling: Sampling
-
-    @property
-    def settings(self) -> EvalSetSettings:
-        """What the configuration says of it."""
-        return self.prompts.settings
+    samples: list[Sample]
+    metrics: dict[str, float]
+    #: file of the samples
+    path: Path
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One answer to a prompt: the samples of one rollout, which count once."""
+class Evaluation:
+    """Generates and scores `n_samples` responses to every prompt of every set, all sets concurrently."""
 
-    #: mean over its samples, a lost one counting 0; 0 where none has a reward
-    reward: float
-    passed: bool
-    scored: bool
-
-
-class Evaluator:
-    """Every prompt of every set, `n_samples` times; all sets at once."""
-
-    def __init__(self, sets: Sequence[SetToEvaluate], run_dir: Path, seed: int) -> None:
-        """`seed`: of the resampling that gives intervals."""
+    def __init__(self, sets: Sequence[EvalSet], run_dir: Path, seed: int) -> None:
+        """
+        Args:
+            sets: The evaluation sets.
+            run_dir: Folder of the run, for the files of samples.
+            seed: Seeds the resampling of the intervals.
+        """
         self._sets = list(sets)
         self._run_dir = run_dir
         self._seed = seed
@@ -75,44 +135,63 @@ class Evaluator:
     async def evaluate(self, rollout: int) -> EvalReport:
         """Score all sets and write every sample to `rollouts/eval_NAME_ROLLOUT.jsonl`.
 
-        Raises `SlimeError` when no sample of a set could be scored, `EngineError` when the engines are gone.
+        Args:
+            rollout: Number of rollouts that the engines' weights have been trained on.
+
+        Raises:
+            SlimeError: If no sample of a set could be scored.
+            EngineError: If the engines are gone.
         """
         started = time.monotonic()
         results = await all_or_first_error(self._evaluate(one, rollout) for one in self._sets)
-        samples = [sample for finished, _, _ in results for sample in finished]
-        versions = dict.fromkeys(version for sample in samples for version in sample.weight_versions)
+        samples = [sample for result in results for sample in result.samples]
+        metrics = {name: value for result in results for name, value in result.metrics.items()}
         return EvalReport(
             rollout,
-            {name: value for _, metrics, _ in results for name, value in metrics.items()},
+            metrics | self._faults(),
             common_reasons(samples),
             time.monotonic() - started,
-            sorted(versions),
-            {one.settings.name: path for one, (_, _, path) in zip(self._sets, results, strict=True)},
+            sorted({version for sample in samples for version in sample.weight_versions}),
+            {one.settings.name: result.path for one, result in zip(self._sets, results, strict=True)},
         )
 
-    async def _evaluate(self, one: SetToEvaluate, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
-        finished = await one.pipeline.finish(one.prompts.groups(), one.sampling)
-        # Off the event loop: training samples are generated and scored meanwhile.
-        return await asyncio.to_thread(self._conclude, one, rollout, finished.groups)
+    def _faults(self) -> dict[str, float]:
+        """`eval/plugin/...`: samples lost by components in this evaluation."""
+        shared = [part for one in self._sets for part in (one.pipeline.generator, one.pipeline.scorer)]
+        faults: dict[str, float] = {}
+        for component in {id(part): part for part in shared if part is not None}.values():
+            for name, value in component.metrics().items():
+                if name.endswith(_FAULTS):
+                    faults[f"eval/{name}"] = faults.get(f"eval/{name}", 0.0) + value
+        return faults
 
-    def _conclude(
-        self, one: SetToEvaluate, rollout: int, groups: Sequence[Group]
-    ) -> tuple[list[Sample], dict[str, float], Path]:
-        """The samples of a set, written, and its metrics."""
-        settings = one.settings
+    async def _evaluate(self, one: EvalSet, rollout: int) -> SetResult:
+        with one.pipeline.batch(evaluation_sampling(one.settings)) as context:
+            groups = await one.pipeline.finish(pending_groups(one.prompts, one.settings.n_samples), context)
+        # In a thread, because training samples are generated and scored in the meantime.
+        return await asyncio.to_thread(self._conclude, one.settings, rollout, groups)
+
+    def _conclude(self, settings: EvalSetSettings, rollout: int, groups: Sequence[Group]) -> SetResult:
+        """Write the samples of a set and compute its metrics."""
         samples = [sample for group in groups for sample in group.samples]
         attempts = [attempts_of(group.samples, settings.pass_threshold) for group in groups]
-        path = write_eval(
-            self._run_dir,
-            rollout,
-            settings.name,
-            (
-                (sample, _more(sample, answers))
-                for group, answers in zip(groups, attempts, strict=True)
-                for sample in group.samples
-            ),
+        rows = (
+            (sample, _evaluation_columns(sample, of_prompt))
+            for group, of_prompt in zip(groups, attempts, strict=True)
+            for sample in group.samples
         )
-        return samples, set_metrics(settings, [list(one.values()) for one in attempts], samples, self._seed), path
+        path = write_eval(self._run_dir, rollout, settings.name, rows)
+        metrics = set_metrics(settings, [list(of_prompt.values()) for of_prompt in attempts], samples, self._seed)
+        return SetResult(samples, metrics, path)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One answer to a prompt: all samples with the same `rollout_id`, which count once."""
+
+    #: mean over its samples, counting lost ones as 0; 0 if none has a reward
+    reward: float
+    passed: bool
 
 
 def attempts_of(samples: Sequence[Sample], threshold: float) -> dict[int | None, Attempt]:
@@ -132,16 +211,17 @@ def _attempt(samples: Sequence[Sample], threshold: float) -> Attempt:
     scores = [value for sample in finished if (value := sample.reward_value) is not None]
     lost = len(samples) - len(finished)
     if not scores:
-        return Attempt(0.0, passed=False, scored=False)
+        return Attempt(0.0, passed=False)
     reward = sum(scores) / (len(scores) + lost)
-    return Attempt(reward, passed=not lost and passes(reward, threshold), scored=True)
+    return Attempt(reward, passed=not lost and passes(reward, threshold))
 
 
-def _more(sample: Sample, answers: Mapping[int | None, Attempt]) -> dict[str, Any]:
+def _evaluation_columns(sample: Sample, attempts: Mapping[int | None, Attempt]) -> dict[str, Any]:
+    """What the file of an evaluation has for each sample in addition to that of a rollout."""
     key = _attempt_key(sample)
     return {
-        "attempt": list(answers).index(key),
-        "passed": answers[key].passed,
+        "attempt": list(attempts).index(key),
+        "passed": attempts[key].passed,
         "metrics": sample.metrics,
         "metadata": sample.metadata,
     }
@@ -150,11 +230,20 @@ def _more(sample: Sample, answers: Mapping[int | None, Attempt]) -> dict[str, An
 def set_metrics(
     settings: EvalSetSettings, attempts: Sequence[Sequence[Attempt]], samples: Sequence[Sample], seed: int
 ) -> dict[str, float]:
-    """The metrics of one set; `attempts` of each prompt.
+    """The metrics of one set.
 
-    The mean reward is over all attempts: one that failed, was aborted or got no reward counts as reward 0 and as not
-    passed, so losing the hard prompts never looks like progress.  They are counted beside it too; lengths are of
-    finished samples.  Raises `SlimeError` when no sample has a reward.
+    The mean reward is over all attempts. An attempt that failed, was aborted or has no reward counts as reward 0 and as
+    not passed, so that losing the hard prompts never looks like progress. Such samples are also counted separately.
+    Lengths are those of finished samples.
+
+    Args:
+        settings: Settings of the set.
+        attempts: The attempts at each prompt.
+        samples: The samples of all attempts.
+        seed: Seeds the resampling of the intervals.
+
+    Raises:
+        SlimeError: If no sample has a reward.
     """
     tag = f"eval/{settings.name}"
     finished = [sample for sample in samples if sample.trainable]
@@ -162,16 +251,14 @@ def set_metrics(
     if unscored == len(finished):
         reasons = "; ".join(common_reasons(samples)) or "no reward scored them"
         raise SlimeError(f"evaluation set {settings.name}: none of its {len(samples)} samples has a reward: {reasons}")
-    found = statistics(
-        [[attempt.reward for attempt in one] for one in attempts],
-        [sum(attempt.passed for attempt in one) for one in attempts],
-        settings.pass_k,
-        seed=seed,
-        name=settings.name,
-    )
     return {
-        tag: found.mean,
-        **_estimates(tag, found),
+        **statistics(
+            [[attempt.reward for attempt in one] for one in attempts],
+            [sum(attempt.passed for attempt in one) for one in attempts],
+            settings.pass_k,
+            seed=seed,
+            name=settings.name,
+        ),
         f"{tag}/prompts": float(len(attempts)),
         f"{tag}/attempts": float(settings.n_samples),
         f"{tag}/samples": float(len(samples)),
@@ -185,17 +272,8 @@ def set_metrics(
     }
 
 
-def _estimates(tag: str, found: SetStatistics) -> dict[str, float]:
-    metrics = {f"{tag}/pass@{k}": value for k, value in found.pass_at.items()}
-    intervals = {tag: found.mean_interval} | {f"{tag}/pass@{k}": one for k, one in found.pass_intervals.items()}
-    for name, interval in intervals.items():
-        if interval is not None:
-            metrics |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
-    return metrics
-
-
 def _weights(tag: str, samples: Sequence[Sample]) -> dict[str, float]:
-    """`weight_version`, where all samples are of one that is a number; else how many `weight_versions` there are."""
+    """`weight_version` if all samples have the same numeric version, else the number of `weight_versions`."""
     versions = {version for sample in samples for version in sample.weight_versions}
     if len(versions) > 1:
         return {f"{tag}/weight_versions": float(len(versions))}

@@ -1,45 +1,61 @@
-"""How a fault is written on a sample, and how many faults are told in few words."""
+"""Failures of components: written on samples, counted, and limited by an error budget.
+
+Every reward and generator may fail the share `error_budget` of the samples of one rollout; the first failure above that
+ends the run. A budget of 0 allows none, a budget of 1 any number. If more samples are generated than a rollout trains
+on, the share is of the generated ones. Evaluations are counted separately, by the same rule; their size is not known in
+advance, so the share is of at least `EVALUATION_SAMPLES`.
+
+The costlier contract rules are checked on the first rollouts of a run (`--passive-checks`): they report and end
+nothing.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 
+from slime.errors import ErrorBudgetError, PluginContractError, one_line
+from slime.observe.samples import write_failed
+from slime.plugins.costly_contracts import check_samples_untouched, copy_samples
 from slime.types import Sample, Status
 
 #: characters of one reason
 REASON_LENGTH = 300
+#: samples of an evaluation, at least, of which a component may fail its share
+EVALUATION_SAMPLES = 50
+#: failed samples kept for the file that is written when a component is over its budget
+KEPT = 50
+#: reasons in the message that ends a run
+REASONS = 3
+#: characters of a prompt in it
+PROMPT_LENGTH = 80
 
 
 class Cause(Enum):
-    """What a component did instead of answering."""
+    """How a component failed."""
 
     RAISED = "raised"
-    HUNG = "hung"  #: no answer within its deadline
+    HUNG = "hung"  #: no answer by the deadline
     DIED = "died"  #: its process ended
-    CONTRACT = "contract"  #: it answered what its contract forbids
+    CONTRACT = "contract"  #: the answer breaks the contract
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a component has no good answer for a sample."""
+    """Why a component failed a sample."""
 
     cause: Cause
     #: one line that names the component
     reason: str
 
 
-def reason_of(who: str, error: BaseException) -> str:
+def reason_of(component_name: str, error: BaseException) -> str:
     """One line naming the component and its error."""
-    return shorten(f"{who}: {describe(error)}")
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return shorten(f"{component_name}: {one_line(error)}")
 
 
 def shorten(reason: str) -> str:
@@ -48,7 +64,7 @@ def shorten(reason: str) -> str:
 
 
 def mark(samples: Iterable[Sample], status: Status, reason: str) -> None:
-    """Write the fault on every sample; none of them is trainable any more."""
+    """Set status and reason on every sample, so that none of them is trained on."""
     for sample in samples:
         sample.status = status
         sample.failure = reason
@@ -63,3 +79,188 @@ def common_reasons(samples: Iterable[Sample], limit: int = 3) -> list[str]:
 def count_status(samples: Sequence[Sample], status: Status) -> int:
     """How many samples have `status`."""
     return sum(1 for sample in samples if sample.status is status)
+
+
+@dataclass
+class _Counts:
+    """The counts of one rollout."""
+
+    samples: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    causes: Counter[Cause] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    #: a sample for each reason
+    examples: dict[str, Sample] = field(default_factory=dict)
+    #: the latest failed samples
+    kept: list[Sample] = field(default_factory=list)
+
+    def fail(self, sample: Sample, fault: Fault) -> None:
+        self.causes[fault.cause] += 1
+        self.reasons[fault.reason] += 1
+        self.examples.setdefault(fault.reason, sample)
+        if len(self.reasons) > 10 * KEPT:  # reasons that all differ, by a number for example: keep the frequent ones
+            self.reasons = Counter(dict(self.reasons.most_common(KEPT)))
+            self.examples = {reason: self.examples[reason] for reason in self.reasons}
+        self.kept = [*self.kept[-KEPT + 1 :], sample]
+
+
+@dataclass
+class Health:
+    """Counts the samples of one component, rollout by rollout, and ends the run when too many of them fail."""
+
+    #: "reward" or "generator"
+    kind: str
+    #: `PLUGIN/NAME`
+    id: str
+    #: for messages: `reward math/boxed (slime-reward-math 0.3.1)`
+    title: str
+    #: share of its samples that it may fail
+    error_budget: float
+    #: samples of one rollout
+    rollout_samples: int
+    #: the option that chose it: "reward", "generator" or "reward[1]"
+    slot: str
+    #: the run folder, where failed samples are written; None: they are not
+    run_dir: Path | None = None
+    _counts: _Counts = field(default_factory=_Counts, init=False)
+
+    def option(self, name: str) -> str:
+        """How the user sets one of its limits."""
+        if self.slot == self.kind:
+            return f"--{self.kind}.{name.replace('_', '-')}"
+        if "[eval." in self.slot:
+            return f"{name} in the {self.kind} of its [[evaluation.sets]] table"
+        return f"{name} in its [[reward.terms]] table"
+
+    def for_evaluation(self) -> Health:
+        """A separate count of the same component, for evaluations."""
+        return replace(self, rollout_samples=EVALUATION_SAMPLES)
+
+    def called(self, seconds: float) -> None:
+        """Count a call that took `seconds`."""
+        self._counts.calls += 1
+        self._counts.seconds += seconds
+
+    def record(self, sample: Sample, fault: Fault | None) -> None:
+        """Count one sample.
+
+        Args:
+            sample: The sample.
+            fault: Why the component failed it; None if it did not.
+
+        Raises:
+            ErrorBudgetError: If this failure exceeds the error budget.
+        """
+        counts = self._counts
+        counts.samples += 1
+        if fault is None:
+            return
+        counts.fail(sample, fault)
+        if counts.causes.total() > self.error_budget * max(self.rollout_samples, counts.samples):
+            raise ErrorBudgetError(self._verdict())
+
+    def metrics(self) -> dict[str, float]:
+        """`plugin/KIND/PLUGIN/NAME/...` of the rollout, without zeros. Starts the count of the next one."""
+        counts, self._counts = self._counts, _Counts()
+        tag = f"plugin/{self.kind}/{self.id}"
+        faults = {
+            "failed": counts.causes.total(),
+            "timeouts": counts.causes[Cause.HUNG],
+            "died": counts.causes[Cause.DIED],
+        }
+        metrics = {f"{tag}/{name}": float(count) for name, count in faults.items() if count}
+        if counts.calls:
+            metrics[f"{tag}/seconds_mean"] = counts.seconds / counts.calls
+        return metrics
+
+    def _verdict(self) -> str:
+        counts = self._counts
+        failed = counts.causes.total()
+        lines = [
+            f"{self.title} is over its error budget: {failed} of the {counts.samples} samples of this rollout so far"
+            f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples} may"
+            f" ({self.option('error_budget')}).",
+            *(f"  {count}x {reason} {self._example(reason)}" for reason, count in counts.reasons.most_common(REASONS)),
+        ]
+        path = self._write()
+        if path is not None:
+            logs = path.parents[1] / "logs"
+            has_logs = next(logs.glob(f"{self.kind}*.log"), None) is not None
+            output = f"; {logs}/{self.kind}*.log has the output of its processes" if has_logs else ""
+            lines.append(f"  {path} has failed samples{output}.")
+        lines.append(
+            f"  Repair the {self.kind}, give it more time ({self.option('timeout_s')}), or let it fail more"
+            f" ({self.option('error_budget')}, 1 = all)."
+        )
+        return "\n".join(lines)
+
+    def _example(self, reason: str) -> str:
+        sample = self._counts.examples[reason]
+        return f"(sample {sample.index}, prompt {_excerpt(sample.prompt)!r})"
+
+    def _write(self) -> Path | None:
+        if self.run_dir is None:
+            return None
+        try:
+            name = f"{self.kind}_{self.id.replace('/', '_')}"
+            return write_failed(self.run_dir, name, self._counts.kept)
+        except OSError:  # the run ends with a message either way
+            return None
+
+
+def _excerpt(prompt: str | Sequence[dict[str, object]]) -> str:
+    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+    text = " ".join(text.split())
+    return text if len(text) <= PROMPT_LENGTH else text[: PROMPT_LENGTH - 1] + "…"
+
+
+logger = logging.getLogger(__name__)
+
+#: samples of one rollout that each component is checked on
+PASSIVE_SAMPLES = 8
+
+
+class PassiveChecks:
+    """Which components are still to be checked, and what was found out about them."""
+
+    def __init__(self, rollouts: int = 0) -> None:
+        """`rollouts`: how many rollouts are checked, from the first one."""
+        self._rollouts = rollouts
+        self._checked: Counter[str] = Counter()
+        self._findings: dict[str, str] = {}
+        self._unreported: list[str] = []
+
+    def due(self, component_name: str, samples: int = 1) -> bool:
+        """Whether to check a component on this many samples. One with a finding is not checked again."""
+        if not self._rollouts or component_name in self._findings or self._checked[component_name] >= PASSIVE_SAMPLES:
+            return False
+        self._checked[component_name] += samples
+        return True
+
+    def found(self, component_name: str, error: PluginContractError) -> None:
+        """Keep and log the first rule that a component breaks."""
+        if component_name not in self._findings:
+            finding = self._findings[component_name] = f"{component_name} {error}"
+            self._unreported.append(finding)
+            logger.warning("%s", finding)
+
+    def copies(self, component_name: str, samples: Sequence[Sample]) -> list[Sample] | None:
+        """Copies of what a component is about to be shown, for `untouched`; None where it is not to be checked."""
+        return copy_samples(samples) if samples and self.due(component_name, len(samples)) else None
+
+    def untouched(self, component_name: str, before: Sequence[Sample] | None, after: Sequence[Sample]) -> None:
+        """Check that a component did not write to the samples it was shown; `before` is what `copies` returned."""
+        if before is None:
+            return
+        try:
+            check_samples_untouched(before, after)
+        except PluginContractError as error:
+            self.found(component_name, error)
+
+    def rollout_done(self) -> list[str]:
+        """What was found since the last rollout."""
+        self._rollouts = max(0, self._rollouts - 1)
+        self._checked.clear()
+        findings, self._unreported = self._unreported, []
+        return findings

@@ -1,4 +1,4 @@
-"""The rollout room's front door."""
+"""`RolloutManager`: everything that the rollout process of a run does."""
 
 from __future__ import annotations
 
@@ -6,74 +6,41 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.engine.fair_slots import FairSlots
-from slime.errors import SlimeError
-from slime.observe.excerpt import Excerpt, excerpts_of
+import numpy as np
+
+from slime.data import TrainBatch
+from slime.engine.client import FairSlots
+from slime.observe.samples import excerpts_of, write_dropped, write_rollout
 from slime.plugin import PolicyClient
-from slime.rollout.all_finished import AllFinished
-from slime.rollout.collect import Collected, Collector
-from slime.rollout.components import Builder, Components
-from slime.rollout.draw import Draw
-from slime.rollout.eval_components import EvaluationBuilder, RunsOwn
-from slime.rollout.eval_sets import load_eval_sets
+from slime.rollout.boundaries import OldestFirst
+from slime.rollout.collect import AllFinished, Collector
+from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.failures import common_reasons
-from slime.rollout.filters import OldestFirst
-from slime.rollout.first_finished import Aborting, FirstFinished
-from slime.rollout.ledger import Ledger
-from slime.rollout.metrics import oldest_weights, rollout_metrics
-from slime.rollout.passive import PassiveChecks
-from slime.rollout.pipeline import Pipeline
-from slime.rollout.policy import NoPolicy
-from slime.rollout.post_process import PostProcess
-from slime.rollout.progress import ProgressBoard, ProgressCallback
-from slime.rollout.sampling import Sampling
-from slime.rollout.source import CheckedSource
-from slime.rollout.watchdog import STALL_NOTE, LoopWatchdog
-from slime.types import Group
+from slime.rollout.failures import PassiveChecks, common_reasons
+from slime.rollout.over_sampling import FirstFinished
+from slime.rollout.pipeline import ProgressCallback, ProgressReporter
+from slime.rollout.policy_session import training_sampling
+from slime.rollout.prompts import PromptLedger
+from slime.rollout.record import Rollout, oldest_weights, rollout_metrics
+from slime.rollout.stall import STALL_NOTE, StallWatch
+from slime.rollout.tasks import all_or_first_error
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.plugins import PluginSet
 
-__all__ = ["EvalReport", "Rollout", "RolloutManager"]
-
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One finished batch: exactly `rollout_batch_size` groups.
-
-    Their order is the buffer filter's; without one that in which the data source gave them, older rollouts' first.
-    """
-
-    number: int
-    groups: list[Group]
-    #: `rollout/...` and `time/...`
-    metrics: dict[str, float]
-    seconds: float
-    #: what stands in for the rewards of the trainable samples in training, in order; None: the rewards themselves
-    rewards: list[float] | None = None
-    #: a question with answers, for people
-    examples: list[Excerpt] = field(default_factory=list)
-    #: why samples were lost, most frequent reason first
-    failures: list[str] = field(default_factory=list)
-    #: what `--passive-checks` found out about components
-    findings: list[str] = field(default_factory=list)
-    #: what the filters dropped for it, each group with the reason
-    dropped: list[tuple[Group, str]] = field(default_factory=list)
-
-
 class RolloutManager:
-    """Owns the data source, the generator, the reward and the filters of a run.
+    """Owns the data source, the generators, the rewards and the filters of a run.
 
-    Lives in one process with one event loop.  `generate` may be called again before earlier calls have
-    finished: prompts are taken in the order of the calls, and earlier rollouts get engine time first.
+    Lives in one process with one event loop. `generate` may be called again before earlier calls have finished: prompts
+    are taken in the order of the calls, and earlier rollouts get engine time first.
     """
 
     def __init__(
@@ -86,159 +53,155 @@ class RolloutManager:
         *,
         on_progress: ProgressCallback | None = None,
         engine_url: str | None = None,
+        evaluates_only: bool = False,
     ) -> None:
         """Build the components and read the evaluation sets.
 
-        `policy` is None where the generator needs no engine.  `on_progress(done, total)` counts samples.
-        `engine_url` is where the run's engines answer, for components that ask them by themselves.
-        Raises `PluginError` or `DataError` when a component or its data is not usable.
+        Args:
+            config: Configuration of the run.
+            plugins: The loaded plugins.
+            policy: Client of the engines; None if the generator needs none.
+            run_dir: Folder of the run, for the files of samples.
+            tokenizer: Tokenizer of the model.
+            on_progress: Called with the finished and expected samples of the oldest unfinished rollout.
+            engine_url: Address of the run's engines, for components that call them directly.
+            evaluates_only: Build no data source; only `evaluate` will be called.
+
+        Raises:
+            PluginError: If a component cannot be built.
+            DataError: If its data cannot be read.
         """
         self._config = config
-        passive = PassiveChecks(config.rollout.passive_checks)
-        build = Builder(config, plugins, run_dir, tokenizer, passive, engine_url)
-        used = plugins.resolve(config)
-        slots = FairSlots(config.rollout.rollout_concurrency)
-        components = Components.build(build, used, policy, slots)
-        self._source = CheckedSource(components.source, components.source_name, config.rollout.n_samples_per_prompt)
-        self._ledger = Ledger(self._source, max_reuse=config.rollout.max_reuse)
-        self._filters = {"sampling_filter": components.sampling_filter, "buffer_filter": components.buffer_filter}
-        self._passive = components.passive
-        self._generator, self._scorer = components.generator, components.scorer
-        board = ProgressBoard(on_progress)
-        self._pipeline = Pipeline(self._generator, self._scorer, board)
-        sampling = Sampling.for_training(config)
-        self._collector = self._make_collector(components, policy or NoPolicy(), sampling)
-        self._post_process = PostProcess.load(config)
-        self._evaluation = EvaluationBuilder(
-            config, build, used, RunsOwn(self._generator, self._scorer), policy, slots
-        ).evaluation(load_eval_sets(config, tokenizer), run_dir, board)
-        self._watchdog = LoopWatchdog(build.in_loop, note=run_dir / STALL_NOTE)
-        self._last: int | None = None
+        self._run_dir = run_dir
+        self._build = ComponentBuilder(
+            config,
+            plugins,
+            plugins.resolve(config),
+            run_dir,
+            tokenizer,
+            policy,
+            engine_url,
+            FairSlots(config.rollout.rollout_concurrency),
+            PassiveChecks(0 if evaluates_only else config.rollout.passive_checks),
+            ProgressReporter(on_progress),
+        )
+        self._pipeline = self._build.pipeline()
+        self._evaluates_only = evaluates_only
+        if not evaluates_only:
+            self._prepare_training()
+        self._evaluation = self._build.evaluation(self._pipeline)
+        self._stall_watch = StallWatch(self._build.in_loop, note=run_dir / STALL_NOTE)
 
-    def _make_collector(self, components: Components, policy: PolicyClient, sampling: Sampling) -> Collector:
-        rollout, batch = self._config.rollout, self._config.batch.prompts
-        draw = rollout.over_sampling_batch_size or batch
-        if self._config.aborts_surplus:
-            return FirstFinished(
-                self._ledger,
-                lambda: Draw(self._pipeline, policy, sampling),
-                components.sampling_filter,
-                want=batch,
-                draw=draw,
-                max_rounds=rollout.max_sampling_rounds,
-                aborting=Aborting(keep=rollout.partial_rollout, mask=rollout.mask_offpolicy_in_partial_rollout),
-            )
-        return AllFinished(
-            self._ledger,
-            lambda groups: self._pipeline.finish(groups, sampling),
-            components.sampling_filter,
-            components.buffer_filter or OldestFirst(),
-            want=batch,
-            draw=draw,
+    def _prepare_training(self) -> None:
+        build, rollout = self._build, self._config.rollout
+        self._source = build.source()
+        self._ledger = PromptLedger(self._source, max_reuse=rollout.max_reuse)
+        self._filters = {slot: build.filter(slot) for slot in ("sampling_filter", "buffer_filter")}
+        self._sample_filter = build.batch_function("rollout_sample_filter", "--rollout-sample-filter-path")
+        self._reward_post_process = build.batch_function("reward_post_process", "--custom-reward-post-process-path")
+        self._collector = self._make_collector()
+
+    def _make_collector(self) -> Collector:
+        rollout, batch_size = self._config.rollout, self._config.batch.prompts
+        strategy: type[Collector] = FirstFinished if self._config.aborts_surplus else AllFinished
+        return strategy(
+            ledger=self._ledger,
+            pipeline=self._pipeline,
+            sampling=training_sampling(self._config),
+            sampling_filter=self._filters["sampling_filter"],
+            buffer_filter=self._filters["buffer_filter"] or OldestFirst(),
+            batch_size=batch_size,
+            draw_size=rollout.over_sampling_batch_size or batch_size,
             max_rounds=rollout.max_sampling_rounds,
+            keep_aborted=rollout.partial_rollout,
+            mask_kept=rollout.mask_offpolicy_in_partial_rollout,
         )
 
     async def start(self) -> None:
-        """Start the worker processes of the rewards, and the watch over the event loop.
+        """Start the worker processes of the rewards and the monitor of the event loop.
 
-        Raises `SlimeError` where a reward cannot be built.
+        Raises `SlimeError` if a reward cannot be built.
         """
-        self._watchdog.start()
-        if self._scorer is not None:
-            await self._scorer.start()
-        await self._evaluation.start()
+        self._stall_watch.start()
+        await all_or_first_error(scorer.start() for scorer in self._build.scorers)
 
     async def close(self) -> None:
-        """End what `start` and the components started."""
-        self._watchdog.close()
-        await asyncio.gather(self._evaluation.close(), self._generator.close())
-        if self._scorer is not None:
-            await self._scorer.close()
-        self._source.close()
+        """Stop everything that `start` and the components started."""
+        self._stall_watch.close()
+        generators = (generator.close() for generator in self._build.generators)
+        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers))
+        if not self._evaluates_only:
+            self._source.close()
 
-    async def generate(self, rollout: int) -> Rollout:
-        """Rollout number `rollout`: a batch of prompts, generated, scored and chosen.
+    async def generate(self, number: int) -> Rollout:
+        """Generate, score and select the batch of rollout `number`.
 
-        Raises `EngineError` when the engines are gone, `PluginError` for a faulty filter, `SlimeError` when not one
-        sample can be trained on or the filters leave too few groups.
+        Its samples are written to `rollouts/NUMBER.jsonl`, dropped ones to `rollouts/dropped_NUMBER.jsonl`.
+
+        Raises:
+            EngineError: If the engines are gone.
+            PluginError: If a filter or a function over the batch fails.
+            SlimeError: If no sample can be trained on, or the filters leave too few groups.
         """
         started = time.monotonic()
-        # No await before this: prompts are taken in the order of the calls.
-        self._begin(rollout)
-        collected = await self._collector.collect(rollout)
-        self._source.generated(collected.generated)
+        rollout = await self._collector.collect(number)
+        self._source.generated(rollout.generated)
         seconds = time.monotonic() - started
-        groups = collected.groups
-        metrics = rollout_metrics(groups)
-        metrics |= oldest_weights(groups)
-        metrics |= collected.metrics()
-        metrics |= self._ledger.metrics()
-        metrics |= self._source.metrics()
-        metrics |= self._generator.metrics()
-        if self._scorer is not None:
-            metrics |= self._scorer.metrics()
-        metrics |= _speed(collected, seconds)
-        self._post_process.mark_removed(groups)
+        tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
+        rollout.metrics |= {
+            **rollout_metrics(rollout.groups),
+            **oldest_weights(rollout.groups),
+            **self._ledger.metrics(),
+            **self._source.metrics(),
+            **self._pipeline.generator.metrics(),
+            **({} if self._pipeline.scorer is None else self._pipeline.scorer.metrics()),
+            "time/generate": seconds,
+            "rollout/tokens": float(tokens),
+            "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+        }
+        rollout.examples = excerpts_of(rollout.groups, number)
+        rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
+        for reason in rollout.failures:
+            logger.warning("rollout %d: %s", number, reason)
+        rollout.findings = self._build.passive.rollout_done()
+        await self._finish(rollout)
+        return rollout
+
+    async def _finish(self, rollout: Rollout) -> None:
+        """Apply the run's own functions, make the training batch and write the samples to files."""
+        groups, metrics = rollout.groups, rollout.metrics
+        if self._sample_filter is not None:
+            self._sample_filter.mark_removed(groups)
         if removed := sum(sample.remove_sample for group in groups for sample in group.samples):
             metrics["rollout/removed"] = float(removed)
-        rewards = self._post_process.rewards(groups)
+        rewards = None if self._reward_post_process is None else self._reward_post_process.rewards(groups)
+        started = time.monotonic()
+        batch = TrainBatch.from_groups(groups, rollout=rollout.number, num_steps=self._config.steps_per_rollout)
         if rewards is not None:
             metrics["rollout/raw_reward"] = rewards.raw_mean
-        return Rollout(
-            rollout,
-            groups,
-            metrics,
-            seconds,
-            None if rewards is None else rewards.values,
-            excerpts_of(groups, rollout),
-            self._lost(rollout, collected.generated),
-            self._passive.rollout_done(),
-            collected.dropped_groups,
-        )
+            batch = replace(batch, rewards=np.asarray(rewards.values, dtype=np.float32))
+        rollout.batch = batch
+        await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups)
+        if rollout.dropped:
+            await asyncio.to_thread(write_dropped, self._run_dir, rollout.number, rollout.dropped)
+        metrics["time/batch"] = time.monotonic() - started
 
     async def evaluate(self, rollout: int) -> EvalReport:
-        """All evaluation sets under the engines' weights after `rollout` rollouts: see `Evaluation.evaluate`."""
+        """Evaluate all sets after `rollout` rollouts: see `Evaluation.evaluate`."""
         return await self._evaluation.evaluate(rollout)
 
     def trained(self, done: int) -> None:
-        """Rollouts 0 to `done` - 1 have been trained on; their groups are done with."""
+        """Release the groups of rollouts 0 to `done` - 1, which have been trained on."""
         self._ledger.trained(done)
 
     def state(self, done: int) -> dict[str, Any]:
-        """Everything a run needs to continue after `done` rollouts, JSON-ready: see `Ledger.state`."""
+        """The state needed to continue after `done` rollouts, JSON-ready: see `PromptLedger.state`."""
         filters = {slot: None if chosen is None else chosen.state() for slot, chosen in self._filters.items()}
         return {**self._ledger.state(done), "filters": filters}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; the next rollout may have any number."""
+        """Continue from `state`; the next rollout may have any number."""
         self._ledger.load(state)
         for slot, chosen in self._filters.items():
             if chosen is not None:
                 chosen.load(state["filters"][slot])
-        self._last = None
-
-    def _begin(self, rollout: int) -> None:
-        if self._last is not None and rollout <= self._last:
-            raise SlimeError(
-                f"rollout {rollout} was asked for after rollout {self._last}; prompts are taken in the order of"
-                " the calls, so numbers must increase"
-            )
-        self._last = rollout
-
-    def _lost(self, rollout: int, groups: list[Group]) -> list[str]:
-        """Why samples were lost."""
-        failures = common_reasons(sample for group in groups for sample in group.samples)
-        for reason in failures:
-            logger.warning("rollout %d: %s", rollout, reason)
-        return failures
-
-
-def _speed(collected: Collected, seconds: float) -> dict[str, float]:
-    tokens = sum(sample.response_length for group in collected.generated for sample in group.samples)
-    return {
-        "time/generate": seconds,
-        "time/engine": collected.engine_seconds,
-        "time/reward": collected.reward_seconds,
-        "rollout/tokens": float(tokens),
-        "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
-    }

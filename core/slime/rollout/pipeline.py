@@ -1,50 +1,211 @@
-"""Generates and scores groups: each sample on its own way, the groups in the order they came."""
+"""Generates and scores groups: samples concurrently, groups in the order they came.
+
+Each sample is generated behind a boundary: whatever the generator does, there is an answer in time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 
-from slime.observe.timing import BusyClock
-from slime.rollout.generation import SampleGenerator
-from slime.rollout.progress import ProgressBoard, Tally
-from slime.rollout.requests import Requests
+from slime.engine.client import FairSlots
+from slime.errors import EngineError, PluginContractError
+from slime.plugin import Generation, Generator, PolicyClient, SamplingParams
+from slime.plugins.contracts import Asked, check_cut_short, check_generated
+from slime.plugins.costly_contracts import check_tokens_generated
+from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, mark, reason_of, shorten
+from slime.rollout.policy_session import BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
-from slime.rollout.sampling import Sampling
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
 
+logger = logging.getLogger(__name__)
+
+#: seconds for a generator's `close`; less than its process gets to exit
+CLOSING_S = 3.0
+
+
+class SampleGenerator:
+    """Calls the generator plugin for one sample at a time.
+
+    - A generator that raises, makes no progress for `timeout_s`, or returns what its contract forbids makes that
+      sample FAILED.
+    - A request that the engines do not answer in that time makes it ABORTED, which is not the generator's fault.
+    - `EngineError` propagates, even if the generator catches it: without engines there is no rollout.
+    - Cancellation propagates.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        health: Health,
+        *,
+        timeout_s: float,
+        concurrency: int | FairSlots,
+        passive: PassiveChecks | None = None,
+    ) -> None:
+        """
+        Args:
+            generator: The plugin.
+            health: names the generator in failures, counts them, and ends the run when there are too many.
+            timeout_s: Seconds without progress before a sample is given up.
+            concurrency: Maximum number of samples in flight, or the slots shared with other generators.
+            passive: Compares trained tokens with the policy's answers in the first rollouts.
+        """
+        self._generator = generator
+        self._health = health
+        self.component_name = health.title
+        self._timeout_s = timeout_s
+        self._slots = FairSlots(concurrency) if isinstance(concurrency, int) else concurrency
+        self._passive = PassiveChecks() if passive is None else passive
+
+    def for_evaluation(self) -> SampleGenerator:
+        """The same generator with a separate error budget for evaluations."""
+        other = copy.copy(self)
+        other._health = self._health.for_evaluation()
+        other._passive = PassiveChecks()
+        return other
+
+    def metrics(self) -> dict[str, float]:
+        """`plugin/generator/...` since the last call; called at the end of every rollout."""
+        return self._health.metrics()
+
+    async def close(self) -> None:
+        """Close the generator, if it has the method. Errors are only logged."""
+        close = getattr(self._generator, "close", None)
+        if close is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+        except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin, at the run's end
+            logger.warning("%s", reason_of(f"{self.component_name}: close()", error))
+
+    async def generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
+        """Finished samples for one pending sample; never empty.
+
+        If the batch is already full, the sample itself: PENDING, with its tokens so far, to be continued later.
+        """
+        async with self._slots.of(evaluation=context.sampling.evaluation):
+            return [sample] if context.stopping else await self._generate(sample, context)
+
+    async def _generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
+        asked = Asked.of(sample)
+        recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
+        session = PolicySession(context, self._timeout_s, recorded)
+        fault = None
+        try:
+            async with session.deadline:
+                produced = await self._generator.generate(sample, context.sampling_of(sample), session)
+            if session.engine_error is None:
+                samples = check_generated(produced, asked)
+                if session.cut_short:
+                    return _to_be_continued(samples, asked)
+                self._check_recorded(samples, recorded)
+                self._health.record(sample, None)
+                return samples
+        except EngineError:
+            raise
+        except PluginContractError as error:
+            fault = Fault(Cause.CONTRACT, shorten(f"{self.component_name} {error}"))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            fault = Fault(Cause.RAISED, f"{self.component_name}: cancelled itself")
+        except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin
+            if not session.deadline.expired():
+                fault = Fault(Cause.RAISED, reason_of(self.component_name, error))
+            elif session.waiting:
+                reason = (
+                    f"{self.component_name}: no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
+                )
+                mark([sample], Status.ABORTED, reason)
+            else:
+                limit = self._health.option("timeout_s")
+                fault = Fault(Cause.HUNG, f"{self.component_name}: no progress for {self._timeout_s:g} s ({limit})")
+        if session.engine_error is not None:
+            raise session.engine_error
+        asked.restore_identity(sample)
+        if fault is not None:
+            mark([sample], Status.FAILED, fault.reason)
+            self._health.record(sample, fault)
+        return [sample]
+
+    def _check_recorded(self, samples: list[Sample], recorded: list[Generation] | None) -> None:
+        """Report, once, tokens to train on that are not in the recorded answers of the policy."""
+        if not recorded:
+            return
+        try:
+            check_tokens_generated(samples, recorded)
+        except PluginContractError as error:
+            self._passive.found(self.component_name, error)
+
+
+def _answered_before(asked: Asked) -> list[Generation]:
+    """The policy's answer before the sample was continued, if the sample has its log-probs."""
+    return [Generation(asked.begun, asked.begun_log_probs, "abort", [])] if asked.begun_log_probs else []
+
+
+def _to_be_continued(samples: list[Sample], asked: Asked) -> list[Sample]:
+    """The sample with its partial response, pending again. Raises `PluginContractError` if it cannot be continued."""
+    check_cut_short(samples, asked)
+    [sample] = samples
+    sample.status, sample.failure, sample.finish_reason, sample.rollout_id = Status.PENDING, None, None, None
+    return samples
+
+
+ProgressCallback = Callable[[int, int], None]
+
+
+class ProgressReporter:
+    """Progress of the oldest unfinished rollout: rollouts that are generated ahead do not blur the bar."""
+
+    def __init__(self, callback: ProgressCallback | None = None) -> None:
+        """`callback` receives the numbers of finished and of expected samples."""
+        self._callback = callback
+        self._open: list[BatchContext] = []
+
+    @contextmanager
+    def reporting(self, context: BatchContext) -> Iterator[None]:
+        """Report the progress of `context` in the body, when it is the oldest."""
+        self._open.append(context)
+        context.on_progress = self._report
+        try:
+            yield
+        finally:
+            self._open = [other for other in self._open if other is not context]
+
+    def _report(self) -> None:
+        if self._callback is not None and self._open:
+            self._callback(self._open[0].done, self._open[0].total)
+
 
 @dataclass(slots=True)
-class Pass:
-    """What the samples of one rollout or evaluation share."""
-
-    sampling: Sampling
-    tally: Tally
-    engine: BusyClock = field(default_factory=BusyClock)
-    reward: BusyClock = field(default_factory=BusyClock)
-    #: through which the policy is asked, where it may be stopped
-    requests: Requests | None = None
-
-
-@dataclass(slots=True)
-class Way:
-    """How far one group is: one entry for each of its samples."""
+class GroupProgress:
+    """A group that is being generated and scored, with one entry for each of its samples."""
 
     group: Group
-    #: what was generated; None: not yet.  A sample whose generation was stopped is pending still.
+    #: what was generated; None: not yet. A sample whose generation was stopped is still pending.
     produced: list[list[Sample] | None]
     #: whether it has its reward, where samples are scored one by one
     scored: list[bool]
 
     @classmethod
-    def of(cls, group: Group) -> Way:
-        """The way of `group`, not begun yet."""
+    def of(cls, group: Group) -> GroupProgress:
+        """The progress of a group that has not been begun."""
         return cls(group, [None] * len(group.samples), [False] * len(group.samples))
 
     @property
     def generating(self) -> bool:
-        """Whether a generator is at work on it."""
+        """Whether a generator is still working on it."""
         return any(produced is None for produced in self.produced)
 
     @property
@@ -53,57 +214,63 @@ class Way:
         return any(produced is not None and produced[0].status is Status.PENDING for produced in self.produced)
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedGroups:
-    """Groups in the order asked for, with the wall seconds in which engines and rewards were at work."""
-
-    groups: list[Group]
-    engine_seconds: float
-    reward_seconds: float
-
-
+@dataclass
 class Pipeline:
-    """Generator, then reward.  Samples are scored as they finish, or as their group does."""
+    """Generator, then reward. Samples are scored as they finish, or as their group does."""
 
-    def __init__(self, generator: SampleGenerator, scorer: Scorer | None, board: ProgressBoard) -> None:
-        self._generator = generator
-        self._scorer = scorer
-        self.board = board
+    generator: SampleGenerator
+    #: None if the loss needs no reward
+    scorer: Scorer | None
+    #: None if the run has no engines
+    policy: PolicyClient | None
+    _: KW_ONLY
+    #: of the run's sampling
+    seed: int
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
 
-    async def finish(self, groups: Sequence[Group], sampling: Sampling) -> FinishedGroups:
-        """Generate and score all `groups` concurrently.  Raises `EngineError` when the engines are gone."""
-        tally = self.board.open(sum(len(group.samples) for group in groups))
-        shared = Pass(sampling, tally)
-        try:
-            finished = await all_or_first_error(self.finish_group(Way.of(group), shared) for group in groups)
-        finally:
-            self.board.close(tally)
-        return FinishedGroups([group for group in finished if group], shared.engine.seconds, shared.reward.seconds)
+    @contextmanager
+    def batch(self, sampling: SamplingParams, *, can_stop: bool = False) -> Iterator[BatchContext]:
+        """The context of one rollout or evaluation set.
 
-    async def finish_group(self, way: Way, shared: Pass) -> Group | None:
+        Args:
+            sampling: of its responses.
+            can_stop: its requests may be aborted before they are answered.
+        """
+        context = BatchContext(self.policy, sampling, self.seed, open_requests=set() if can_stop else None)
+        with self.progress.reporting(context):
+            yield context
+
+    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
+        """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""
+        context.expect(sum(len(group.samples) for group in groups))
+        finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), context) for group in groups)
+        return [group for group in finished if group is not None]
+
+    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group | None:
         """Generate and score one group; None where its generation was stopped.
 
         Samples that are finished already, of a group that is handed out again, are left as they are.
         """
-        await all_or_first_error(self._finish_sample(way, place, shared) for place in range(len(way.produced)))
-        if way.stopped:
+        await all_or_first_error(
+            self._finish_sample(progress, index, context) for index in range(len(progress.produced))
+        )
+        if progress.stopped:
             return None
-        samples = [sample for produced in way.produced for sample in produced or ()]
-        if self._scorer is not None and self._scorer.scope == "group":
-            await self._scorer.score(samples, shared.reward)
-        return Group(way.group.index, samples)
+        samples = [sample for produced in progress.produced for sample in produced or ()]
+        if self.scorer is not None and self.scorer.scope == "group":
+            await self.scorer.score(samples, context.reward_clock)
+        return Group(progress.group.index, samples)
 
-    async def _finish_sample(self, way: Way, place: int, shared: Pass) -> None:
-        sample = way.group.samples[place]
+    async def _finish_sample(self, progress: GroupProgress, index: int, context: BatchContext) -> None:
+        sample = progress.group.samples[index]
         if new := sample.status is Status.PENDING:
-            produced = await self._generator.generate(sample, shared.sampling, shared.engine, shared.requests)
-            way.produced[place] = produced
+            produced = progress.produced[index] = await self.generator.generate(sample, context)
             if produced[0].status is Status.PENDING:
                 return
         else:
-            produced = way.produced[place] = [sample]
+            produced = progress.produced[index] = [sample]
         # What was finished before its group was handed out again has its reward, unless scoring it was cut short.
-        if self._scorer is not None and self._scorer.scope == "sample" and (new or sample.reward is None):
-            await self._scorer.score(produced, shared.reward)
-        way.scored[place] = True
-        shared.tally.advance()
+        if self.scorer is not None and self.scorer.scope == "sample" and (new or sample.reward is None):
+            await self.scorer.score(produced, context.reward_clock)
+        progress.scored[index] = True
+        context.sample_done()

@@ -1,4 +1,4 @@
-"""Running many coroutines where the first error ends them all."""
+"""Many coroutines at once: the first error ends them all, and nothing runs on unseen."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ CANCEL_TIMEOUT_S = 10.0
 
 
 async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order.  The first error, or a cancellation, cancels the others and is raised.
-
-    What was cancelled is waited for (at most `CANCEL_TIMEOUT_S`), so that nothing runs on unseen.
-    """
+    """The results in order. The first error, or a cancellation, cancels the others and is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_S)
+        await cancel(tasks)
         raise
-    finally:
-        # A second failure, after the first was raised, is not an unhandled one.
-        for task in tasks:
-            if task.done() and not task.cancelled():
-                task.exception()
+
+
+async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel what is still running and wait for it, at most `CANCEL_TIMEOUT_S`. Errors of tasks are dropped."""
+    tasks = list(tasks)
+    if running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_TIMEOUT_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # asyncio would log it as never retrieved

@@ -1,4 +1,4 @@
-"""The contract kit: what a plugin's author tests a component with, and what slime tests its own with.
+"""The contract kit: plugin authors test their components with it, and slime tests its own.
 
     from slime.testing import assert_reward_contract, make_context, make_sample
 
@@ -7,20 +7,29 @@
         assert_reward_contract(reward, good=[make_sample(response="4")], bad=[...])
 
 Plain functions that raise `AssertionError`; pytest is not needed, and its plugin `_slime_pytest` only adds fixtures.
-Importing this loads pluggy and pydantic; torch, transformers and hypothesis come with the functions that need them.
+Importing the kit loads pluggy and pydantic; torch, transformers and hypothesis come with the functions that need them.
 `slime.testing.strategies` has hypothesis strategies, `slime.testing.check` the check of an installed component.
 """
 
-from slime.testing.alphabet import decode, encode, make_tokenizer
-from slime.testing.buffer_filters import assert_buffer_filter_contract, random_buffer
+from slime.testing.buffer_filters import assert_buffer_filter_contract
 from slime.testing.context import make_context
 from slime.testing.datasources import assert_datasource_contract
 from slime.testing.estimators import assert_estimator_contract
 from slime.testing.generators import assert_generator_contract
 from slime.testing.modules import assert_hookimpls_valid, assert_light_import, assert_pickles, load_module_as_plugin
 from slime.testing.rewards import assert_reward_contract
-from slime.testing.samples import make_batch, make_group, make_sample, random_batch
+from slime.testing.samples import (
+    decode,
+    encode,
+    make_batch,
+    make_group,
+    make_sample,
+    make_tokenizer,
+    random_batch,
+    random_buffer,
+)
 from slime.testing.scripted_policy import Call, Say, ScriptedPolicy
+from slime.testing.trackers import assert_tracker_contract
 
 __all__ = [
     "Call",
@@ -34,6 +43,7 @@ __all__ = [
     "assert_light_import",
     "assert_pickles",
     "assert_reward_contract",
+    "assert_tracker_contract",
     "decode",
     "encode",
     "load_module_as_plugin",

@@ -1,99 +1,73 @@
-"""An installed component held to the contract of its kind, with input that is made up: `slime plugins check`."""
+"""The check of an installed component against the contract of its kind, with made-up input: `slime plugins check`."""
 
 from __future__ import annotations
 
+import importlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slime.errors import ConfigError, PluginError
-from slime.plugin import Context, Options
-from slime.plugins.component import Component
-from slime.plugins.component_options import checked_options
-from slime.testing.buffer_filters import buffer_filter_rules
-from slime.testing.caller import Caller
-from slime.testing.context import SAMPLES_PER_PROMPT, make_context
-from slime.testing.datasources import datasource_rules
-from slime.testing.estimators import estimator_rules
-from slime.testing.generators import generator_rules
+from slime.plugins.component import Component, checked_options
+from slime.testing.context import make_context
 from slime.testing.modules import assert_pickles
-from slime.testing.rewards import reward_rules
-from slime.testing.rules import Rule, try_rules
+from slime.testing.rules import Caller, Outcome, Rule, Subject, try_rules
 
-#: names of options that a data source may take its file by
+#: names of options by which a data source may take its file
 _FILE_OPTIONS = ("path", "file", "data")
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What became of a component under the contract kit.
+def check_component(component: Component, options: Mapping[str, Any] | None = None) -> Outcome:
+    """Build a component in a temporary run and try every rule of its kind.
 
-    `slime plugins check` prints `problems` and exits with 1 when there are any; `notes` say what could not be
-    checked without the user's data, and are no failure.
-    """
+    Args:
+        component: The component; nothing that it does wrong raises.
+        options: Its options, if the defaults will not do.
 
-    #: rules it keeps
-    kept: list[str] = field(default_factory=list)
-    #: "RULE: what was got and expected", for each that it breaks
-    problems: list[str] = field(default_factory=list)
-    #: what was not checked, and why
-    notes: list[str] = field(default_factory=list)
-
-
-def check_component(component: Component, options: Mapping[str, Any] | None = None) -> Checked:
-    """Build a component in a temporary run and try every rule of its kind.  Never raises for the component's sake.
-
-    options   its own options, where the defaults will not do; raises `ConfigError` where they are wrong
+    Raises:
+        ConfigError: The `options` are wrong.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-check-")))
-        context = make_context(run_dir=folder)
+        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-check-")), "run")
+        run_dir.mkdir()
+        context = make_context(run_dir=run_dir)
         [data] = context.config.data.prompt_data
         try:
-            chosen, _ = checked_options(component, _filled_in(component, data) if options is None else options)
+            chosen, _ = checked_options(component, _file_options(component, data) if options is None else options)
         except ConfigError as error:
             if options is not None:
                 raise
-            return Checked(notes=[f"not checked, because it has options without defaults: {error}"])
-        caller = stack.enter_context(Caller())
+            return Outcome(notes=[f"not checked, because it has options without defaults: {error}"])
+
+        def build(**changes: Any) -> Any:
+            return component.build(chosen, replace(context, **changes))
+
+        subject = Subject(build, component.spec, stack.enter_context(Caller()))
         try:
-            rules = _rules(component, chosen, context, caller)
+            rules = _rules_of(component.kind)(subject)
         except ConfigError as error:
-            return Checked(notes=[f"not checked, because it refuses a made-up run: {error}"])
+            return Outcome(notes=[f"not checked, because it refuses a made-up run: {error}"])
         except PluginError as error:
             if isinstance(error.__cause__, ValueError | LookupError | OSError):
-                return Checked(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
-            return Checked(problems=[f"can be built: {error}"])
-        outcome = try_rules([Rule("has options that pickle", lambda: assert_pickles(chosen)), *rules])
-    notes = (
-        [] if outcome.refused is None else [f"not checked further, because it refuses made-up data: {outcome.refused}"]
-    )
-    return Checked(outcome.kept, outcome.broken, notes)
+                return Outcome(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
+            return Outcome(problems=[f"can be built: {error}"])
+        return try_rules([Rule("has options that pickle", lambda: assert_pickles(chosen)), *rules])
 
 
-def _rules(component: Component, options: Options, context: Context, caller: Caller) -> list[Rule]:
-    spec = component.spec
-    if component.kind == "estimator":
-        return estimator_rules(component.build(options, replace(context, tokenizer=None)), spec)  # as in the trainer
-    made = component.build(options, context)
-    if component.kind == "reward":
-        return reward_rules(made, caller, spec)
-    if component.kind == "buffer_filter":
-        return buffer_filter_rules(made)
-    if component.kind == "generator":
-        return generator_rules(made, caller, spec)
-    return datasource_rules(lambda: component.build(options, context), SAMPLES_PER_PROMPT)
+def _rules_of(kind: str) -> Callable[[Subject], list[Rule]]:
+    module = importlib.import_module(f"slime.testing.{kind}s")
+    rules: Callable[[Subject], list[Rule]] = getattr(module, f"{kind}_rules")
+    return rules
 
 
-def _filled_in(component: Component, data: str) -> dict[str, Any]:
-    """Options for a data source that must be told a file."""
-    fields = component.spec.options.model_fields
+def _file_options(component: Component, data: str) -> dict[str, Any]:
+    """The prompt file of the made-up run, for the options of a data source that require one."""
     return {
         name: data
-        for name, info in fields.items()
+        for name, info in component.spec.options.model_fields.items()
         if component.kind == "datasource"
         and info.is_required()
         and info.annotation in (str, Path)

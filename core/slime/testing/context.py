@@ -1,4 +1,4 @@
-"""A run that is made up: what a component under test is built with."""
+"""A made-up run: the context that a component under test is built with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Context
-from slime.testing.alphabet import make_tokenizer
+from slime.testing.samples import make_tokenizer
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -22,11 +22,14 @@ SAMPLES_PER_PROMPT = 4
 
 
 def make_context(*, run_dir: Path | None = None, seed: int = 42, config: Any = None, tokenizer: Any = None) -> Context:
-    """What a component's constructor is given besides its options.
+    """The `Context` that a component's constructor is given besides its options.
 
-    run_dir     default: a new temporary folder, removed when Python ends
-    config      default: a run with 4 samples per prompt whose prompt file has five additions, shuffled by `seed`
-    tokenizer   default: `make_tokenizer()`, made when it is first used, because that takes seconds
+    Args:
+        run_dir: The run folder; default: a new temporary one, removed when Python ends.
+        seed: The run's seed.
+        config: The configuration; default: a run with 4 samples per prompt whose prompt file has five additions,
+            shuffled by `seed`.
+        tokenizer: Default: `make_tokenizer()`, made when it is first used, because that takes seconds.
     """
     folder = _temporary_folder() if run_dir is None else run_dir
     return Context(
@@ -65,7 +68,7 @@ def _temporary_folder() -> Path:
 
 
 class _LaterTokenizer:
-    """`make_tokenizer()`, but only once somebody wants something of it."""
+    """`make_tokenizer()`, made when it is first used."""
 
     @cached_property
     def _made(self) -> Any:
@@ -73,7 +76,7 @@ class _LaterTokenizer:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # protocols of Python's own, such as pickling, are not the tokenizer's
+            raise AttributeError(name)  # such as those of pickling
         return getattr(self._made, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:

@@ -1,60 +1,84 @@
-"""The contract of advantage estimators."""
+"""The contract of advantage estimators, and of an objective of their own."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from slime.contracts.advantages import check_advantages, check_untouched, copy_batch
-from slime.contracts.passive import check_permutation
-from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec
-from slime.testing.objectives import objective_rules
-from slime.testing.rules import Rule, assert_rules, attributed, check
+from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, TokenBatch
+from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
+from slime.plugins.costly_contracts import check_permutation
+from slime.testing.rules import Caller, Rule, Subject, assert_rules, attributed, check
 from slime.testing.samples import random_batch
 
-#: samples of each group of the batches that every estimator must manage
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Objective = Callable[[TokenBatch], tuple[Tensor, dict[str, Tensor]]]
+
+#: samples of each group of the batches that every estimator must handle
 _SHAPES = {
     "one sample": (1,),
     "one group": (4,),
     "groups of 1 to 16 samples": tuple(range(1, 17)),
     "groups of one sample each": (1,) * 6,
 }
+#: tokens of the sequences of a micro-batch
+_LENGTHS = (5, 1, 9, 3)
+#: the trainer keeps `TokenBatch.log_ratio` within this
+_BOUND = 20.0
+_BEYOND = 30.0
 
 
 def assert_estimator_contract(estimator: Estimator, *, spec: EstimatorSpec | None = None) -> None:
     """Raise `AssertionError` with every rule of its kind that an estimator breaks, its `objective` included.
 
-    spec   what its plugin registers: with `needs` "critic" it is given values and must return returns, with
-           "reference" it is given KL, with "group" equal rewards must give exactly zero; default: no needs
+    Args:
+        estimator: The estimator.
+        spec: What its plugin registers: with `needs` "critic" it is given values and must return returns, with
+            "reference" it is given KL, with "group" equal rewards must give exactly zero; default: no needs.
     """
-    assert_rules(type(estimator).__name__, estimator_rules(estimator, spec))
+    subject = Subject.of(estimator, spec or EstimatorSpec(name="it", factory="module:Class"), Caller())
+    assert_rules(type(estimator).__name__, estimator_rules(subject))
 
 
-def estimator_rules(estimator: Estimator, spec: EstimatorSpec | None = None) -> list[Rule]:
+def estimator_rules(subject: Subject) -> list[Rule]:
     """The rules of `assert_estimator_contract`."""
-    tried = _Tried(estimator, spec or EstimatorSpec(name="estimator", factory="module:Class"))
+    # In the trainer an estimator has no tokenizer.
+    estimator, spec = subject.build(tokenizer=None), subject.spec
+    trial = _Trial(estimator, spec)
     rules = [
-        Rule("gives one finite number per token, 0 outside the mask", tried.shapes, basic=True),
-        Rule("leaves its input as it is", tried.untouched),
-        Rule("gives the same answer for the same batch", tried.repeatable),
-        Rule("does not hang on the order of the samples", tried.order),
-        Rule("takes group and rollout numbers as names only", tried.names),
-        Rule("gives finite advantages where all rewards of a group are equal", tried.equal_rewards),
-        Rule("answers in float32, whatever the precision it is given", tried.precision),
+        Rule("gives one finite number per token, 0 outside the mask", trial.shapes, basic=True),
+        Rule("does not change its input", trial.untouched),
+        Rule("gives the same answer for the same batch", trial.repeatable),
+        Rule("does not depend on the order of the samples", trial.order),
+        Rule("takes group and rollout numbers as names only", trial.names),
+        Rule("gives finite advantages where all rewards of a group are equal", trial.equal_rewards),
+        Rule("answers in float32, whatever the precision it is given", trial.precision),
     ]
-    if tried.spec.needs == {"group"}:
-        rules.append(Rule("counts a rollout of several samples once", tried.siblings))
-    if callable(getattr(estimator, "objective", None)):
-        rules += objective_rules(estimator, tried.spec)
+    if spec.needs == {"group"}:
+        rules.append(Rule("counts a rollout of several samples once", trial.siblings))
+    objective = getattr(estimator, "objective", None)
+    if callable(objective):
+        call = f"{type(estimator).__name__}.objective"
+        of_objective = _ObjectiveTrial(objective, call, mean_ratio=spec.ratio == "sequence")
+        rules += [
+            Rule("has a loss and metrics of one entry per token", of_objective.shapes),
+            Rule("has a finite loss and gradient at extreme ratios", of_objective.extremes),
+            Rule("gives tokens outside the mask no gradient, and others none because of them", of_objective.masked),
+            Rule("does not depend on which sequences share a micro-batch", of_objective.split),
+        ]
     return rules
 
 
-class _Tried:
-    """An estimator under test."""
+class _Trial:
+    """Tries `Estimator.advantages`."""
 
     def __init__(self, estimator: Estimator, spec: EstimatorSpec) -> None:
-        self.spec = spec
+        self._spec = spec
         self._estimator = estimator
         self._call = f"{type(estimator).__name__}.advantages"
         self._random_batch = partial(random_batch, kl="reference" in spec.needs, values="critic" in spec.needs)
@@ -85,21 +109,21 @@ class _Tried:
                 check_permutation(self._estimator, batch, answer, order=None if seed == 0 else order)
 
     def names(self) -> None:
-        ids = self._ordinary
-        renamed = replace(ids, group_ids=2**40 - ids.group_ids, rollout_ids=2**50 - 3 * ids.rollout_ids)
-        first, again = self._answer(ids, "an ordinary batch"), self._answer(renamed, "other group numbers")
+        batch = self._ordinary
+        renamed = replace(batch, group_ids=2**40 - batch.group_ids, rollout_ids=2**50 - 3 * batch.rollout_ids)
+        first, again = self._answer(batch, "an ordinary batch"), self._answer(renamed, "other group numbers")
         self._compare(first, again, "other group and rollout numbers")
 
     def equal_rewards(self) -> None:
         for seed in range(4):
             batch = self._random_batch((4, 2, 7), seed, equal_rewards=True)
             answer = self._answer(batch, "groups of equal rewards")
-            if self.spec.needs == {"group"}:
+            if self._spec.needs == {"group"}:
                 greatest = max(float(part.abs().max()) for part in answer.advantages)
                 check(
                     greatest == 0,
                     f"{self._call}, given groups of equal rewards, returned an advantage of size {greatest:g}; expected"
-                    " exactly 0, for there is nothing to tell the samples apart by",
+                    " exactly 0, because nothing tells the samples of such a group apart",
                 )
 
     def precision(self) -> None:
@@ -118,15 +142,14 @@ class _Tried:
                 )
 
     def siblings(self) -> None:
-        """A sample cut in two halves of one rollout: nothing changes for anybody."""
+        """Cutting a sample into two samples of its rollout changes nothing for any of them."""
         import torch
 
         whole = self._random_batch((4, 3), 5)
         cut = next(i for i, mask in enumerate(whole.loss_masks) if len(mask) > 1 and mask[:-1].any() and mask[-1])
         keep = [*range(len(whole.loss_masks)), cut]
         masks = [mask.clone() for mask in whole.loss_masks]
-        tail = masks[cut][-1:]
-        masks[cut] = masks[cut][:-1]
+        masks[cut], tail = masks[cut][:-1], masks[cut][-1:]
         halves = replace(
             whole,
             rewards=whole.rewards[keep],
@@ -139,8 +162,6 @@ class _Tried:
         joined = [*again[:cut], torch.cat([again[cut], again[-1]]), *again[cut + 1 : -1]]
         self._compare(first, Advantages(joined), "one of the rollouts as two samples (equal rollout_ids)")
 
-    # --- asking --------------------------------------------------------------------------------------
-
     def _ask(self, batch: EstimatorBatch, case: str) -> Advantages:
         import torch
 
@@ -150,14 +171,143 @@ class _Tried:
     def _answer(self, batch: EstimatorBatch, case: str) -> Advantages:
         answer = self._ask(copy_batch(batch), case)
         with attributed(self._call, case):
-            return check_advantages(answer, batch.loss_masks, returns="critic" in self.spec.needs)
+            return check_advantages(answer, batch.loss_masks, returns="critic" in self._spec.needs)
 
     def _compare(self, first: Advantages, again: Advantages, case: str) -> None:
         import torch
 
-        for place, (one, two) in enumerate(zip(first.advantages, again.advantages, strict=True)):
+        for index, (one, two) in enumerate(zip(first.advantages, again.advantages, strict=True)):
             check(
                 torch.allclose(one, two, rtol=1e-5, atol=1e-5),
-                f"{self._call}, given {case}, returned other advantages for sample {place}: {two.tolist()}, before"
+                f"{self._call}, given {case}, returned other advantages for sample {index}: {two.tolist()}, before"
                 f" {one.tolist()}; expected the same",
             )
+
+
+class _ObjectiveTrial:
+    """Tries `Estimator.objective`."""
+
+    def __init__(self, objective: Objective, call: str, *, mean_ratio: bool) -> None:
+        """`mean_ratio`: whether `TokenBatch.log_ratio` is the mean of its sequence (spec.ratio "sequence")."""
+        self._objective = objective
+        self._call = call
+        self._mean_ratio = mean_ratio
+
+    def shapes(self) -> None:
+        new, old, advantages, mask = _columns(0.3)
+        loss, metrics = self._loss(self._tokens(new, old, advantages, mask), "an ordinary micro-batch")
+        for name, values in {"the loss": loss, **metrics}.items():
+            self._check_shape(name, values, new)
+
+    def extremes(self) -> None:
+        import torch
+
+        for log_ratio in (-_BEYOND, _BEYOND):
+            _, old, advantages, mask = _columns(0.0)
+            new = (old + log_ratio).requires_grad_()
+            case = f"log-ratios of {log_ratio:g}"
+            loss, _ = self._loss(self._tokens(new, old, advantages, mask), case)
+            (gradient,) = torch.autograd.grad((loss * mask).sum(), new, allow_unused=True)
+            for what, values in (("a loss", loss), ("a gradient", gradient)):
+                check(
+                    values is None or bool(torch.isfinite(values).all()),
+                    f"{self._call}, given {case}, has {what} that is not finite; expected finite numbers",
+                )
+
+    def masked(self) -> None:
+        import torch
+
+        new, old, advantages, mask = _columns(0.3)
+        other = torch.where(mask == 0, new - 2.0, new)
+        first, again = (self._gradient(column, old, advantages, mask) for column in (new, other))
+        check(
+            torch.allclose(first, again, atol=1e-6),
+            f"{self._call}: the gradient changes with log-probs of tokens whose mask is 0; expected that they count for"
+            " nothing (use TokenBatch.loss_mask in every sum and mean)",
+        )
+        check(
+            bool((first[mask == 0] == 0).all()), f"{self._call}: a token whose mask is 0 has a gradient; expected none"
+        )
+
+    def split(self) -> None:
+        import torch
+
+        columns = _columns(0.3)
+        mask = columns[-1]
+        together, _ = self._loss(self._tokens(*columns), "four sequences in one micro-batch")
+        sequences = zip(*(torch.split(column, list(_LENGTHS)) for column in columns), strict=True)
+        alone = [
+            self._loss(self._tokens(new, old, own, used, [len(new)]), "a micro-batch of one sequence")[0]
+            for new, old, own, used in sequences
+        ]
+        check(
+            torch.allclose(together * mask, torch.cat(alone) * mask, atol=1e-6),
+            f"{self._call}: a token's loss is another when its sequence is alone in the micro-batch; expected the same"
+            " (what the samples of a batch share belongs in advantages())",
+        )
+
+    def _tokens(
+        self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, lengths: Sequence[int] = _LENGTHS
+    ) -> TokenBatch:
+        """A micro-batch of whole sequences as the trainer makes it: [M] each; lengths: tokens of every sequence."""
+        import torch
+
+        ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        old = torch.where(mask > 0, old, new.detach())
+        log_ratio = (new - old) * mask
+        if self._mean_ratio:
+            zeros = torch.zeros(len(lengths))
+            trained = zeros.index_add(0, ids, mask).clamp(min=1)
+            log_ratio = (zeros.index_add(0, ids, log_ratio) / trained)[ids] * mask
+        return TokenBatch(
+            log_probs=new,
+            old_log_probs=old,
+            log_ratio=log_ratio.clamp(-_BOUND, _BOUND),
+            advantages=advantages * mask,
+            loss_mask=mask,
+            sequence_ids=ids,
+            num_sequences=len(lengths),
+            eps_clip=0.2,
+            eps_clip_high=0.28,
+        )
+
+    def _gradient(self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        """[M] of the loss that the trainer sums over the mask."""
+        import torch
+
+        leaf = new.clone().requires_grad_()
+        loss, _ = self._loss(self._tokens(leaf, old, advantages, mask), "an ordinary micro-batch")
+        (gradient,) = torch.autograd.grad((loss * mask).sum(), leaf)
+        return gradient
+
+    def _loss(self, tokens: TokenBatch, case: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+        with attributed(self._call, case):
+            answer = self._objective(tokens)
+        check(
+            isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping),
+            f"{self._call}, given {case}, returned {type(answer).__name__}; expected (loss [M], metrics: name -> [M])",
+        )
+        self._check_shape("the loss", answer[0], tokens.log_probs)
+        return answer
+
+    def _check_shape(self, name: str, values: object, like: Tensor) -> None:
+        got = tuple(getattr(values, "shape", ())) if hasattr(values, "shape") else type(values).__name__
+        check(
+            got == tuple(like.shape),
+            f"{self._call}: {name} is {got}; expected one entry per token, {tuple(like.shape)} (the kernel weighs and"
+            " sums the tokens)",
+        )
+
+
+def _columns(spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """New and old log-probs, advantages and mask: [M] each."""
+    import torch
+
+    dice = torch.Generator().manual_seed(0)
+    total = sum(_LENGTHS)
+    old = -torch.rand(total, generator=dice) - 0.1
+    new = old + spread * torch.randn(total, generator=dice)
+    mask = (torch.rand(total, generator=dice) < 0.7).float()
+    mask[torch.tensor(_LENGTHS).cumsum(0) - 1] = 1.0  # no sequence without a trained token
+    advantages = torch.repeat_interleave(torch.randn(len(_LENGTHS), generator=dice), torch.tensor(_LENGTHS))
+    return new, old, advantages, mask

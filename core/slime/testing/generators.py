@@ -1,4 +1,4 @@
-"""The contract of generators, tried with a policy that is scripted."""
+"""The contract of generators, tried with a scripted policy."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import inspect
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.contracts.generated import Asked, check_cut_short, check_generated
-from slime.contracts.passive import check_tokens_generated, copy_samples
 from slime.errors import EngineError
 from slime.plugin import Generator, GeneratorSpec, SamplingParams
-from slime.testing.alphabet import CHARACTERS, END, encode
-from slime.testing.caller import Caller
-from slime.testing.rules import Rule, assert_rules, attributed, check
-from slime.testing.samples import make_sample
+from slime.plugins.contracts import Asked, check_cut_short, check_generated
+from slime.plugins.costly_contracts import check_tokens_generated, copy_samples
+from slime.testing.rules import Caller, Rule, Subject, assert_rules, attributed, check
+from slime.testing.samples import CHARACTERS, END, encode, make_sample
 from slime.testing.scripted_policy import Say, ScriptedPolicy, Step
 from slime.types import Sample, Status
 
@@ -34,51 +32,47 @@ def assert_generator_contract(
 ) -> None:
     """Raise `AssertionError` with every rule of its kind that a generator breaks.
 
-    The generator must have been built with a tokenizer that knows the tokens of `samples` and `script`;
-    `slime.testing.make_tokenizer` makes the one that the defaults need.
-
-    spec      what its plugin registers (whether it needs engines); default: `GeneratorSpec`'s defaults
-    samples   pending samples to answer; default: additions
-    script    what the policy says to each; default: one text that ends with the end-of-sequence token
+    Args:
+        generator: The generator, built with a tokenizer that knows the tokens of `samples` and `script`; for the
+            defaults that is the one of `slime.testing.make_tokenizer`.
+        spec: What its plugin registers (whether it needs engines); default: `GeneratorSpec`'s defaults.
+        samples: Pending samples to answer; default: additions.
+        script: What the policy says to each; default: one text that ends with the end-of-sequence token.
     """
     with Caller() as caller:
-        assert_rules(type(generator).__name__, generator_rules(generator, caller, spec, samples, script))
+        subject = Subject.of(generator, spec or GeneratorSpec(name="it", factory="module:Class"), caller)
+        assert_rules(type(generator).__name__, generator_rules(subject, samples, script))
 
 
-def generator_rules(
-    generator: Generator,
-    caller: Caller,
-    spec: GeneratorSpec | None = None,
-    samples: Sequence[Sample] = (),
-    script: Sequence[Step] = (),
-) -> list[Rule]:
+def generator_rules(subject: Subject, samples: Sequence[Sample] = (), script: Sequence[Step] = ()) -> list[Rule]:
     """The rules of `assert_generator_contract`."""
-    tried = _Tried(generator, caller, samples, script)
+    generator, spec = subject.build(), subject.spec
+    trial = _Trial(generator, subject.caller, samples, script)
     rules = [
-        Rule("answers a pending sample with finished ones", tried.finished, basic=True),
-        Rule("answers several samples at once without mixing them up", tried.several),
-        Rule("returns samples that another process can be sent", tried.picklable),
+        Rule("answers a pending sample with finished ones", trial.finished, basic=True),
+        Rule("answers several samples at once without mixing them up", trial.several),
+        Rule("returns samples that another process can be sent", trial.picklable),
     ]
-    if spec is not None and not spec.needs_engine:
-        rules.append(Rule("never asks the policy", tried.never_asks))
+    if not spec.needs_engine:
+        rules.append(Rule("never asks the policy", trial.never_asks))
     else:
         rules += [
-            Rule("trains on the policy's own tokens and log-probs", tried.own_tokens),
-            Rule("asks for no more tokens than it may", tried.limit),
-            Rule("marks a response that was cut at its limit as TRUNCATED", tried.truncated),
-            Rule("does not train on a response that the engine aborted", tried.aborted),
-            Rule("lets an error of the engines pass", tried.engine_error),
-            Rule("stops when it is cancelled and leaves nothing running", tried.cancelled),
+            Rule("trains on the policy's own tokens and log-probs", trial.own_tokens),
+            Rule("asks for no more tokens than it may", trial.limit),
+            Rule("marks a response that was cut at its limit as TRUNCATED", trial.truncated),
+            Rule("does not train on a response that the engine aborted", trial.aborted),
+            Rule("passes errors of the engines on", trial.engine_error),
+            Rule("stops when it is cancelled and leaves nothing running", trial.cancelled),
         ]
-    if spec is not None and spec.resumes:
-        rules.append(Rule("goes on where a response was cut short, as its spec says", tried.resumes))
+    if spec.resumes:
+        rules.append(Rule("continues a response that was cut short, as its spec says", trial.resumes))
     if hasattr(generator, "close"):
-        rules.append(Rule("ends what it has started when it is closed, and may be closed twice", tried.closed))
+        rules.append(Rule("ends what it started when it is closed, and may be closed twice", trial.closed))
     return rules
 
 
-class _Tried:
-    """A generator under test."""
+class _Trial:
+    """Tries a generator."""
 
     def __init__(self, generator: Generator, caller: Caller, samples: Sequence[Sample], script: Sequence[Step]) -> None:
         self._generator = generator
@@ -107,13 +101,13 @@ class _Tried:
             return list(await asyncio.gather(*calls))
 
         with attributed(self._call, f"{len(samples)} samples at once"):
-            answers = self._caller.call(all_at_once, timeout_s=_DEADLINE_S, what=self._call)
+            answers = self._ask(all_at_once)
             for produced, wanted in zip(answers, asked, strict=True):
                 check_generated(produced, wanted)
-                # A generator may build a prompt around the one it was given.
+                # A generator may build a prompt around the one that it was given.
                 got = sorted({_text(sample.prompt) for sample in produced if sample.index == wanted.index})
                 check(
-                    len(got) == 0 or any(_text(wanted.prompt) in prompt for prompt in got) or len(produced) > 1,
+                    not got or any(_text(wanted.prompt) in prompt for prompt in got) or len(produced) > 1,
                     f"sample {wanted.index} came back with prompt {got}; expected {wanted.prompt!r}",
                 )
 
@@ -170,16 +164,16 @@ class _Tried:
         error = EngineError("engine 0 died (scripted)")
         policy = ScriptedPolicy([error])
         try:
-            self._caller.call(lambda: self._start(policy), timeout_s=_DEADLINE_S, what=self._call)
+            self._ask(lambda: self._start(policy))
         except AssertionError:
             raise
-        except Exception as raised:  # noqa: BLE001 - whatever the generator makes of the error
+        except Exception as raised:  # noqa: BLE001 - a generator may wrap the error
             reason: BaseException | None = raised
             while reason is not None and reason is not error:
                 reason = reason.__cause__ or reason.__context__
             check(reason is error, f"{self._call} raised {raised!r} where its policy raised {error!r}; expected that")
         else:
-            check(not policy.calls, f"{self._call} swallowed {error!r} of its policy; expected that it passes")
+            check(not policy.calls, f"{self._call} swallowed {error!r} of its policy; expected it to be raised")
 
     def cancelled(self) -> None:
         policy = ScriptedPolicy([Say([20], delay_s=math.inf)])
@@ -195,15 +189,15 @@ class _Tried:
             task.cancel()
             await asyncio.wait({task}, timeout=_SETTLING_S)
             if not task.done():
-                return f"went on for {_SETTLING_S:g} s after it was cancelled; expected that it ends at once"
+                return f"went on for {_SETTLING_S:g} s after it was cancelled; expected it to end at once"
             if not task.cancelled():
-                return "swallowed its cancellation; expected that asyncio.CancelledError passes"
+                return "swallowed its cancellation; expected asyncio.CancelledError to be raised"
             await asyncio.sleep(0.05)
             left = [str(other.get_coro()) for other in asyncio.all_tasks() - before - {asked}]
             return f"left tasks running after it was cancelled: {', '.join(left)}" if left else ""
 
         with attributed(self._call, "a cancellation"):
-            problem = self._caller.call(cancel, timeout_s=2 * _DEADLINE_S, what=self._call)
+            problem = self._ask(cancel, timeout_s=2 * _DEADLINE_S)
         check(not problem, f"{self._call} {problem}")
 
     def closed(self) -> None:
@@ -224,42 +218,39 @@ class _Tried:
         check(not problem, f"{what} {problem}")
 
     def resumes(self) -> None:
-        """Cut off after two tokens, then handed out again as slime hands it out."""
+        """Cut short after two tokens, then handed out again as slime does it."""
         first, then = ScriptedPolicy([Say([20, 21], finish_reason="abort")]), ScriptedPolicy(self._script)
         case = "a response that was aborted after two tokens"
         with attributed(self._call, case):
             asked = Asked.of(self._samples[0])
-            produced = self._caller.call(lambda: self._start(first), timeout_s=_DEADLINE_S, what=self._call)
+            produced = self._ask(lambda: self._start(first))
             check_cut_short(check_generated(produced, asked), asked)
         [sample] = produced
         sample.status, sample.failure, sample.finish_reason, sample.rollout_id = Status.PENDING, None, None, None
         before = Asked.of(sample)
         with attributed(self._call, f"{case}, again"):
-            again = self._caller.call(
-                lambda: self._generator.generate(sample, _sampling(), then), timeout_s=_DEADLINE_S, what=self._call
-            )
-            check_generated(again, before)
-        check(bool(then.calls), f"{self._call} did not ask its policy to go on with {case}")
+            check_generated(self._ask(lambda: self._generator.generate(sample, _sampling(), then)), before)
+        check(bool(then.calls), f"{self._call} did not ask its policy to continue {case}")
         asked_for, left = then.calls[0], _LIMIT - len(before.begun)
         check(
             asked_for.tokens == before.prompt_tokens + before.begun and asked_for.sampling.max_new_tokens == left,
             f"{self._call} asked its policy for {asked_for.sampling.max_new_tokens} tokens after {asked_for.tokens};"
-            f" expected {left} after {before.prompt_tokens + before.begun}, the prompt and the tokens there were",
+            f" expected {left} after {before.prompt_tokens + before.begun}, the prompt and the tokens so far",
         )
-
-    # --- asking --------------------------------------------------------------------------------------
 
     async def _start(self, policy: ScriptedPolicy) -> list[Sample]:
         return await self._generator.generate(copy_samples(self._samples[:1])[0], _sampling(), policy)
 
     def _run(self, policy: ScriptedPolicy, case: str) -> list[Sample]:
         with attributed(self._call, case):
-            produced = self._caller.call(lambda: self._start(policy), timeout_s=_DEADLINE_S, what=self._call)
-            return check_generated(produced, Asked.of(self._samples[0]))
+            return check_generated(self._ask(lambda: self._start(policy)), Asked.of(self._samples[0]))
+
+    def _ask(self, make: Callable[[], Any], *, timeout_s: float = _DEADLINE_S) -> Any:
+        return self._caller.call(make, timeout_s=timeout_s, what=self._call)
 
 
 def _text(prompt: str | Sequence[dict[str, Any]]) -> str:
-    """What a prompt says."""
+    """The text of a prompt."""
     return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
 
 

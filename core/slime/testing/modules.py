@@ -1,4 +1,4 @@
-"""A plugin's module under test: light to import, its hooks valid, its options fit to be sent to another process."""
+"""Tests of a plugin's module: light to import, with valid hooks, and options that other processes can be sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime.plugin import Options
 if TYPE_CHECKING:
     from slime.plugins import LoadedPlugin
 
-#: what a plugin's own module may not import: with fifty plugins installed, listing them must take no time
+#: modules that a plugin's own module must not import, so that listing fifty plugins takes no time
 HEAVY = (
     "torch",
     "ray",
@@ -33,7 +33,7 @@ _TIMEOUT_S = 60.0
 
 
 def assert_light_import(package: str, *, heavy: Iterable[str] = HEAVY) -> None:
-    """Raise `AssertionError` naming the heavy modules that `import package` brings in, in a fresh interpreter."""
+    """Raise `AssertionError` with the heavy modules that `import package` loads in a fresh interpreter."""
     script = f"import json, sys\nimport {package}\nprint(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
     try:
         done = subprocess.run(
@@ -47,14 +47,17 @@ def assert_light_import(package: str, *, heavy: Iterable[str] = HEAVY) -> None:
     if found:
         raise AssertionError(
             f"import {package} brings in {', '.join(sorted(found))}; expected none of them: keep hooks and options in"
-            " the module that the entry point names, and what computes in the one that `factory` names"
+            " the module that the entry point names, and the work in the one that `factory` names"
         )
 
 
 def load_module_as_plugin(module: ModuleType | str) -> LoadedPlugin:
-    """A plugin module loaded as slime loads an installed one, with its components, but without being installed.
+    """Load a module as slime loads an installed plugin, with its components, without installing it.
 
-    Raises `AssertionError` saying what is wrong with it.  The plugin's id is the last part of the module's name.
+    The plugin's id is the last part of the module's name.
+
+    Raises:
+        AssertionError: Something is wrong with the plugin.
     """
     import importlib_metadata
     import pluggy
@@ -69,22 +72,22 @@ def load_module_as_plugin(module: ModuleType | str) -> LoadedPlugin:
     entry = importlib_metadata.EntryPoint(plugin, name, GROUP)
     manager = pluggy.PluginManager("slime")
     manager.add_hookspecs(hookspecs)
-    loaded, failures = load_each([FoundPlugin(plugin, name, name, "0", entry, _NoMetadata())], manager)
+    loaded, failures = load_each([FoundPlugin(plugin, name, name, "0", entry)], manager)
     if failures:
         raise AssertionError(f"{name} is no working plugin: {failures[0].problem}") from failures[0].exception
     return loaded[0]
 
 
 def assert_hookimpls_valid(module: ModuleType | str) -> None:
-    """Raise `AssertionError` for a misspelt hook, a wrong signature, a spec that makes no sense or a wrong `slime_api`.
+    """Raise `AssertionError` for a misspelt hook, a wrong signature, an invalid spec or a wrong `slime_api`.
 
-    Nothing that a `factory` names is imported.
+    The class that a `factory` names is not imported.
     """
     load_module_as_plugin(module)
 
 
 def assert_pickles(options: Options) -> None:
-    """Raise `AssertionError` unless `options` come out of a pickle as they went in: components are built elsewhere."""
+    """Raise `AssertionError` unless `options` survive pickling, as they must to reach the processes of a run."""
     try:
         again = pickle.loads(pickle.dumps(options))
     except Exception as error:
@@ -94,10 +97,3 @@ def assert_pickles(options: Options) -> None:
         ) from error
     if again != options:
         raise AssertionError(f"{options!r} came out of a pickle as {again!r}; expected the same")
-
-
-class _NoMetadata:
-    """Stands for the metadata files of a module that no package installed."""
-
-    def read_text(self, filename: str, /) -> str | None:  # noqa: ARG002 - the reader's signature
-        return None

@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from slime.contracts.passive import check_samples_untouched, copy_samples, recheck_rewards
-from slime.contracts.rewards import check_reward, check_rewards
 from slime.plugin import Reward, RewardModel, RewardSpec
-from slime.testing.caller import Caller
-from slime.testing.rules import Refused, Rule, assert_rules, attributed, check
+from slime.plugins.contracts import check_reward, check_rewards
+from slime.plugins.costly_contracts import check_samples_untouched, copy_samples, recheck_rewards
+from slime.testing.rules import Caller, RefusedError, Rule, Subject, assert_rules, attributed, check
 from slime.testing.samples import make_sample
 from slime.types import Sample
 
@@ -22,7 +21,7 @@ _ODD_TEXTS = {
     "white space": " \t\n ",
     "unicode": "naïve 数学 🙂 \u202e∑ \ufffd",
     "a zero character": "4\x002",
-    "digits without end": "9" * 20_000,
+    "a very long number": "9" * 20_000,
     "10 MB of text": "so 1 + 1 = 2, and (2) {3} [4] " * 350_000,
 }
 
@@ -37,54 +36,57 @@ def assert_reward_contract(
 ) -> None:
     """Raise `AssertionError` with every rule of its kind that a reward breaks.
 
-    spec      what its plugin registers (scope, timeout, whether it is deterministic); default: `RewardSpec`'s defaults
-    samples   ordinary input, where the reward needs a label or metadata of its own; default: additions and answers
-    good, bad every good sample must get a higher reward than every bad one
+    A reward may raise `ValueError` for a sample without label, but not for an odd response.
 
-    A reward may raise `ValueError` for a sample without label; it may not for an odd response.
+    Args:
+        reward: The reward.
+        spec: What its plugin registers (scope, timeout, whether it is deterministic); default: `RewardSpec`'s defaults.
+        samples: Ordinary input, if the reward needs labels or metadata of its own; default: additions and answers.
+        good: Samples that must each get a higher reward than every bad one.
+        bad: Samples that must each get a lower reward than every good one.
     """
     with Caller() as caller:
-        assert_rules(type(reward).__name__, reward_rules(reward, caller, spec, samples, good, bad))
+        subject = Subject.of(reward, spec or RewardSpec(name="it", factory="module:Class"), caller)
+        assert_rules(type(reward).__name__, reward_rules(subject, samples, good, bad))
 
 
 def reward_rules(
-    reward: RewardModel,
-    caller: Caller,
-    spec: RewardSpec | None = None,
-    samples: Sequence[Sample] = (),
-    good: Sequence[Sample] = (),
-    bad: Sequence[Sample] = (),
+    subject: Subject, samples: Sequence[Sample] = (), good: Sequence[Sample] = (), bad: Sequence[Sample] = ()
 ) -> list[Rule]:
     """The rules of `assert_reward_contract`."""
-    tried = _Tried(reward, caller, spec or RewardSpec(name="reward", factory="module:Class"), samples)
+    reward, spec = subject.build(), subject.spec
+    trial = _Trial(reward, spec, subject.caller, samples)
     rules = [
-        Rule("gives one finite reward per sample", tried.counts, basic=True),
-        Rule("gives no rewards for no samples", tried.none),
-        Rule("leaves the samples it is shown as they are", tried.untouched),
-        Rule("gives a finite reward for every response", tried.odd_texts),
-        Rule("gives a finite reward, or raises ValueError, without a label", tried.no_label),
+        Rule("gives one finite reward per sample", trial.counts, basic=True),
+        Rule("gives no rewards for no samples", trial.none),
+        Rule("does not change the samples it is shown", trial.untouched),
+        Rule("gives a finite reward for every response", trial.odd_texts),
+        Rule("gives a finite reward, or raises ValueError, without a label", trial.no_label),
     ]
-    if tried.spec.deterministic:
-        rules.append(Rule("gives equal samples equal rewards", tried.deterministic))
-        if tried.spec.scope == "sample":
-            rules.append(Rule("scores a sample alike alone, in company and in any order", tried.order))
+    if spec.deterministic:
+        rules.append(Rule("gives equal samples equal rewards", trial.deterministic))
+        if spec.scope == "sample":
+            rules.append(Rule("scores a sample alike alone, in company and in any order", trial.order))
     if inspect.iscoroutinefunction(reward.score):
-        rules.append(Rule("answers calls that overlap", tried.overlap))
+        rules.append(Rule("answers calls that overlap", trial.overlap))
     if good and bad:
-        rules.append(Rule("gives good samples more than bad ones", partial(tried.better, good, bad)))
+        rules.append(Rule("gives good samples more than bad ones", partial(trial.better, good, bad)))
     return rules
 
 
-class _Tried:
-    """A reward under test."""
+class _Trial:
+    """Tries a reward."""
 
-    def __init__(self, reward: RewardModel, caller: Caller, spec: RewardSpec, samples: Sequence[Sample]) -> None:
-        self.spec = spec
+    def __init__(self, reward: RewardModel, spec: RewardSpec, caller: Caller, samples: Sequence[Sample]) -> None:
         self._reward = reward
+        self._spec = spec
         self._caller = caller
+        self._call = f"{type(reward).__name__}.score"
         self._samples = list(samples) or [
             make_sample(f"{n}+1=", str(n + n % 2), label=str(n + 1), index=n, metadata={"row": n}) for n in range(7)
         ]
+        #: the rest of the group, for rewards that score whole groups
+        self._company = self._samples[1:] if spec.scope == "group" else []
 
     def counts(self) -> None:
         for count in dict.fromkeys((len(self._samples), 1)):
@@ -107,7 +109,7 @@ class _Tried:
         for label in ("", None):
             try:
                 self._score([replace(self._samples[0], label=label), *self._company], f"the label {label!r}")
-            except Refused as refusal:
+            except RefusedError as refusal:
                 if not isinstance(refusal.__cause__, ValueError):
                     raise
 
@@ -129,13 +131,17 @@ class _Tried:
     def overlap(self) -> None:
         parts = [self._samples[start:] for start in range(len(self._samples))]
 
+        async def score(samples: Sequence[Sample]) -> object:
+            answer = self._reward.score(copy_samples(samples))
+            return await answer if inspect.isawaitable(answer) else answer
+
         async def all_at_once() -> list[object]:
-            return list(await asyncio.gather(*map(self._awaited, parts)))
+            return list(await asyncio.gather(*map(score, parts)))
 
         answers = self._ask(all_at_once, f"{len(parts)} calls at once")
         for part, answer in zip(parts, answers, strict=True):
             rewards = self._checked(answer, part, "one of several calls at once")
-            if self.spec.deterministic:
+            if self._spec.deterministic:
                 alone = self._score(part, "the same samples")
                 with attributed(self._call, "several calls at once, then one alone"):
                     recheck_rewards(rewards, alone)
@@ -148,26 +154,13 @@ class _Tried:
             f"{self._call} gave a good sample {lowest:g} and a bad one {highest:g}; expected every good one above",
         )
 
-    @property
-    def _call(self) -> str:
-        return f"{type(self._reward).__name__}.score"
-
-    @property
-    def _company(self) -> list[Sample]:
-        """The rest of the group, where the reward wants to see whole groups."""
-        return self._samples[1:] if self.spec.scope == "group" else []
-
     def _score(self, samples: Sequence[Sample], case: str) -> list[Reward]:
         shown = copy_samples(samples)
         return self._checked(self._ask(lambda: self._reward.score(shown), case), samples, case)
 
     def _ask(self, make: Callable[[], Any], case: str) -> Any:
         with attributed(self._call, case):
-            return self._caller.call(make, timeout_s=self.spec.timeout_s, what=f"{self._call}, given {case},")
-
-    async def _awaited(self, samples: Sequence[Sample]) -> object:
-        answer = self._reward.score(copy_samples(samples))
-        return await answer if inspect.isawaitable(answer) else answer
+            return self._caller.call(make, timeout_s=self._spec.timeout_s, what=f"{self._call}, given {case},")
 
     def _checked(self, answer: object, samples: Sequence[Sample], case: str) -> list[Reward]:
         with attributed(self._call, case):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from slime.errors import PluginContractError
 
+_CLOSING_S = 5.0
 
-class Refused(AssertionError):
-    """A component said by `ValueError` or `LookupError` that it cannot work with what the kit made up."""
+
+class RefusedError(AssertionError):
+    """A component raised `ValueError` or `LookupError`: it cannot work with the input that the kit made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,57 +26,73 @@ class Rule:
 
     #: reads after the component's name: "gives one finite reward per sample"
     name: str
-    #: raises `AssertionError` where it does not
+    #: raises `AssertionError` when the component does not
     check: Callable[[], None]
-    #: where this fails the rules after it are not tried, because they would fail alike
+    #: the rules after it are not tried when it is broken, because they would fail for the same reason
     basic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a list of rules."""
+class Subject:
+    """A component to try."""
 
+    #: builds it anew; keyword arguments replace fields of the `Context` that it is built with
+    build: Callable[..., Any]
+    #: what its plugin registers
+    spec: Any
+    caller: Caller
+
+    @classmethod
+    def of(cls, component: Any, spec: Any, caller: Caller) -> Subject:
+        """A component that is already built."""
+        return cls(lambda **_: component, spec, caller)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of trying a component's rules."""
+
+    #: rules it keeps
     kept: list[str] = field(default_factory=list)
-    #: "RULE: what was got and expected"
-    broken: list[str] = field(default_factory=list)
-    #: why the component could not be checked any further, where it refused ordinary input
-    refused: str | None = None
+    #: "RULE: what was got and expected", for each rule it breaks
+    problems: list[str] = field(default_factory=list)
+    #: what could not be checked without data of the user's, and why; no failure
+    notes: list[str] = field(default_factory=list)
 
 
 def try_rules(rules: Sequence[Rule]) -> Outcome:
     """Try every rule, up to a basic one that fails."""
-    kept: list[str] = []
-    broken: list[str] = []
+    outcome = Outcome()
     for rule in rules:
         try:
             rule.check()
-        except Refused as refusal:
-            if rule.basic:
-                return Outcome(kept, broken, f"{rule.name}: {refusal}")
-            broken.append(f"{rule.name}: {refusal}")
         except AssertionError as error:
-            broken.append(f"{rule.name}: {error}")
+            if rule.basic and isinstance(error, RefusedError):
+                outcome.notes.append(f"not checked further, because it refuses made-up data: {rule.name}: {error}")
+                break
+            outcome.problems.append(f"{rule.name}: {error}")
             if rule.basic:
                 break
         else:
-            kept.append(rule.name)
-    return Outcome(kept, broken)
+            outcome.kept.append(rule.name)
+    return outcome
 
 
-def assert_rules(who: str, rules: Sequence[Rule]) -> None:
+def assert_rules(component_name: str, rules: Sequence[Rule]) -> None:
     """Raise one `AssertionError` that lists every broken rule."""
     outcome = try_rules(rules)
-    problems = [*outcome.broken, *([] if outcome.refused is None else [outcome.refused])]
-    if problems:
-        raise AssertionError("\n".join([f"{who} breaks its contract:", *(f"- {problem}" for problem in problems)]))
+    if problems := [*outcome.problems, *outcome.notes]:
+        lines = [f"{component_name} breaks its contract:", *(f"- {problem}" for problem in problems)]
+        raise AssertionError("\n".join(lines))
 
 
 @contextmanager
 def attributed(call: str, case: str) -> Iterator[None]:
-    """Whatever a component raises becomes an `AssertionError` that says which call, on what.
+    """Turn whatever a component raises into an `AssertionError` that names the call and its input.
 
-    call   "ExactMatch.score"
-    case   "7 ordinary samples"
+    Args:
+        call: What was called: "ExactMatch.score".
+        case: What it was given: "7 ordinary samples".
     """
     try:
         yield
@@ -77,13 +100,67 @@ def attributed(call: str, case: str) -> Iterator[None]:
         raise
     except PluginContractError as error:
         raise AssertionError(f"{call}, given {case}, {error}") from error
-    except (ValueError, LookupError) as error:
-        raise Refused(f"{call}, given {case}, raised {type(error).__name__}: {error}") from error
     except Exception as error:
-        raise AssertionError(f"{call}, given {case}, raised {type(error).__name__}: {error}") from error
+        refused = isinstance(error, ValueError | LookupError)
+        message = f"{call}, given {case}, raised {type(error).__name__}: {error}"
+        raise (RefusedError if refused else AssertionError)(message) from error
 
 
-def check(true: bool, problem: str) -> None:
-    """Raise `AssertionError` with `problem` unless `true`."""
-    if not true:
+def check(condition: bool, problem: str) -> None:
+    """Raise `AssertionError` with `problem` unless the condition holds."""
+    if not condition:
         raise AssertionError(problem)
+
+
+class Caller:
+    """Calls components as a run does: all in one event loop, with a deadline that even a busy loop cannot outlast.
+
+        with Caller() as caller:
+            rewards = caller.call(lambda: reward.score(samples), timeout_s=60, what="Reward.score")
+
+    The loop has a thread of its own, which is left behind when a component hangs in it. It is one loop for all calls,
+    because components may keep connections that belong to a loop.
+    """
+
+    def __enter__(self) -> Caller:
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=_serve, args=(started,), name="slime-testing", daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_S)
+
+    def call(self, make: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+        """Return what `make()` returns, awaited if it is awaitable.
+
+        Raises:
+            AssertionError: It takes longer than `timeout_s` or calls sys.exit(); `what` names it in the message.
+            Exception: Whatever it raises itself.
+        """
+        future = asyncio.run_coroutine_threadsafe(_finish(make, what), self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise AssertionError(f"{what} took longer than {timeout_s:g} s; expected an answer by then") from None
+
+
+def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
+    # The runner cancels what is left when the loop stops.
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        started.set_result(loop)
+        loop.run_forever()
+
+
+async def _finish(make: Callable[[], Any], what: str) -> Any:
+    try:
+        answer = make()
+        return await answer if inspect.isawaitable(answer) else answer
+    except SystemExit as error:
+        raise AssertionError(f"{what} called sys.exit({error.code!r}); expected an answer or an exception") from error

@@ -1,31 +1,83 @@
-"""Samples, groups and estimator batches that look like those of a run."""
+"""Made-up samples, groups and estimator batches, in the tokens of a tokenizer of single characters.
+
+Token ids: padding 0, end of sequence 1, the two marks of a chat message 2 and 3, unknown 4, newline 5, then printable
+ASCII.
+"""
 
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slime.plugin import EstimatorBatch
-from slime.testing.alphabet import encode
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+PAD, END, START, STOP, UNKNOWN = "<pad>", "<eos>", "<|im_start|>", "<|im_end|>", "<unk>"
+CHARACTERS = (PAD, END, START, STOP, UNKNOWN, "\n", *string.printable[:95])
+_IDS = {character: number for number, character in enumerate(CHARACTERS)}
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+# --- tokens ------------------------------------------------------------------------------------------
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of plain text, as `make_tokenizer().encode(text, add_special_tokens=False)` returns them."""
+    return [_IDS.get(character, _IDS[UNKNOWN]) for character in text]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    """The text of token ids, without special tokens."""
+    return "".join(CHARACTERS[token] for token in tokens if _IDS[UNKNOWN] < token < len(CHARACTERS))
+
+
+def make_tokenizer() -> Any:
+    """A transformers tokenizer of single characters with a chat template, made without a download.
+
+    Importing transformers takes seconds; `encode` and `decode` do the same for plain text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel(dict(_IDS), unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[START, STOP],
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
 
 def make_sample(prompt: str = "1+1=", response: str | None = "2", *, label: str | None = "2", **fields: Any) -> Sample:
-    """A finished sample, with one token a character as `slime.testing.make_tokenizer` has them.
+    """A finished sample, with one token a character as `make_tokenizer` has them.
 
-    response   None: a pending sample, which nobody has answered yet
-    fields     other fields of `Sample`; they win over what follows from the texts
+    Args:
+        prompt: Its prompt.
+        response: Its response; None: a pending sample, not answered yet.
+        label: The expected answer.
+        **fields: Other fields of `Sample`, which override those that follow from the texts.
     """
-    asked: dict[str, Any] = {"group_index": 0, "index": 0, "prompt": prompt, "tokens": encode(prompt), "label": label}
+    pending: dict[str, Any] = {"group_index": 0, "index": 0, "prompt": prompt, "tokens": encode(prompt), "label": label}
     if response is None:
-        return Sample(**asked | fields)
+        return Sample(**pending | fields)
     answer = encode(response)
-    answered: dict[str, Any] = {
+    finished: dict[str, Any] = {
         "tokens": encode(prompt) + answer,
         "response": response,
         "response_length": len(answer),
@@ -36,19 +88,22 @@ def make_sample(prompt: str = "1+1=", response: str | None = "2", *, label: str 
         "status": Status.COMPLETED,
         "rollout_id": fields.get("index", 0),
     }
-    return Sample(**asked | answered | fields)
+    return Sample(**pending | finished | fields)
 
 
 def make_group(rewards: Sequence[float | None] = (1.0, 0.0), *, index: int = 0, **fields: Any) -> Group:
     """Finished samples of one prompt with these rewards; `Sample.index` counts up from 1000 x `index`.
 
-    fields   of every sample, as `make_sample` takes them
+    `fields` of every sample are those of `make_sample`.
     """
     samples = []
     for number, reward in enumerate(rewards, start=1000 * index):
         own = {"group_index": index, "index": number, "rollout_id": number, "reward": reward}
         samples.append(make_sample(**{**fields, **own}))
     return Group(index, samples)
+
+
+# --- estimator batches -------------------------------------------------------------------------------
 
 
 def make_batch(
@@ -61,10 +116,12 @@ def make_batch(
 ) -> EstimatorBatch:
     """An estimator's input with known numbers.
 
-    rewards       of each group, of each of its samples; N samples in all, group after group
-    masks         N x [T_i]; default: two trained tokens each
-    kl, values    N x [T_i], where the estimator needs them
-    rollout_ids   [N]; default: every sample is a rollout of its own
+    Args:
+        rewards: Of each group, of each of its samples; N samples in all, group after group.
+        masks: N x [T_i]; default: two trained tokens each.
+        kl: N x [T_i], if the estimator needs it.
+        values: N x [T_i], if the estimator needs them.
+        rollout_ids: [N]; default: every sample is a rollout of its own.
     """
     import torch
 
@@ -91,12 +148,15 @@ def random_batch(
     kl: bool = False,
     values: bool = False,
 ) -> EstimatorBatch:
-    """An estimator's input as awkward as a run's: ragged, scattered, with holes in the masks.
+    """An estimator's input as irregular as a run's: ragged, scattered, with holes in the masks.
 
-    sizes           samples of each group; they lie shuffled in the batch, under arbitrary group and rollout numbers
-    equal_rewards   one reward for all samples of a group
-    siblings        some samples of a group come from one rollout, and then share its reward
-    kl, values      whether there are any
+    Args:
+        sizes: Samples of each group; they are shuffled in the batch, with arbitrary group and rollout numbers.
+        seed: Of everything random.
+        equal_rewards: Give all samples of a group one reward.
+        siblings: Let some samples of a group come from one rollout, whose reward they share.
+        kl: Whether the batch has KL.
+        values: Whether the batch has values.
     """
     dice = random.Random(seed)
     rows: list[tuple[int, int, float]] = []
@@ -108,7 +168,7 @@ def random_batch(
     dice.shuffle(rows)
     masks = [[int(dice.random() < 0.8) for _ in range(dice.randint(1, 12))] for _ in rows]
     if len(masks) > 2:
-        masks[0] = [0] * 5  # counts in statistics, and is kept out of the loss
+        masks[0] = [0] * 5  # in the statistics, but not in the loss
 
     def noise(scale: float) -> list[list[float]]:
         return [[dice.gauss(0, scale) for _ in mask] for mask in masks]
@@ -122,3 +182,20 @@ def random_batch(
         rollout_ids=rollout_ids,
     )
     return replace(batch, group_ids=batch.group_ids.new_tensor(groups))
+
+
+def random_buffer(seed: int) -> list[Group]:
+    """0 to 8 finished groups of 1 to 5 samples, in the order in which they finished, some samples failed or cut."""
+    dice = random.Random(seed)
+    buffer = []
+    for index in dice.sample(range(100), dice.randint(0, 8)):
+        level = dice.choice([None, 0.0, 1.0])
+        scores = [dice.choice([0.0, 1.0, -0.5]) if level is None else level for _ in range(dice.randint(1, 5))]
+        group = make_group(scores, index=index, metadata={"row": index})
+        for sample in group.samples:
+            if dice.random() < 0.15:
+                sample.status, sample.reward, sample.failure = Status.FAILED, None, "the reward raised ValueError"
+            elif dice.random() < 0.15:
+                sample.status, sample.finish_reason = Status.TRUNCATED, "length"
+        buffer.append(group)
+    return buffer

@@ -1,4 +1,4 @@
-"""A policy that answers what it is told to: engines without engines."""
+"""A policy that answers from a script, in place of engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from slime.plugin import Generation, SamplingParams
-from slime.testing.alphabet import encode
+from slime.testing.samples import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that the policy got."""
+    """One request to the policy."""
 
     tokens: list[int]  #: [P]
     sampling: SamplingParams
@@ -46,11 +46,12 @@ Step: TypeAlias = Say | BaseException
 class ScriptedPolicy:
     """A `PolicyClient` that replays a script and records what it was asked.
 
-    script   answers and exceptions in order, the last of them again and again; or a function of the `Call`
-
-    As an engine does, it cuts an answer at `max_new_tokens` and then says "length".
-
         policy = ScriptedPolicy([Say.text("4"), EngineError("gone"), Say([7], finish_reason="abort")])
+
+    Like an engine it cuts an answer at `max_new_tokens`; the finish reason is then "length".
+
+    Args:
+        script: Answers and exceptions in order, of which the last is repeated; or a function of the `Call`.
     """
 
     def __init__(self, script: Sequence[Step] | Callable[[Call], Step] = (Say((6, 7, 8)),)) -> None:
@@ -89,8 +90,8 @@ def _answer(step: Say, limit: int, number: int) -> Generation:
     tokens, cut = list(step.tokens)[:limit], len(step.tokens) > limit
     reason = "length" if cut and step.finish_reason == "stop" else step.finish_reason
     if step.log_probs is None:
-        # Different for every token of every answer, so that one in the wrong place is found.
-        log_probs = [-(number + place / 1024) for place in range(len(tokens))]
+        # Different for every token of every answer, so that a misplaced one is found.
+        log_probs = [-(number + index / 1024) for index in range(len(tokens))]
     else:
         log_probs = list(step.log_probs)[:limit]
     meta = {"finish_reason": {"type": reason}, "completion_tokens": len(tokens), **step.meta}

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what components see.  Hypothesis is imported when one is asked for."""
+"""Hypothesis strategies for what components are given. Hypothesis is imported when a strategy is made."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def masks(*, max_length: int = 12, holes: bool = True) -> SearchStrategy[list[int]]:
-    """A loss mask [T] of 0 and 1, 1 <= T <= max_length; without `holes` all ones."""
+    """A loss mask [T] of 0 and 1, 1 <= T <= max_length; all ones without `holes`."""
     from hypothesis import strategies as st
 
     return st.lists(st.integers(0, 1) if holes else st.just(1), min_size=1, max_size=max_length)
 
 
 def rewards(*, bound: float = 100.0) -> SearchStrategy[float]:
-    """A finite reward, often one of those that rewards mostly give."""
+    """A finite reward, often one of the usual values."""
     from hypothesis import strategies as st
 
     usual = st.sampled_from([0.0, 1.0, -1.0, 0.5])
@@ -63,7 +63,11 @@ def estimator_batches(
 ) -> SearchStrategy[EstimatorBatch]:
     """Ragged groups of 1 to `max_group` samples, scattered over the batch, with holes in masks and siblings.
 
-    kl, values   whether the batch has them
+    Args:
+        max_groups: Groups at most.
+        max_group: Samples of a group at most.
+        kl: Whether the batch has KL.
+        values: Whether the batch has values.
     """
     from hypothesis import strategies as st
 

@@ -1,7 +1,7 @@
-"""Training on Megatron-core: model, log-probabilities, objective, optimizer and their checkpoint, one process a rank.
+"""Training on Megatron-core, one process per rank: `rank.MegatronRank` is the entry.
 
-Importing this package prepares megatron-core for machines without CUDA (and does nothing where there
-is CUDA), because that must come before the first import of `megatron.core`.
+Importing this package prepares megatron-core for machines without CUDA (and does nothing on machines with CUDA),
+because that must happen before the first import of `megatron.core`.
 """
 
 from slime.cpu.megatron import install

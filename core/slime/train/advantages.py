@@ -1,4 +1,8 @@
-"""The estimator's turn: the whole batch, on every rank alike, and the check of what it answers."""
+"""What is known of a batch before its first step: checked engine log-probs, and advantages with their statistics.
+
+Advantages are computed by the estimator on every rank alike, checked and optionally whitened. The engines' log-probs
+must be present and finite and, in true-on-policy mode, the trainer's own.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime.contracts.advantages import check_advantages, check_untouched, copy_batch
-from slime.contracts.passive import check_permutation
-from slime.errors import PluginContractError
+from slime.errors import PluginContractError, TrainerError
 from slime.plugin import Advantages, Estimator, EstimatorBatch
+from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
+from slime.plugins.costly_contracts import check_permutation
 
 if TYPE_CHECKING:
     from slime.data import TrainBatch
@@ -28,12 +32,16 @@ def estimate(
 ) -> Advantages:
     """One advantage, and with a critic one return, per response token: N x [T_i] float32 on the CPU.
 
-    kl       N x [T_i] KL to the reference by --kl-reward-type, where there is one
-    values   N x [T_i] the critic's values, where there is one
-    passive  ask a second time with the samples in another order, which must change nothing
+    Args:
+        estimator: The plugin to ask.
+        batch: The rollout's samples.
+        kl: N x [T_i] KL to the reference by --kl-reward-type, if the run has a reference.
+        values: N x [T_i] the critic's values, if the run has a critic.
+        passive: Ask a second time with the samples in another order, which must change nothing.
 
-    Raises `PluginContractError` when the answer does not fit the masks, is not finite, is not zero where the mask
-    is zero, hangs on the order of the samples, or when the estimator changed its input.
+    Raises:
+        PluginContractError: The answer does not fit the masks, is not finite, is not zero where the mask is zero or
+            depends on the order of the samples, or the estimator changed its input.
     """
     given = EstimatorBatch(
         rewards=torch.from_numpy(np.array(batch.rewards, dtype=np.float32)),
@@ -45,12 +53,141 @@ def estimate(
     )
     before = copy_batch(given)
     with torch.no_grad():
-        answer = estimator.advantages(given)
+        result = estimator.advantages(given)
     try:
         check_untouched(before, given)
-        checked = check_advantages(answer, before.loss_masks, returns=values is not None)
+        checked = check_advantages(result, before.loss_masks, returns=values is not None)
         if passive:
             check_permutation(estimator, before, checked)
     except PluginContractError as error:
         raise PluginContractError(f"{type(estimator).__name__}.advantages {error}") from None
     return checked
+
+
+def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+    """`--normalize-advantages`: (A - mean) / sqrt(variance + 1e-8) over all trained tokens of the batch, 0 elsewhere.
+
+    The variance is unbiased (over n - 1). Computed in float64 over the whole batch, so that every rank gets the same
+    numbers under every layout. Equal advantages, and a single trained token, give exactly 0.
+
+    Args:
+        advantages: N x [T_i].
+        masks: N x [T_i], above 0 where a token is trained on.
+
+    Returns:
+        N x [T_i] float32.
+    """
+    if not advantages:
+        return []
+    flat, mask = torch.cat(list(advantages)).double(), torch.cat(list(masks)) > 0
+    trained = flat[mask]
+    white = torch.zeros_like(flat)
+    if trained.numel() > 1:
+        # Relative to the minimum, so that equal advantages become zeros before any rounding.
+        shifted = trained - trained.min()
+        white[mask] = (shifted - shifted.mean()) * (shifted.var() + 1e-8).rsqrt()
+    return list(torch.split(white.float(), [part.numel() for part in advantages]))
+
+
+#: how many tokens an error lists
+_SHOWN = 8
+
+
+def required(batch: TrainBatch, option: str) -> list[Tensor]:
+    """The engines' log-probs of every response token: N x [T_i] float32.
+
+    Args:
+        batch: The rollout's samples.
+        option: The option that needs the log-probs, for the error.
+
+    Raises:
+        TrainerError: A sample has none.
+    """
+    if batch.rollout_log_probs is None:
+        raise TrainerError(
+            f"rollout {batch.rollout}: {option} needs the engines' log-probs, and the generator did not record them for"
+            " every sample. Use a generator that fills Sample.rollout_log_probs, or drop the option."
+        )
+    return [torch.from_numpy(values) for values in batch.rollout_log_probs]
+
+
+def check_finite(batch: TrainBatch) -> None:
+    """Check that the engines' log-prob of every trained token is a finite number.
+
+    Raises:
+        TrainerError: One is not; the message names sample and token.
+    """
+    if batch.rollout_log_probs is None:
+        return
+    wrong = ~np.isfinite(np.concatenate(batch.rollout_log_probs)) & (np.concatenate(batch.loss_masks) > 0)
+    if wrong.any():
+        sample, token = _locate(batch, int(wrong.nonzero()[0][0]))
+        log_prob = batch.rollout_log_probs[sample][token]
+        raise TrainerError(
+            f"rollout {batch.rollout}, sample {batch.sample_ids[sample]}: response token {token} (id"
+            f" {_token_id(batch, sample, token)}) has log-prob {log_prob} from the engine; expected a finite"
+            " number, since the engine sampled it. A token that was not sampled needs loss_mask 0."
+        )
+
+
+def check_agreement(batch: TrainBatch, trainer: Sequence[Tensor], tolerance: float) -> None:
+    """`--true-on-policy-mode`: check that engine and trainer agree on every trained token.
+
+    Args:
+        batch: The rollout's samples, with the engines' log-probs.
+        trainer: N x [T_i] the trainer's log-probs under the weights that the engines should have had.
+        tolerance: The largest difference that counts as agreement.
+
+    Raises:
+        TrainerError: They disagree, or a sample has no log-probs; the message lists the worst tokens.
+    """
+    engine = required(batch, "--true-on-policy-mode")
+    ours, theirs = torch.cat(list(trainer)).double(), torch.cat(engine).double()
+    trained = torch.from_numpy(np.concatenate(batch.loss_masks)) > 0
+    gap = torch.where(trained, (ours - theirs).abs(), 0.0)
+    outside = int((~(gap <= tolerance)).sum())  # NaN does not agree either
+    if not outside:
+        return
+    worst = gap.argsort(descending=True)[: min(_SHOWN, outside)].tolist()
+    rows = ["      sample  token      id      engine     trainer  difference"]
+    for index in worst:
+        sample, token = _locate(batch, index)
+        rows.append(
+            f"  {batch.sample_ids[sample]:>10}  {token:>5}  {_token_id(batch, sample, token):>6}"
+            f"  {float(theirs[index]):>10.6f}  {float(ours[index]):>10.6f}  {float(gap[index]):>10.3e}"
+        )
+    raise TrainerError(
+        f"rollout {batch.rollout}: engine and trainer disagree on the log-probs of {outside} of {int(trained.sum())}"
+        f" trained tokens by more than --true-on-policy-tolerance {tolerance:g}; the weights were not changed."
+        " The worst:\n" + "\n".join(rows) + "\n"
+        "Set the same precision on both sides (no --bf16 and --sglang-dtype float32, or a tolerance that fits half"
+        " precision), --sglang-enable-deterministic-inference and one --sglang-attention-backend; see"
+        " docs/true-on-policy.md. Without --true-on-policy-mode the difference is only a metric, logprob_gap."
+    )
+
+
+def _locate(batch: TrainBatch, index: int) -> tuple[int, int]:
+    """(sample, response token) of the batch's response token number `index`."""
+    ends = np.cumsum(batch.response_lengths)
+    sample = int(np.searchsorted(ends, index, side="right"))
+    return sample, index - int(ends[sample] - batch.response_lengths[sample])
+
+
+def _token_id(batch: TrainBatch, sample: int, token: int) -> int:
+    """The vocabulary id of a response token."""
+    return int(batch.tokens[sample][len(batch.tokens[sample]) - int(batch.response_lengths[sample]) + token])
+
+
+def advantage_metrics(advantages: Sequence[Tensor], batch: TrainBatch) -> dict[str, float]:
+    """Statistics of the advantages, N x [T_i], over the trained tokens of the batch."""
+    mask = torch.from_numpy(np.concatenate(batch.loss_masks)) > 0
+    values = torch.cat(list(advantages))[mask].double()
+    if not values.numel():
+        return {}
+    return {
+        "advantage_mean": float(values.mean()),
+        "advantage_std": float(values.std(unbiased=False)),
+        "advantage_min": float(values.min()),
+        "advantage_max": float(values.max()),
+        "advantage_zero_fraction": float((values == 0).double().mean()),
+    }

@@ -1,17 +1,19 @@
-"""One architecture from two sources: the Hugging Face `config.json` and Megatron flags the user gave.
+"""One architecture from two sources: the Hugging Face `config.json` and the Megatron flags that the user stated.
 
-Stated flags must agree with the model folder; where there is no folder they are the whole story.
+Stated flags must agree with the model folder; without a folder they describe the whole model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slime.errors import ConfigError
+from slime.weights import architecture, read_hf_config
 
-#: TransformerConfig fields that state what the model is, whoever states them
+#: TransformerConfig fields that describe the model
 _TRANSFORMER = (
     "num_layers",
     "hidden_size",
@@ -38,26 +40,25 @@ _GPT_DEFAULTS: dict[str, Any] = {
     "share_embeddings_and_output_weights": False,
     "max_sequence_length": 4096,
 }
-#: what a folder that is silent about them means
+#: values of fields that a folder does not mention
 _SILENT: dict[str, Any] = {"layernorm_zero_centered_gamma": False, "rotary_interleaved": False}
-#: without these there is no model
+#: a model cannot be built without these
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What is built: keywords of `TransformerConfig` (activation still a name) and of `GPTModel`."""
+    """Keywords of `TransformerConfig` (with the activation by name) and of `GPTModel`."""
 
     transformer: dict[str, Any]
     gpt: dict[str, Any]
 
 
-def merge_architecture(
-    hf: tuple[Mapping[str, Any], Mapping[str, Any]] | None, megatron: Mapping[str, Any]
-) -> ModelShape:
-    """Merge the folder's (transformer, gpt) keywords, if there is a folder, with the flags in `megatron`.
+def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any]) -> ModelShape:
+    """Merge what the folder describes, or None without a folder, with the flags in `megatron`.
 
-    Raises `ConfigError` where both state a value and the values differ, and where neither states what is needed.
+    Raises:
+        ConfigError: Flag and folder state different values, or neither states a value that is needed.
     """
     transformer, gpt = _stated(megatron)
     if hf is None:
@@ -69,21 +70,49 @@ def merge_architecture(
                 + ", ".join(_flag(name) for name in missing)
             )
         return ModelShape(transformer, {**_GPT_DEFAULTS, **gpt})
-    hf_transformer, hf_gpt = hf
-    for ours, theirs in ((transformer, _SILENT | dict(hf_transformer)), (gpt, hf_gpt)):
-        for name, value in ours.items():
+    for flags, folder in ((transformer, _SILENT | hf.transformer), (gpt, hf.gpt)):
+        for name, value in flags.items():
             # Another context length is a choice, not a contradiction: rotary positions have no table.
-            if name == "max_sequence_length" or name not in theirs or _same(value, theirs[name]):
+            if name == "max_sequence_length" or name not in folder or _same(value, folder[name]):
                 continue
             raise ConfigError(
-                f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {theirs[name]!r}."
+                f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {folder[name]!r}."
                 " Drop the flag, or point --hf-checkpoint at the model it describes."
             )
-    return ModelShape({**hf_transformer, **transformer}, {**_GPT_DEFAULTS, **hf_gpt, **gpt})
+    return ModelShape({**hf.transformer, **transformer}, {**_GPT_DEFAULTS, **hf.gpt, **gpt})
+
+
+def read_same_model(
+    folder: Path, hf_config: Mapping[str, Any] | None, option: str, *, output_layer: bool = True
+) -> dict[str, Any]:
+    """config.json of a further model folder of the run (the reference's or the critic's), after comparing the models.
+
+    Args:
+        folder: The folder.
+        hf_config: config.json of `--hf-checkpoint`; None skips the comparison.
+        option: The flag that names `folder`, for messages.
+        output_layer: Whether the output layers must agree too; a critic has none over the vocabulary.
+
+    Raises:
+        ConfigError: The architectures differ; the message lists every difference.
+    """
+    found = read_hf_config(folder)
+    if hf_config is None:
+        return found
+    ours, theirs = architecture(dict(hf_config)), architecture(found)
+    different = [
+        f"{name} {mine.get(name)!r} / {other.get(name)!r}"
+        for mine, other in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
+        for name in sorted({*mine, *other})
+        if mine.get(name) != other.get(name) and (output_layer or name != "share_embeddings_and_output_weights")
+    ]
+    if different:
+        raise ConfigError(f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}.")
+    return found
 
 
 def _stated(megatron: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The architectural part of the flags, with Megatron-LM's spellings resolved."""
+    """(transformer, gpt): the flags that describe the model, with Megatron-LM's spellings resolved."""
     transformer = {name: megatron[name] for name in _TRANSFORMER if name in megatron}
     if megatron.get("swiglu"):
         transformer |= {"gated_linear_unit": True, "activation_func": "silu"}

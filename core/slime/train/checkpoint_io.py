@@ -1,7 +1,7 @@
 """The training state on disk: weights, optimizer, schedule and random states, in Megatron's distributed format.
 
-The format is resharded on loading: another tensor-, pipeline- or data-parallel size reads it.  Only the random
-states belong to the number of ranks; with another number each rank keeps those it started with.
+The format is resharded on loading, so a run with another tensor-, pipeline- or data-parallel size can read it. Only
+the random states depend on the number of ranks; if it differs, each rank keeps those it started with.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ _WRITER = filesystem_async.FileSystemWriterAsync
 def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) -> None:
     """Write the state of all ranks to `folder`, which must be empty or new (collective).
 
-    Raises `CheckpointError` when it cannot be written.
+    Raises:
+        CheckpointError: The folder cannot be written.
     """
     state = _model_state(chunks)
-    state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state, chunks), metadata=_metadata())
+    state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
     state["scheduler"] = scheduler.state_dict()
     state["random"] = _gather_random_states()
     _write(folder, state)
 
 
 def save_weights(folder: Path, chunks: list[Any]) -> None:
-    """Write the weights alone, otherwise as `save_state` does (collective)."""
+    """Write only the weights, otherwise as `save_state` does (collective)."""
     _write(folder, _model_state(chunks))
 
 
 def load_weights(folder: Path, chunks: list[Any]) -> None:
     """Read the weights that `save_weights` wrote, under any parallel layout (collective).
 
-    Raises `CheckpointError` as `load_state` does.
+    Raises:
+        CheckpointError: As `load_state` does.
     """
     _put_into(chunks, _read(folder, _model_state(chunks)))
 
@@ -53,15 +55,19 @@ def load_weights(folder: Path, chunks: list[Any]) -> None:
 def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
     """Read what `save_state` wrote, under any parallel layout (collective).
 
-    weights_only   leave optimizer, schedule and random states as they are
+    Args:
+        folder: What `save_state` wrote.
+        chunks: The bare models of this rank.
+        optimizer: Megatron's optimizer over them.
+        scheduler: Its learning-rate schedule.
+        weights_only: Leave optimizer, schedule and random states unchanged.
 
-    Raises `CheckpointError` when the folder is no such checkpoint or does not fit the model.
+    Raises:
+        CheckpointError: The folder is not such a checkpoint, or does not fit the model.
     """
     state = _model_state(chunks)
     if not weights_only:
-        state["optimizer"] = optimizer.sharded_state_dict(
-            _for_optimizer(state, chunks), is_loading=True, metadata=_metadata()
-        )
+        state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), is_loading=True, metadata=_metadata())
     loaded = _read(folder, state)
     _put_into(chunks, loaded)
     with torch.no_grad():
@@ -110,7 +116,7 @@ def _put_into(chunks: list[Any], loaded: dict[str, Any]) -> None:
 
 @contextmanager
 def _own_settings(optimizer: Any) -> Iterator[None]:
-    """Keep what this run states of its optimizer (learning rate, betas, ...); the saved groups hold the other run's."""
+    """Keep this run's options of the optimizer (learning rate, betas, ...); the saved groups hold the other run's."""
     own = [{name: group[name] for name in group.keys() - {"params", "step"}} for group in optimizer.param_groups]
     yield
     for group, settings in zip(optimizer.param_groups, own, strict=True):
@@ -118,7 +124,7 @@ def _own_settings(optimizer: Any) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """One line; torch's CheckpointException holds the ranks' own errors, with tracebacks."""
+    """The cause in one line; torch's CheckpointException holds the ranks' own errors, with tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {cause}"
@@ -126,7 +132,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _metadata() -> dict[str, Any]:
-    """The form of the optimizer's shards; Megatron's default is one that it no longer supports."""
+    """The format of the optimizer's shards; Megatron's default is a format that it no longer supports."""
     return {
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
@@ -146,10 +152,9 @@ def _model_state(chunks: list[Any]) -> dict[str, Any]:
     }
 
 
-def _for_optimizer(state: dict[str, Any], chunks: list[Any]) -> dict[str, Any]:
-    """The model's part as the optimizer expects it: bare for one chunk, by key for several."""
-    models = {_model_key(number, chunks): state[_model_key(number, chunks)] for number in range(len(chunks))}
-    return models if len(chunks) > 1 else dict(models["model"])
+def _for_optimizer(model_state: dict[str, Any]) -> dict[str, Any]:
+    """The model's state as the optimizer expects it: without the key for one chunk, by key for several."""
+    return dict(model_state.get("model", model_state))
 
 
 def _gather_random_states() -> list[dict[str, torch.Tensor]]:
@@ -169,10 +174,10 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _write_in_this_process() -> Iterator[None]:
-    """Write files here instead of in forked workers that report through a multiprocessing manager.
+    """Write files in this process instead of in forked workers that report through a multiprocessing manager.
 
-    The stock way starts a manager process (seconds of imports, and it outlives a killed rank) and forks a process full
-    of communication threads, and waits without a limit for a worker that died.
+    Megatron would start a manager process (seconds of imports, and it outlives a killed rank), fork a process full of
+    communication threads, and wait forever for a worker that died.
     """
     stock = _WRITER.write_preloaded_data_multiproc
     stock_queue = filesystem_async._results_queue
@@ -192,7 +197,7 @@ def _write_buckets(
     buckets: list[Any],
     results: queue.Queue[Any],
 ) -> None:
-    """Stands for `write_preloaded_data_multiproc`: the same writer, bucket after bucket."""
+    """Replaces `write_preloaded_data_multiproc`: the same writer, one bucket after the other."""
     answers: dict[int, Any] = {}
     for number, bucket in enumerate(buckets):
         answer: queue.Queue[Any] = queue.Queue()

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slime.errors import CheckpointError
-from slime.train.checkpoint_io import load_state, save_state
-from slime.train.forward import Pipeline
-from slime.train.heads import value_head
-from slime.train.model import build_chunks, connect_schedule, wrap_chunks
-from slime.train.model_folder import read_same_model
-from slime.train.optimizer import build_optimizer, build_scheduler, take_step
-from slime.train.packing import MicroBatch
-from slime.train.scoring import score_batch
+from slime.train.architecture import read_same_model
+from slime.train.forward import MicroBatch
+from slime.train.loss import value_loss
+from slime.train.model import TrainableModel, build_chunks, timed
 from slime.train.settings import TrainSettings
-from slime.train.statistics import sum_over_ranks
-from slime.train.timing import timed
-from slime.train.value_loss import ValueColumns, micro_batch_value_loss, value_metrics
-from slime.train.value_model import ValueHead, copy_backbone, value_model
+from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
 from slime.weights import load_hf_backbone
 
 if TYPE_CHECKING:
@@ -35,15 +28,16 @@ if TYPE_CHECKING:
 
 #: its folder inside the trainer's part of a checkpoint
 CRITIC_PART = "critic"
-#: (batch, samples) -> this rank's share of them, as micro-batches
-Packer = Callable[["TrainBatch", list[int]], list[MicroBatch]]
 
 
 class Critic:
-    """The policy's transformer with a `ValueHead`, under the same parallel layout.  Every method is collective.
+    """The policy's transformer with a `ValueHead`, under the same parallel layout. Every method is collective.
 
-    It starts from the policy's weights or from those of `--critic-load`.  Its optimizer and schedule are the policy's
-    but for the learning rate (`--critic-lr`).
+    It starts from the policy's weights or from those of `--critic-load`. Optimizer and schedule have the policy's
+    options except for the learning rate (`--critic-lr`).
+
+    Attributes:
+        model: The value model with its optimizer and schedule.
     """
 
     def __init__(
@@ -53,81 +47,67 @@ class Critic:
         *,
         policy: list[Any],
         hf_config: Mapping[str, Any] | None,
-        pack: Packer,
         device: torch.device,
     ) -> None:
-        """policy      the policy's bare chunks, with the weights that the run starts from
-        hf_config   config.json of `--hf-checkpoint`, if there is one
+        """Build the critic.
 
-        Raises `ConfigError` for a `--critic-load` of another architecture, `CheckpointError` for an unreadable one.
+        Args:
+            config: The run's configuration.
+            settings: The policy's settings.
+            policy: The policy's bare chunks, with the weights that the run starts from.
+            hf_config: config.json of `--hf-checkpoint`, if the run has one.
+            device: Where to put the model.
+
+        Raises:
+            ConfigError: `--critic-load` is of another architecture.
+            CheckpointError: `--critic-load` cannot be read.
         """
-        lr = config.algorithm.critic_lr
-        self._config, self._policy, self._pack, self._device = config, policy, pack, device
-        self._settings = settings = _with_learning_rate(settings, lr)
-        self._bare = build_chunks(settings, device, value_model)
-        folder = config.algorithm.critic_load
+        lr, folder = config.algorithm.critic_lr, config.algorithm.critic_load
+        self._options, self._policy = config.algorithm, policy
+        settings = _with_learning_rate(settings, lr)
+        chunks = build_chunks(settings, device, value_model)
         if folder is None:
-            copy_backbone(policy, self._bare)
+            copy_backbone(policy, chunks)
         else:
-            self._load_hf(Path(folder), hf_config)
-        self._chunks = wrap_chunks(settings, self._bare)
-        self._optimizer = build_optimizer(settings, self._chunks)
-        self._scheduler = build_scheduler(config, settings, self._optimizer, "--lr" if lr is None else "--critic-lr")
-        connect_schedule(settings, self._chunks, self._optimizer.scale_loss)
-        self._pipeline = Pipeline(settings, self._chunks, value_head)
+            _load_hf(chunks, Path(folder), hf_config)
+        lr_flag = "--lr" if lr is None else "--critic-lr"
+        self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag)
 
     def values(self, batch: TrainBatch) -> list[Tensor]:
-        """N x [T_i] float32 on the CPU, the same on every rank, masked tokens too.
+        """N x [T_i] float32 on the CPU, the same on every rank, masked tokens included.
 
         V_t is the value of the state before token t: of the prompt and the response's tokens up to t - 1.
         """
-        self._settle()
-        packed = self._pack(batch, list(range(len(batch.tokens))))
-        return score_batch(self._pipeline, batch, packed, self._device)
+        return self.model.score(batch)
 
     def train(
         self, batch: TrainBatch, steps: Sequence[int], columns: ValueColumns, seconds: dict[str, float]
     ) -> dict[str, float]:
-        """One optimizer step for each of `steps`, of the samples with its number; metrics, the same on every rank.
+        """One optimizer step for each of `steps`, with the samples of its number; metrics, the same on every rank.
 
-        Raises `TrainerError` when the loss or the gradient is not finite.
+        Raises:
+            TrainerError: The loss or the gradient is not finite.
         """
-        sums: dict[str, float] = {}
-        norms: list[float] = []
-        lr = 0.0
+        loss = partial(micro_batch_value_loss, self._options.value_clip, columns)
         with timed(seconds, "time/critic"):
-            for step in steps:
-                packed = self._pack(batch, np.flatnonzero(batch.step_ids == step).tolist())
-                loss = partial(micro_batch_value_loss, self._config.algorithm.value_clip, columns)
-                seen = sum_over_ranks(self._pipeline.train(packed, loss))
-                norm, lr = take_step(
-                    self._optimizer,
-                    self._scheduler,
-                    where=f"critic, rollout {batch.rollout}, step {step}",
-                    sums=seen,
-                    scaled=self._settings.transformer.fp16,
-                )
-                norms.append(norm)
-                for name, value in seen.items():
-                    sums[name] = sums.get(name, 0.0) + value
+            sums, grad_norm, lr = self.model.train(batch, steps, loss, {}, "critic, ")
         return value_metrics(columns) | {
-            "value_loss": sums["loss"] / len(norms),
+            "value_loss": sums["loss"] / len(steps),
             "value_clip_fraction": sums["clipped"] / max(sums["tokens"], 1.0),
-            "critic_grad_norm": sum(norms) / len(norms),
+            "critic_grad_norm": grad_norm,
             "critic_lr": lr,
         }
 
-    def skip(self, steps: int) -> None:
-        """Count steps without a trained token in the schedule; they change nothing else."""
-        self._scheduler.step(increment=steps)
-
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and schedule into the trainer's part of a checkpoint, beside the policy's."""
-        self._settle()
-        save_state(folder / CRITIC_PART, self._bare, self._optimizer, self._scheduler)
+        self.model.save(folder / CRITIC_PART)
 
     def check(self, folder: Path) -> None:
-        """Raise `CheckpointError` for a trainer's part without a critic's, before anything of it is read."""
+        """Refuse a trainer's part of a checkpoint that has no critic, before anything of it is read.
+
+        Raises:
+            CheckpointError: It has none.
+        """
         if not (folder / CRITIC_PART / "metadata.json").is_file():
             raise CheckpointError(
                 f"{folder} was saved by a run without a critic (it has no {CRITIC_PART}/), and this run's estimator"
@@ -138,32 +118,30 @@ class Critic:
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Read what `save` wrote, under any parallel layout.
 
-        weights_only   for a new run, once the policy has its weights: the saved critic's weights, or, from a run
-                       without a critic, the policy's.  `--critic-load` goes before both.
+        Args:
+            folder: The trainer's part of a checkpoint.
+            weights_only: For a new run, once the policy has its weights: take the saved critic's weights or, if the
+                checkpoint has no critic, the policy's. `--critic-load` goes before both.
         """
-        self._settle()
         part = folder / CRITIC_PART
-        if weights_only and self._config.algorithm.critic_load is not None:
+        if weights_only and self._options.critic_load is not None:
             return
         if weights_only and not part.is_dir():
-            copy_backbone(self._policy, self._bare)
-            self._optimizer.reload_model_params()
+            self.model.finish_param_gather()
+            copy_backbone(self._policy, self.model.chunks)
+            self.model.optimizer.reload_model_params()
             return
-        load_state(part, self._bare, self._optimizer, self._scheduler, weights_only=weights_only)
+        self.model.load(part, weights_only=weights_only)
 
-    def _load_hf(self, folder: Path, hf_config: Mapping[str, Any] | None) -> None:
-        theirs = read_same_model(folder, hf_config, "--critic-load", output_layer=False)
-        score = load_hf_backbone(self._bare, folder, theirs)
-        for module in (module for chunk in self._bare for module in chunk.modules()):
-            if score is not None and isinstance(module, ValueHead):
-                with torch.no_grad():
-                    module.weight.copy_(score)
 
-    def _settle(self) -> None:
-        """Have the parameters that an overlapped all-gather would only bring with the next forward pass."""
-        if self._settings.ddp.overlap_param_gather:
-            for chunk in self._chunks:
-                chunk.start_param_sync(force_sync=True)
+def _load_hf(chunks: list[Any], folder: Path, hf_config: Mapping[str, Any] | None) -> None:
+    """Read a Hugging Face folder; a reward model's `score.weight` [1, H] becomes the value head."""
+    found = read_same_model(folder, hf_config, "--critic-load", output_layer=False)
+    score = load_hf_backbone(chunks, folder, found)
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        if score is not None and isinstance(module, ValueHead):
+            with torch.no_grad():
+                module.weight.copy_(score)
 
 
 def _with_learning_rate(settings: TrainSettings, lr: float | None) -> TrainSettings:
@@ -172,3 +150,61 @@ def _with_learning_rate(settings: TrainSettings, lr: float | None) -> TrainSetti
     if lr is not None:
         optimizer.lr = lr
     return dataclasses.replace(settings, transformer=copy.copy(settings.transformer), optimizer=optimizer)
+
+
+@dataclass(frozen=True, eq=False)
+class ValueColumns:
+    """Per-token data of the whole batch, each [sum of T_i] float32 on the device."""
+
+    weights: Tensor
+    mask: Tensor
+    #: the critic's values before the rollout's first step
+    values: Tensor
+    #: what the values should be
+    returns: Tensor
+
+
+def micro_batch_value_loss(
+    clip: float, columns: ValueColumns, micro_batch: MicroBatch, values: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss to differentiate, and sums over trained tokens for the metrics.
+
+    Tokens outside the mask are taken out before anything is computed from them. A micro-batch that does not count
+    gives a zero that still carries gradients, so that all ranks go through the same steps.
+
+    Args:
+        clip: `--value-clip`.
+        columns: Data of the whole batch.
+        micro_batch: Which of its R response tokens are here.
+        values: [R] the critic's current values, with gradient.
+    """
+    if not micro_batch.counts:
+        return values.sum() * 0.0, {}
+    here = micro_batch.token_ids
+    mask = columns.mask[here]
+    values, old, returns = (
+        torch.where(mask > 0, part, 0.0) for part in (values, columns.values[here], columns.returns[here])
+    )
+    per_token, clipped = value_loss(values, old, returns, clip)
+    loss = (columns.weights[here] * per_token).sum()
+    return loss, {"tokens": mask.sum(), "clipped": (clipped * mask).sum(), "loss": loss.detach()}
+
+
+def value_metrics(columns: ValueColumns) -> dict[str, float]:
+    """Statistics of the trained tokens: mean of values and returns, standard deviation of the returns, and
+    `explained_variance`, 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one; absent if all
+    returns are equal.
+    """
+    trained = columns.mask > 0
+    values, returns = columns.values[trained].double(), columns.returns[trained].double()
+    if not returns.numel():
+        return {}
+    spread = returns.var(correction=0)
+    metrics = {
+        "value_mean": float(values.mean()),
+        "return_mean": float(returns.mean()),
+        "return_std": float(spread.sqrt()),
+    }
+    if spread > 0:
+        metrics["explained_variance"] = float(1 - (returns - values).var(correction=0) / spread)
+    return metrics

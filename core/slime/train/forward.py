@@ -1,39 +1,301 @@
-"""Micro-batches through Megatron's pipeline schedule, once forward only and once with gradients."""
+"""From samples to log-probs: micro-batches of packed sequences, run through Megatron's pipeline schedule.
+
+The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
+P - 1 .. P + T - 2 predict the response. Padding is only for context parallelism (each sequence a multiple of twice
+its size) and for sequence parallelism (the total a multiple of the tensor-parallel size).
+
+Megatron's own cross-entropies overwrite float32 logits, and the fused one rounds gradients to bfloat16,
+so slime has its own. Log-probs are computed in float32 of `logits / temperature`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from slime.train.heads import TokenHead
-from slime.train.packing import MicroBatch
+from slime.train.modules import packed_positions
 from slime.train.settings import TrainSettings
 
-#: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, whatever to hand back)
+if TYPE_CHECKING:
+    from slime.data import TrainBatch
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One packed micro-batch on this rank: L local tokens; R response tokens in all, R_l of them predicted here."""
+
+    #: indices in the batch of the samples packed here, in packing order
+    samples: tuple[int, ...]
+    #: False if the micro-batch only keeps this rank in step with the others and its tokens must not be counted
+    counts: bool
+    tokens: Tensor  #: [1, L] int64
+    positions: Tensor  #: [1, L] int64, within each sequence
+    packed: PackedSeqParams
+    rows: Tensor  #: [R_l] int64, local positions that predict response tokens
+    targets: Tensor  #: [R_l] int64, the tokens they predict
+    #: [R_l] int64, the index of each of them among the R; None if all are here, in order
+    slots: Tensor | None
+    sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
+    token_ids: Tensor  #: [R] int64, the index of each response token among all of the batch
+
+
+@dataclass(frozen=True)
+class PackingRule:
+    """What the parallel layout demands of a micro-batch, and this rank's part in it."""
+
+    tensor_parallel_size: int
+    sequence_parallel: bool
+    cp_size: int
+    cp_rank: int
+    device: torch.device
+
+    def pack(self, batch: TrainBatch, samples: Sequence[int], *, counts: bool = True) -> MicroBatch:
+        """Pack the samples with these indices."""
+        multiple = 2 * self.cp_size if self.cp_size > 1 else 1
+        inputs, lengths, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], [], []
+        begins = np.cumsum(batch.response_lengths) - batch.response_lengths
+        start = 0
+        for number, i in enumerate(samples):
+            whole = batch.tokens[i]
+            response = int(batch.response_lengths[i])
+            prompt, run = len(whole) - response, len(whole) - 1
+            padded = -(-run // multiple) * multiple
+            inputs.append(np.pad(whole[:run], (0, padded - run)))
+            row_parts.append(np.arange(start + prompt - 1, start + prompt - 1 + response))
+            target_parts.append(whole[prompt:])
+            sequence_parts.append(np.full(response, number))
+            token_parts.append(np.arange(begins[i], begins[i] + response))
+            lengths.append(padded)
+            start += padded
+        # Sequence parallelism divides this rank's tokens; pad the total by one more sequence that nothing refers to.
+        extra = -start % (multiple * (self.tensor_parallel_size if self.sequence_parallel else 1))
+        if extra:
+            inputs.append(np.zeros(extra, dtype=np.int32))
+            lengths.append(extra)
+        tokens, rows, targets = _int64(inputs), _int64(row_parts), _int64(target_parts)
+        ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        positions = packed_positions(ends, self.cp_size, self.cp_rank)
+        slots = None
+        if self.cp_size > 1:
+            mine = positions + ends[:-1].repeat_interleave(ends.diff() // self.cp_size)
+            local_of = torch.full((int(ends[-1]),), -1)
+            local_of[mine] = torch.arange(mine.numel())
+            slots = (local_of[rows] >= 0).nonzero().squeeze(1)
+            tokens, rows, targets = tokens[mine], local_of[rows[slots]], targets[slots]
+        return MicroBatch(
+            samples=tuple(samples),
+            counts=counts,
+            tokens=tokens.unsqueeze(0).to(self.device),
+            positions=positions.unsqueeze(0).to(self.device),
+            packed=self._sequences(ends.to(self.device), longest=max(lengths)),
+            rows=rows.to(self.device),
+            targets=targets.to(self.device),
+            slots=None if slots is None else slots.to(self.device),
+            sequence_ids=_int64(sequence_parts).to(self.device),
+            token_ids=_int64(token_parts).to(self.device),
+        )
+
+    def _sequences(self, ends: Tensor, longest: int) -> PackedSeqParams:
+        padded = ends if self.cp_size > 1 else None
+        return PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            cu_seqlens_q_padded=padded,
+            cu_seqlens_kv_padded=padded,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+
+
+def flat_column(parts: Sequence[Any], device: torch.device) -> Tensor:
+    """A per-sample column, N x [T_i] arrays or tensors, as one float32 vector [sum of T_i] on the device."""
+    flat = torch.cat(list(parts)) if isinstance(parts[0], Tensor) else torch.from_numpy(np.concatenate(parts))
+    return flat.to(device, torch.float32)
+
+
+def _int64(parts: list[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+
+#: float32 elements of logits worked on at a time: bounds the memory of the float32 copy
+CHUNK_ELEMENTS = 1 << 24
+#: used as minus infinity in columns that pad the vocabulary: exp gives 0, and products with 0 stay finite
+_NEVER = -1e30
+
+
+def log_probs_and_entropy(
+    logits: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """log p(targets[i] | logits[rows[i]]) and the entropy of that distribution, in nats.
+
+    Besides the gradient itself, no float32 tensor larger than `chunk_elements` is alive at any time.
+
+    Args:
+        logits: [T, V / tp] this rank's part of the vocabulary, any float type; never modified.
+        rows: [R] int64, which rows of `logits` predict something; no row twice.
+        targets: [R] int64, the token each of them should predict, numbered over the whole vocabulary.
+        temperature: Logits are divided by it.
+        vocab_size: The whole vocabulary without padding; later columns have probability 0.
+        group: Tensor-parallel group; None if `logits` has the whole vocabulary.
+        chunk_elements: How many elements of logits are worked on at a time.
+
+    Returns:
+        ([R], [R]) float32, equal on all ranks of `group` and differentiable in `logits`; the gradient each rank gets
+        is that of its own part.
+    """
+    log_probs, entropy = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]  # torch does not type it
+        logits, rows, targets, temperature, vocab_size, group, chunk_elements
+    )
+    return log_probs, entropy
+
+
+def _chunks(rows: Tensor, vocabulary: int, chunk_elements: int) -> Iterator[slice]:
+    step = max(1, chunk_elements // vocabulary)
+    for start in range(0, rows.numel(), step):
+        yield slice(start, min(start + step, rows.numel()))
+
+
+def _scaled(logits: Tensor, rows: Tensor, temperature: float, valid: int) -> Tensor:
+    """A float32 copy [r, V / tp] of some rows, divided by the temperature, with padding columns disabled."""
+    z = logits[rows].float()  # indexing copies, so what follows may be in place
+    if temperature != 1.0:
+        z /= temperature
+    if valid < z.size(-1):
+        z[:, max(valid, 0) :] = _NEVER
+    return z
+
+
+class _LogProbsAndEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        rows: Tensor,
+        targets: Tensor,
+        temperature: float,
+        vocab_size: int,
+        group: dist.ProcessGroup | None,
+        chunk_elements: int,
+    ) -> tuple[Tensor, Tensor]:
+        parallel = group is not None and group.size() > 1
+        part = logits.size(-1)
+        first = group.rank() * part if parallel and group is not None else 0
+        valid, local = vocab_size - first, targets - first
+        mine = (local >= 0) & (local < part)
+        local = local.clamp(0, part - 1)
+
+        # Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z of the target.
+        m, s, e, t = torch.empty(4, rows.numel(), dtype=torch.float32, device=logits.device)
+        for chunk in _chunks(rows, part, chunk_elements):
+            z = _scaled(logits, rows[chunk], temperature, valid)
+            m[chunk] = z.amax(-1)
+            t[chunk] = z.gather(-1, local[chunk].unsqueeze(-1)).squeeze(-1)
+            z -= m[chunk].unsqueeze(-1)
+            weights = z.exp()
+            s[chunk] = weights.sum(-1)
+            e[chunk] = weights.mul_(z).sum(-1)
+
+        if parallel:
+            top = m.clone()
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+            shift, scale = m - top, (m - top).exp()
+            sums = torch.stack([s * scale, (e + shift * s) * scale, torch.where(mine, t - top, 0.0)])
+            dist.all_reduce(sums, group=group)
+            s, e, t = sums
+            m = top
+        else:
+            t = t - m
+        log_s = s.log()
+        entropy = log_s - e / s
+
+        ctx.save_for_backward(logits, rows, local, mine, m + log_s, entropy)
+        ctx.temperature, ctx.valid, ctx.chunk_elements = temperature, valid, chunk_elements
+        ctx.set_materialize_grads(False)
+        return t - log_s, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_entropy = grads
+        if grad_log_prob is None and grad_entropy is None:
+            return (None,) * 7
+        logits, rows, local, mine, log_z, entropy = ctx.saved_tensors
+        grad = torch.zeros_like(logits)
+        for chunk in _chunks(rows, logits.size(-1), ctx.chunk_elements):
+            log_p = _scaled(logits, rows[chunk], ctx.temperature, ctx.valid)
+            log_p -= log_z[chunk].unsqueeze(-1)
+            p = log_p.exp()
+            # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
+            slope = torch.zeros_like(entropy[chunk]).unsqueeze(-1)
+            if grad_log_prob is not None:
+                slope = slope - grad_log_prob[chunk].unsqueeze(-1)
+            if grad_entropy is not None:
+                slope = slope - grad_entropy[chunk].unsqueeze(-1) * (log_p + entropy[chunk].unsqueeze(-1))
+            p *= slope
+            if grad_log_prob is not None:
+                p.scatter_add_(-1, local[chunk].unsqueeze(-1), (grad_log_prob[chunk] * mine[chunk]).unsqueeze(-1))
+            if ctx.temperature != 1.0:
+                p /= ctx.temperature
+            grad.index_copy_(0, rows[chunk], p.to(grad.dtype))
+        return grad, None, None, None, None, None, None
+
+
+#: What is read from the last stage's output for each response token: a policy's log-probs, or a critic's value.
+#: (output [1, L, ...], micro-batch) -> vectors [R_l] float32, with one entry for each response token that this
+#: context-parallel rank predicts.
+TokenHead = Callable[[Tensor, MicroBatch], tuple[Tensor, ...]]
+#: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
 LossFunction = Callable[..., tuple[Tensor, Any]]
+
+
+def policy_head(settings: TrainSettings, *, temperature: float) -> TokenHead:
+    """Log-probs and entropy at `temperature`, from logits [1, L, V / tp]."""
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def head(logits: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+        return log_probs_and_entropy(
+            logits[0],
+            micro_batch.rows,
+            micro_batch.targets,
+            temperature=temperature,
+            vocab_size=settings.vocab_size,
+            group=group,
+        )
+
+    return head
 
 
 class Pipeline:
     """The wrapped chunks of this rank, run over micro-batches, and the head that reads their output.
 
-    Every rank of a pipeline must pass the same micro-batches in the same order, and every rank at all the same
-    number of them.
+    Every rank of a pipeline must pass the same micro-batches in the same order, and all ranks the same number
+    of them.
     """
 
     def __init__(self, settings: TrainSettings, chunks: list[Any], head: TokenHead) -> None:
         self._chunks, self._head = chunks, head
-        # Keeps logits in the model's precision: ours are turned to float32 piece by piece.
+        # Keeps logits in the model's precision: they are converted to float32 piece by piece.
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
         self._cp_group = parallel_state.get_context_parallel_group()
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
-        """The head's first vector, [R] float32, for each micro-batch; an empty list but on the last stage."""
+        """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
 
         def step(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
             micro_batch = next(batches)
@@ -47,9 +309,10 @@ class Pipeline:
         return scored
 
     def train(self, micro_batches: list[MicroBatch], loss: LossFunction) -> list[Any]:
-        """Accumulate the gradient of the summed losses over micro-batches and ranks; `loss`'s second results.
+        """Accumulate the gradient of the summed losses over micro-batches and ranks, divided by nothing.
 
-        The list is empty but on the last stage.  Gradients are not divided by anything.
+        Returns:
+            The second result of `loss` for each micro-batch; empty except on the last stage.
         """
 
         def step(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -58,7 +321,7 @@ class Pipeline:
 
             def finish(last: Tensor) -> tuple[Tensor, Tensor, Any]:
                 total, kept = loss(micro_batch, *self._predict(last, micro_batch))
-                # The form of three makes the schedule sum; the count is not used (see connect_schedule).
+                # Three results make the schedule sum losses; the token count is not used (see connect_schedule).
                 return total, torch.zeros((), dtype=torch.int, device=last.device), kept
 
             return output, finish
@@ -83,8 +346,9 @@ class Pipeline:
         here = self._head(last, micro_batch)
         if micro_batch.slots is None:
             return here
+        response_tokens = micro_batch.sequence_ids.numel()
         return tuple(
-            _AllOfContext.apply(part, micro_batch.slots, micro_batch.response_tokens, self._cp_group)  # type: ignore[no-untyped-call]  # torch does not type it
+            _GatherContext.apply(part, micro_batch.slots, response_tokens, self._cp_group)  # type: ignore[no-untyped-call]  # torch does not type it
             for part in here
         )
 
@@ -102,7 +366,7 @@ class Pipeline:
         return answer
 
 
-class _AllOfContext(torch.autograd.Function):
+class _GatherContext(torch.autograd.Function):
     """[R_l] of each context-parallel rank -> [R] on all of them.
 
     Every rank then computes the same loss of all R tokens and keeps the gradient of its own, which the sum over
@@ -121,3 +385,42 @@ class _AllOfContext(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (slots,) = ctx.saved_tensors
         return grad[slots], None, None, None
+
+
+def counts_tokens() -> bool:
+    """Whether this rank contributes to sums over tokens: one rank for each micro-batch, with the output layer."""
+    return (
+        bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+    )
+
+
+def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Add scalars over micro-batches and ranks, name by name; names that end in `_max` take the maximum.
+
+    One rank counts_tokens for each micro-batch, so tensor- and context-parallel copies count once. The result is the
+    same on every rank, including pipeline stages that saw no logits. Computed in float64, in rank order.
+    """
+    mine: dict[str, float] = {}
+    if counts_tokens():
+        for part in parts:
+            values = torch.stack([value.detach().double() for value in part.values()]).tolist() if part else []
+            add_sums(mine, dict(zip(part, values, strict=True)))
+    if dist.get_world_size() == 1:
+        return mine
+    everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    total: dict[str, float] = {}
+    for one in everyone:
+        add_sums(total, one)
+    return total
+
+
+def add_sums(total: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add `more` to `total` in place, name by name; names that end in `_max` keep the maximum."""
+    for name, value in more.items():
+        if name not in total:
+            total[name] = value
+        else:
+            total[name] = max(total[name], value) if name.endswith("_max") else total[name] + value

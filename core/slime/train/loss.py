@@ -1,7 +1,15 @@
-"""The loss of one micro-batch: policy or supervised, with its token weights and statistics."""
+"""The loss of one micro-batch, policy or supervised: its terms, its token weights and its statistics.
+
+Formulas are one function per term; every tensor argument and result is a vector over tokens. M is the number of
+response tokens of a micro-batch. Losses are per token: they are multiplied by weights that were fixed for the whole
+optimizer step before it began (`slime.data.loss_weights`) and summed, which is what makes gradients independent of
+micro-batching and of the parallel layout.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,19 +18,278 @@ from torch import Tensor
 
 from slime.errors import PluginContractError
 from slime.plugin import Estimator, EstimatorSpec, TokenBatch
-from slime.train.clip_range import clip_range
-from slime.train.correction import Correction, importance_weights, strayed
-from slime.train.kl import kl_per_token
-from slime.train.mismatch import mismatch
-from slime.train.objective import policy_loss
-from slime.train.packing import MicroBatch
-from slime.train.ratio import log_ratio
-from slime.train.value_loss import ValueColumns
+from slime.train.forward import MicroBatch
 
 if TYPE_CHECKING:
-    from slime.config.options import AlgorithmOptions
+    from slime.config.options import AlgorithmOptions, KLEstimator
 
-#: metrics of slime's own that stand beside those of the estimator's objective
+
+#: Log-ratios are clamped to plus and minus this. exp(20) is 5e8, where a ratio carries no information any more;
+#: exp(89) overflows float32, and the gradient of infinity is NaN even in a branch that clipping discards.
+MAX_LOG_RATIO = 20.0
+
+# --- importance ratio -------------------------------------------------------------------------------
+
+
+def log_ratio(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    mask: Tensor,
+    sequence_ids: Tensor,
+    num_sequences: int,
+    level: Literal["token", "sequence"],
+) -> Tensor:
+    """[M] log pi - log pi_old of each token, differentiable in `log_probs`, 0 where the mask [M] is 0.
+
+    With `level="sequence"` every token has the mean over the trained tokens of its sequence instead (Zheng et al.,
+    2025, arXiv 2507.18071, eq. 7). Clamped to plus and minus `MAX_LOG_RATIO`.
+    """
+    difference = torch.where(mask > 0, log_probs - old_log_probs, 0.0)
+    if level == "sequence":
+        difference = torch.where(mask > 0, sequence_mean(difference, mask, sequence_ids, num_sequences), 0.0)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_mean(values: Tensor, mask: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[M] mean of `values` [M] over the trained tokens of each token's sequence; 0 if the sequence trains none."""
+    trained = mask.to(values.dtype)
+    totals = values.new_zeros(num_sequences).index_add(0, sequence_ids, values * trained)
+    counts = values.new_zeros(num_sequences).index_add(0, sequence_ids, trained)
+    return (totals / counts.clamp(min=1))[sequence_ids]
+
+
+# --- policy loss ------------------------------------------------------------------------------------
+
+
+def clipped_surrogate(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """max(-r A, -clip(r, 1 - eps, 1 + eps_high) A) with r = exp(log_ratio), per token [M].
+
+    The clipped surrogate (Schulman et al., 2017, arXiv 1707.06347, eq. 7) with separate bounds. With `eps_clip_c`
+    (dual clip, Ye et al., 2020, arXiv 1912.09729, eq. 5) the loss of tokens with A < 0 is at most -c A.
+
+    Returns:
+        The loss and its metrics, which are 1 where a bound removes the gradient: `clip_fraction_high` (r above
+        1 + eps_high, A > 0), `clip_fraction_low` (r below 1 - eps, A < 0), `clip_fraction_dual` (r above c, A < 0),
+        and `clip_fraction` for any of them.
+    """
+    advantages = tokens.advantages
+    ratio = tokens.log_ratio.exp()
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - tokens.eps_clip, 1 + tokens.eps_clip_high) * advantages
+    loss = torch.maximum(plain, clipped)
+    held = (clipped > plain).float()
+    metrics = {
+        "clip_fraction": held,
+        "clip_fraction_low": held * (advantages < 0),
+        "clip_fraction_high": held * (advantages > 0),
+    }
+    if tokens.eps_clip_c is not None:
+        bound = -tokens.eps_clip_c * advantages
+        dual = (advantages < 0) & (loss > bound)
+        loss = torch.where(dual, bound, loss)
+        metrics["clip_fraction_dual"] = dual.float()
+        metrics["clip_fraction"] = torch.maximum(held, dual.float())
+    return loss, metrics
+
+
+def policy_loss(tokens: TokenBatch, estimator: Estimator | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """The estimator's own `objective` if it has one, otherwise the clipped surrogate.
+
+    Raises:
+        PluginContractError: An estimator's objective returned anything but per-token vectors.
+    """
+    own = getattr(estimator, "objective", None)
+    if own is None:
+        return clipped_surrogate(tokens)
+    result = own(tokens)
+    name = type(estimator).__name__
+    expected = tuple(tokens.log_probs.shape)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
+        raise PluginContractError(
+            f"{name}.objective returned {type(result).__name__}; expected (loss [M], metrics: name -> [M])."
+        )
+    loss, metrics = result
+    if tuple(loss.shape) != expected:
+        raise PluginContractError(
+            f"{name}.objective returned a loss of shape {tuple(loss.shape)}; expected one entry per token, {expected}."
+            " Do not reduce it: the trainer weights and sums the tokens."
+        )
+    if not isinstance(metrics, Mapping):
+        raise PluginContractError(
+            f"{name}.objective returned metrics of type {type(metrics).__name__}; expected a dict."
+        )
+    for key, values in metrics.items():
+        if not isinstance(values, Tensor) or tuple(values.shape) != expected:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise PluginContractError(f"{name}.objective: metric {key!r} is {got}; expected a tensor {expected}.")
+    return loss, {key: values.detach().float() for key, values in metrics.items()}
+
+
+# --- KL to the reference ----------------------------------------------------------------------------
+
+
+def kl_per_token(log_probs: Tensor, ref_log_probs: Tensor, kind: KLEstimator, ratio: Tensor | None = None) -> Tensor:
+    """[M] estimate of KL(pi || pi_ref) from each sampled token, differentiable in `log_probs`.
+
+    With d = log pi_ref - log pi of the sampled token (J. Schulman, "Approximating KL divergence", 2020):
+
+        k1 = -d                     unbiased, can be negative
+        k2 = d^2 / 2                biased, low variance; its gradient is that of the KL
+        k3 = exp(d) - 1 - d         unbiased, never negative
+        low_var_kl                  k3 clamped to [-10, 10], so that one outlier token cannot blow up a step
+
+    The gradient of k3's mean is not that of the KL, since the sampled token's own probability moves too. Multiplied
+    by the importance ratio pi / pi_old before the clamp (`--use-unbiased-kl`; arXiv 2512.02556, 2025, section 3.1),
+    value and gradient are unbiased under the policy that sampled.
+
+    Args:
+        log_probs: [M] under the policy.
+        ref_log_probs: [M] under the reference.
+        kind: Which estimate.
+        ratio: [M] pi / pi_old with its gradient, if the estimate is to be multiplied by it.
+    """
+    d = ref_log_probs - log_probs
+    if kind == "k1":
+        estimate = -d
+    elif kind == "k2":
+        estimate = d.square() / 2
+    else:
+        d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        estimate = d.exp() - 1 - d
+    if ratio is not None:
+        estimate = ratio * estimate
+    return torch.clamp(estimate, min=-10, max=10) if kind == "low_var_kl" else estimate
+
+
+# --- engine and trainer disagree: corrections and metrics -------------------------------------------
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+def importance_weights(
+    trainer: Tensor, engine: Tensor, mask: Tensor, sequence_ids: Tensor, num_sequences: int, level: Level
+) -> Tensor:
+    """[M] w = exp(log pi_old(trainer) - log pi(engine)) from the log-probs [M] of both; 1 where the mask [M] is 0.
+
+    Engine and trainer give the same token different log-probabilities, either by rounding or because the engine had
+    older weights. `level` says whether w is that of the token, the product over the trained tokens of its sequence,
+    or their geometric mean. The logarithm is clamped to plus and minus `MAX_LOG_RATIO`, so a weight is never infinite.
+    """
+    difference = torch.where(mask > 0, trainer - engine, 0.0)
+    if level != "token":
+        means = sequence_mean(difference, mask, sequence_ids, num_sequences)
+        if level == "sequence":
+            counts = mask.new_zeros(num_sequences).index_add(0, sequence_ids, mask)
+            means = means * counts[sequence_ids]
+        difference = torch.where(mask > 0, means, 0.0)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Off-policy correction: importance weights on the policy loss, and what happens to those out of bounds.
+
+        truncate    min(max(w, low), high)              truncated importance sampling (TIS; Ionides, 2008; Yao et
+                                                        al., 2025, "Your efficient RL framework secretly brings you
+                                                        off-policy RL training")
+        mask        w where low <= w <= high, else 0    of tokens, IcePop (Ling team, 2025, arXiv 2510.18855); of
+                                                        sequences, masked importance sampling (MIS; Liu et al., 2025,
+                                                        "When speed kills stability")
+
+    Weights are constants: nothing is differentiated through them. KL and entropy keep their full weight. The loss's
+    denominators stay too: a masked token counts as one without loss.
+    """
+
+    mode: Literal["truncate", "mask"]
+    level: Level
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, options: AlgorithmOptions) -> Correction | None:
+        """The correction that the run's options choose, if any."""
+        if options.off_policy_correction is None:
+            return None
+        return cls(
+            options.off_policy_correction, options.off_policy_level, options.tis_threshold_low, options.tis_threshold
+        )
+
+    def apply(self, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weights [M] to multiply the loss by, and per-token metrics [M]."""
+        outside = (weights < self.low) | (weights > self.high)
+        if self.mode == "mask":
+            used, kind = torch.where(outside, 0.0, weights), "correction_mask_fraction"
+        else:
+            used, kind = weights.clamp(self.low, self.high), "correction_clip_fraction"
+        return used, {kind: outside.float(), "correction_weight": used}
+
+
+def off_policy_sequences(
+    current: Tensor,
+    engine: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    sequence_ids: Tensor,
+    num_sequences: int,
+    delta: float,
+) -> Tensor:
+    """[M] bool: tokens of negative advantage in sequences that the policy has already moved away from.
+
+    Off-policy sequence masking (arXiv 2512.02556, 2025, section 3.1): the mean over a sequence's trained
+    tokens of log pi(engine) - log pi(current) exceeds `delta`. Pushing such a sequence further down teaches nothing.
+    """
+    drop = sequence_mean(torch.where(mask > 0, engine - current, 0.0), mask, sequence_ids, num_sequences)
+    return (advantages < 0) & (drop > delta)
+
+
+def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """How far engine and trainer are apart on the same tokens, as scalars that `token_means` turns into metrics.
+
+    With d = log pi(trainer) - log pi(engine), sums over trained tokens of
+
+    - `logprob_gap`: |d|, and `logprob_gap_max`, its maximum;
+    - `engine_kl`: exp(d) - 1 - d, an unbiased estimate (k3) of KL(engine || trainer), since the engine sampled;
+    - `log_ppl_difference`: -d, whose mean is log PPL(trainer) - log PPL(engine);
+    - `weight_sum`, `weight_square`: of the importance weights, before any of them is truncated or masked.
+
+    Args:
+        trainer: [M] the trainer's log-probs.
+        engine: [M] the engine's log-probs.
+        mask: [M] 1 where a token is trained on.
+        weights: [M] importance weights at the run's level.
+    """
+    trained = mask > 0
+    d = torch.where(trained, trainer - engine, 0.0)
+    gap = d.abs()
+    bounded = d.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # in float32 the KL of a small d rounds to nothing
+    used = torch.where(trained, weights, 0.0).double()
+    sums = {
+        "logprob_gap": gap.sum(),
+        "engine_kl": (bounded.expm1() - bounded).sum(),
+        "log_ppl_difference": -d.sum(),
+        "weight_sum": used.sum(),
+        "weight_square": used.square().sum(),
+    }
+    if gap.numel():
+        sums["logprob_gap_max"] = gap.max()
+    return sums
+
+
+# --- value loss -------------------------------------------------------------------------------------
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is larger, [M].
+
+    The clipped value loss of Schulman et al.'s own implementation (see Engstrom et al., 2020, arXiv 2005.12729,
+    section 3): a token whose value has moved more than `clip` towards the return has no gradient any more.
+    """
+    plain = (values - returns).square()
+    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).float()
+
+
+#: the trainer's own metrics, whose names an estimator's objective must not use
 _OWN = frozenset(
     {"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr", "skipped_steps", "staleness_max"}
     | {"logprob_gap_mean", "engine_ppl_ratio", "engine_ess", "log_ppl_difference", "weight_sum", "weight_square"}
@@ -43,10 +310,10 @@ class LossTerms:
     eps_clip: float
     eps_clip_high: float
     eps_clip_c: float | None
-    #: 0 where KL to the reference is no part of the loss
+    #: 0 if the loss has no KL to the reference
     kl_loss_coef: float
-    kl_loss_type: str
-    #: whether the KL of a token is multiplied with its importance ratio
+    kl_loss_type: KLEstimator
+    #: whether the KL of a token is multiplied by its importance ratio
     unbiased_kl: bool
     #: of the policy loss, for tokens that the engines sampled from another distribution than the trainer's
     correction: Correction | None
@@ -56,7 +323,7 @@ class LossTerms:
 
     @classmethod
     def of(cls, options: AlgorithmOptions, estimator: Estimator | None, spec: EstimatorSpec | None) -> LossTerms:
-        """What the run chooses and the estimator declares; without an estimator the supervised loss."""
+        """What the run's options choose and the estimator declares; without an estimator the supervised loss."""
         eps_clip, eps_clip_high = clip_range(options, spec)
         return cls(
             supervised=estimator is None,
@@ -74,30 +341,46 @@ class LossTerms:
         )
 
 
+def clip_range(options: AlgorithmOptions, spec: EstimatorSpec | None) -> tuple[float, float]:
+    """How far the ratio may go (below 1, above 1): the run's options go before the estimator's own range.
+
+    `--eps-clip` alone sets both bounds.
+    """
+    low, high = (0.2, 0.2) if spec is None else spec.clip_range
+    if options.eps_clip is not None:
+        low = high = options.eps_clip
+    return low, high if options.eps_clip_high is None else options.eps_clip_high
+
+
 @dataclass(frozen=True, eq=False)
 class LossColumns:
-    """Per-token data of the whole batch, each [sum of T_i] float32 on the device; None where there is none."""
+    """Per-token data of the whole batch, each [sum of T_i] float32 on the device, or None if the run has none."""
 
     weights: Tensor
     mask: Tensor
     advantages: Tensor | None = None
     old_log_probs: Tensor | None = None
-    #: old log-probs are the engines', not the trainer's
+    #: whether the old log-probs are the engines' instead of the trainer's
     old_by_engine: bool = False
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
-    #: what the critic is trained on
-    critic: ValueColumns | None = None
 
 
 def micro_batch_loss(
     terms: LossTerms, columns: LossColumns, micro_batch: MicroBatch, log_probs: Tensor, entropy: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(sum of weight x per-token loss, sums over trained tokens of what is worth knowing), from log-probs [R].
+    """The loss to differentiate, and sums over trained tokens for the metrics.
 
     Tokens outside the mask are taken out before anything is computed from them, not merely weighted with zero:
-    zero times an overflowed ratio would be NaN.  A micro-batch that does not count gives a zero that still
+    zero times an overflowed ratio would be NaN. A micro-batch that does not count gives a zero that still
     carries gradients, so that all ranks go through the same steps.
+
+    Args:
+        terms: What is optimised.
+        columns: Data of the whole batch.
+        micro_batch: Which of its R response tokens are here.
+        log_probs: [R] under the current policy, with gradient.
+        entropy: [R] of the current policy, with gradient.
     """
     here = micro_batch.token_ids
     if not micro_batch.counts:
@@ -111,8 +394,8 @@ def micro_batch_loss(
     if terms.supervised:
         per_token = -log_probs
     else:
-        per_token, seen = _policy_terms(terms, columns, micro_batch, log_probs, mask)
-        sums |= seen
+        per_token, policy_sums = _policy_terms(terms, columns, micro_batch, log_probs, mask)
+        sums |= policy_sums
     if terms.entropy_coef:
         per_token = per_token - terms.entropy_coef * entropy
     loss = (weights * torch.where(trained, per_token, 0.0)).sum()
@@ -149,16 +432,16 @@ def _policy_terms(
 
     if columns.rollout_log_probs is not None:
         engine = torch.where(trained, columns.rollout_log_probs[here], current)
-        trainers = current if columns.old_by_engine else old
+        trainer = current if columns.old_by_engine else old
         level = "token" if terms.correction is None else terms.correction.level
-        raw = importance_weights(trainers, engine, mask, *sequences, level)
-        sums |= mismatch(trainers, engine, mask, raw)
+        raw = importance_weights(trainer, engine, mask, *sequences, level)
+        sums |= mismatch(trainer, engine, mask, raw)
         if terms.correction is not None:
-            used, seen = terms.correction.apply(raw)
+            used, correction_metrics = terms.correction.apply(raw)
             per_token = per_token * used
-            means |= seen
+            means |= correction_metrics
         if terms.sequence_delta is not None:
-            out = strayed(current, engine, advantages, mask, *sequences, terms.sequence_delta)
+            out = off_policy_sequences(current, engine, advantages, mask, *sequences, terms.sequence_delta)
             per_token = torch.where(out, 0.0, per_token)
             means["off_policy_sequence_fraction"] = out.float()
     if columns.ref_log_probs is not None:
@@ -172,8 +455,8 @@ def _policy_terms(
     means["ratio_max"] = ratios
     for name in reported.keys() & (means.keys() | sums.keys() | _OWN):
         raise PluginContractError(
-            f"{type(terms.estimator).__name__}.objective reports a metric {name!r}, which is the name of one of slime's"
-            " own; expected another name."
+            f"{type(terms.estimator).__name__}.objective reports a metric {name!r}, but slime has a metric of that name"
+            " itself. Choose another name."
         )
     for name, values in (means | reported).items():
         if not name.endswith("_max"):
@@ -181,3 +464,28 @@ def _policy_terms(
         elif values.numel():
             sums[name] = torch.where(trained, values, -torch.inf).max()
     return per_token, sums
+
+
+#: sums that are not reported themselves, only metrics made of them
+_PARTS = frozenset({"log_ppl_difference", "weight_sum", "weight_square"})
+
+
+def token_means(sums: Mapping[str, float], *, steps: int) -> dict[str, float]:
+    """A rollout's metrics from the sums over the trained tokens of all its steps: means over tokens.
+
+    `loss` is the mean over `steps`; `_max` stays; `engine_ppl_ratio` and `engine_ess` combine several sums.
+    """
+    tokens = sums["tokens"]
+    count = max(tokens, 1.0)
+    metrics = {"tokens": tokens, "loss": sums["loss"] / steps, "micro_batches": sums["micro_batches"]}
+    for name, value in sums.items():
+        if name in metrics or name in _PARTS:
+            continue
+        key = "logprob_gap_mean" if name == "logprob_gap" else name
+        metrics[key] = value if name.endswith("_max") else value / count
+    if "log_ppl_difference" in sums:
+        metrics["engine_ppl_ratio"] = math.exp(min(sums["log_ppl_difference"] / count, 700.0))
+        # Kish's effective sample size: (sum w)^2 / sum w^2 of n equal weights is n.
+        square = sums["weight_square"]
+        metrics["engine_ess"] = sums["weight_sum"] ** 2 / square / count if square else 1.0
+    return metrics

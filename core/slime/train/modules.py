@@ -1,85 +1,143 @@
-"""The two modules of Megatron's local layer spec that we replace: core attention and norm.
+"""Attention, norm and rotary embedding over packed sequences, in place of Megatron's local modules.
 
-The stock ones assert against packed sequences, context parallelism and sequence parallelism.  Ours are
-torch operations, the same on CPU and GPU; with TransformerEngine its modules are used and these are not.
+The stock modules assert against packed sequences, context parallelism or sequence parallelism. These are torch
+operations, the same on CPU and GPU; with TransformerEngine its modules are used instead.
+
+Attention over many short sequences is dominated by the overhead of one call per sequence, and a single
+block-diagonal call by its quadratic waste. So sequences of similar length are padded to a common length and
+attended together, a few calls in all. This plan depends only on the lengths, and is made once per micro-batch
+for all layers.
+
+Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
+2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so
+the plan indexes queries in local order and keys in the order of `all_gather`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core.models.common.embeddings import rope_utils
 from torch import Tensor
 
-from slime.train.attention_plan import AttentionPlan, Gather, plan_attention
+#: sequences share a bucket while they are at least this fraction of its longest...
+_SIMILAR = 0.75
+#: ... or not more than this many tokens shorter
+_CLOSE = 16
 
 
-class Norm(torch.nn.Module):
-    """RMSNorm or LayerNorm by `config.normalization`, with Megatron's marks for sequence parallelism.
+def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
+    """[T] int64: the position within its sequence of each packed row of context-parallel rank `cp_rank`.
 
-    Parameters hold `gamma - 1` where `config.layernorm_zero_centered_gamma` is set.
+    cu_seqlens [n + 1] are 0 and the ends of the whole sequences.
     """
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__()
-        self.eps, self.shape = eps, (hidden_size,)
-        self.zero_centered = bool(config.layernorm_zero_centered_gamma)
-        fill = torch.zeros if self.zero_centered else torch.ones
-        self.weight = torch.nn.Parameter(fill(hidden_size, dtype=config.params_dtype))
-        self.bias: torch.nn.Parameter | None = None
-        if config.normalization != "RMSNorm":
-            self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
-        for parameter in self.parameters():
-            # finalize_model_grads sums these over the tensor-parallel ranks, each of which saw a part of the sequence.
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., hidden] -> [..., hidden]"""
-        weight = self.weight + 1 if self.zero_centered else self.weight
-        if self.bias is None:
-            if not x.is_cuda:
-                return rms_norm(x, weight, self.eps)
-            normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
-            return normed
-        return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
+    lengths = cu_seqlens.diff() // cp_size
+    starts = (cu_seqlens[:-1] // cp_size).repeat_interleave(lengths)
+    offset = torch.arange(starts.numel(), device=cu_seqlens.device) - starts
+    if cp_size == 1:
+        return offset
+    chunk = (lengths // 2).repeat_interleave(lengths)
+    return torch.where(offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; half torch's time on a CPU, which has no kernel."""
-    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch does not type it
-    return out
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Some sequences padded to a common length: `count` of them, `queries` and `keys` positions each."""
+
+    count: int
+    queries: int
+    keys: int
+    #: [count, 1, queries, keys] bool, True where a query may look; None means plainly causal
+    mask: Tensor | None
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        scale: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale.square_().div_(x.size(-1)).add_(eps).rsqrt_()
-        unit: Tensor = wide * scale
-        ctx.save_for_backward(unit, weight, scale)
-        return (unit * weight).to(x.dtype)
+@dataclass(frozen=True, slots=True, eq=False)
+class Gather:
+    """A move between packed rows [T] and padded slots [S]; each row has exactly one slot."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        unit, weight, scale = ctx.saved_tensors
-        size = unit.size(-1)
-        wide = grad.float()
-        per_weight = (wide * unit).view(-1, size)
-        # dx = scale (g w - unit mean(g w unit))
-        mean = torch.mv(per_weight, weight.float()).div_(size).view_as(scale)
-        grad_x = torch.addcmul(wide * weight, unit, mean, value=-1).mul_(scale)
-        return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
+    #: [S] int64 the row of each slot; empty slots hold row 0
+    row_of_slot: Tensor
+    #: [T] int64 the slot of each row
+    slot_of_row: Tensor
+    #: [E] int64 the empty slots
+    empty: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPlan:
+    """Buckets, in the order of their slots."""
+
+    buckets: tuple[Bucket, ...]
+    queries: Gather
+    keys: Gather
+
+
+def plan_attention(lengths: list[int], *, cp_size: int = 1, cp_rank: int = 0, device: torch.device) -> AttentionPlan:
+    """A plan for sequences of these (padded, whole) lengths, packed one after the other."""
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    groups: list[list[int]] = []
+    for i in order:
+        longest = lengths[groups[-1][0]] if groups else 0
+        if groups and lengths[i] >= min(_SIMILAR * longest, longest - _CLOSE):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+
+    total = starts[-1]
+    local_total = total // cp_size
+    buckets: list[Bucket] = []
+    query_rows, key_rows = [], []
+    for group in groups:
+        longest = lengths[group[0]]
+        sizes = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
+        begins = torch.tensor([starts[i] for i in group]).unsqueeze(1)
+        span = torch.arange(longest // cp_size).unsqueeze(0)
+        query_rows.append(torch.where(span < sizes // cp_size, begins // cp_size + span, -1).flatten())
+        if cp_size == 1:
+            key_rows.append(query_rows[-1])
+            buckets.append(Bucket(len(group), longest, longest, None))
+            continue
+        # Position p of a sequence of n sits on rank min(c, 2C-1-c), c = p // (n / 2C), at p or after the first chunk.
+        span = torch.arange(longest).unsqueeze(0)
+        chunk = sizes // (2 * cp_size)
+        number = span // chunk
+        rank = torch.minimum(number, 2 * cp_size - 1 - number)
+        offset = span % chunk + torch.where(number >= cp_size, chunk, 0)
+        row = rank * local_total + begins // cp_size + offset
+        key_rows.append(torch.where(span < sizes, row, -1).flatten())
+        query_positions = torch.full((len(group), longest // cp_size), 0)
+        for k, i in enumerate(group):
+            here = packed_positions(torch.tensor([0, lengths[i]]), cp_size, cp_rank)
+            query_positions[k, : here.numel()] = here
+        mask = query_positions.unsqueeze(2) >= torch.arange(longest).view(1, 1, -1)
+        buckets.append(Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device)))
+    queries = _gather(torch.cat(query_rows), local_total, device)
+    keys = queries if cp_size == 1 else _gather(torch.cat(key_rows), total, device)
+    return AttentionPlan(tuple(buckets), queries, keys)
+
+
+def _gather(rows: Tensor, total: int, device: torch.device) -> Gather:
+    """From the row [S] of each slot, -1 if the slot is empty."""
+    filled = rows >= 0
+    slot_of_row = torch.empty(total, dtype=torch.int64)
+    slot_of_row[rows[filled]] = filled.nonzero().squeeze(1)
+    empty = (~filled).nonzero().squeeze(1)
+    return Gather(rows.clamp(min=0).to(device), slot_of_row.to(device), empty.to(device))
 
 
 class PackedAttention(torch.nn.Module):
     """Causal core attention over packed ("thd") sequences with torch SDPA.
 
     query [T, Hq, D], key and value [T, Hk, D] -> [T, Hq * D], with T the packed tokens of this rank; sequences
-    are those of `packed_seq_params` and never see one another.  Under context parallelism keys and values are
+    are those of `packed_seq_params` and never see one another. Under context parallelism keys and values are
     gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
     """
 
@@ -197,3 +255,119 @@ class _AllGatherRows(torch.autograd.Function):
         total = grad.contiguous()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(ctx.group.size())[ctx.group.rank()], None
+
+
+class Norm(torch.nn.Module):
+    """RMSNorm or LayerNorm by `config.normalization`, with Megatron's marks for sequence parallelism.
+
+    Parameters hold `gamma - 1` where `config.layernorm_zero_centered_gamma` is set.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps, self.shape = eps, (hidden_size,)
+        self.zero_centered = bool(config.layernorm_zero_centered_gamma)
+        fill = torch.zeros if self.zero_centered else torch.ones
+        self.weight = torch.nn.Parameter(fill(hidden_size, dtype=config.params_dtype))
+        self.bias: torch.nn.Parameter | None = None
+        if config.normalization != "RMSNorm":
+            self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+        for parameter in self.parameters():
+            # finalize_model_grads sums these over the tensor-parallel ranks, each of which saw a part of the sequence.
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] -> [..., hidden]"""
+        weight = self.weight + 1 if self.zero_centered else self.weight
+        if self.bias is None:
+            if not x.is_cuda:
+                return rms_norm(x, weight, self.eps)
+            normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
+            return normed
+        return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; half torch's time on a CPU, which has no kernel."""
+    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch does not type it
+    return out
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+        unit: Tensor = wide * scale
+        ctx.save_for_backward(unit, weight, scale)
+        return (unit * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        unit, weight, scale = ctx.saved_tensors
+        size = unit.size(-1)
+        wide = grad.float()
+        per_weight = (wide * unit).view(-1, size)
+        # dx = scale (g w - unit mean(g w unit))
+        mean = torch.mv(per_weight, weight.float()).div_(size).view_as(scale)
+        grad_x = torch.addcmul(wide * weight, unit, mean, value=-1).mul_(scale)
+        return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
+
+
+def rotary_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
+    """Rotary position embedding of packed sequences, vectorised, with the signature of TransformerEngine's kernel.
+
+    Args:
+        t: [T, heads, D] queries or keys.
+        cu_seqlens: [n + 1] 0 and the ends of the whole sequences.
+        freqs: [longest, 1, 1, R] angles, R <= D, halves repeated.
+        cp_size: Context-parallel ranks.
+        cp_rank: This one.
+
+    Returns:
+        t [T, heads, D] rotated by its positions.
+    """
+    angles = freqs.view(freqs.size(0), 1, -1)
+    positions = packed_positions(cu_seqlens, cp_size, cp_rank)
+    cos, sin = angles.cos(), angles.sin()
+    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
+    sin[..., : sin.size(-1) // 2].neg_()
+    cos, sin = (table.to(t.dtype).index_select(0, positions) for table in (cos, sin))
+    if angles.size(-1) == t.size(-1):
+        return _rotate(t, cos, sin)
+    turned = _rotate(t[..., : angles.size(-1)], cos, sin)
+    return torch.cat((turned, t[..., angles.size(-1) :]), dim=-1)
+
+
+def _rotate(t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    turned: Tensor = _Rotate.apply(t, cos, signed_sin)  # type: ignore[no-untyped-call]  # torch does not type it
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """t cos + swap(t) sin, halves swapped; the gradient is the rotation backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        return torch.addcmul(t * cos, _swap_halves(t), signed_sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, signed_sin = ctx.saved_tensors
+        return torch.addcmul(grad * cos, _swap_halves(grad), signed_sin, value=-1), None, None
+
+
+def _swap_halves(t: Tensor) -> Tensor:
+    first, second = t.chunk(2, dim=-1)
+    return torch.cat((second, first), dim=-1)
+
+
+def install_rotary() -> None:
+    """Put `rotary_thd` in the place of TransformerEngine's kernel if that is missing; `apply_rope_fusion` then uses it.
+
+    Megatron would otherwise rotate sequence by sequence in Python.
+    """
+    if rope_utils.fused_apply_rotary_pos_emb_thd is None:
+        rope_utils.fused_apply_rotary_pos_emb_thd = rotary_thd

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +27,13 @@ def start(
     master_addr: str,
     master_port: int,
 ) -> torch.device:
-    """Join the other ranks and build Megatron's groups for the sizes in `transformer`; returns this rank's device.
+    """Join the other ranks, build Megatron's groups for the sizes in `transformer` and seed every random generator.
 
-    Seeds every generator from `config.run.seed`.  Raises `TrainerError` when the ranks do not meet within
-    `--distributed-timeout-minutes`.
+    Returns:
+        This rank's device.
+
+    Raises:
+        TrainerError: The ranks did not meet within `--distributed-timeout-minutes`.
     """
     minutes = config.cluster.distributed_timeout_minutes
     threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // world_size)
@@ -70,10 +71,10 @@ def start(
 
 
 def stop(*, failed: bool = False) -> None:
-    """Leave the groups; call it on every rank before the process ends, after an error too.  Safe to repeat.
+    """Leave the groups. Call it on every rank before the process ends, even after an error; safe to repeat.
 
     A gloo worker thread that drops the last reference to a tensor while the interpreter shuts down aborts the
-    process, hence the explicit end.  After an error there is no barrier: the other ranks may never come.
+    process, hence the explicit end. After an error there is no barrier: the other ranks may never reach it.
     """
     if not dist.is_initialized():
         return
@@ -83,27 +84,3 @@ def stop(*, failed: bool = False) -> None:
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-
-
-def is_last_stage() -> bool:
-    """Whether this rank holds the output layer."""
-    return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
-
-
-def speaks() -> bool:
-    """Whether this rank contributes to sums over tokens: one rank for each micro-batch."""
-    return (
-        is_last_stage()
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_context_parallel_rank() == 0
-    )
-
-
-@contextmanager
-def teardown_on_error() -> Iterator[None]:
-    """Leave the groups when the body raises, so that the process can die of its own error."""
-    try:
-        yield
-    except BaseException:
-        stop(failed=True)
-        raise

@@ -1,7 +1,8 @@
 """The reference policy: a second copy of this rank's weights, exchanged with the model's for a forward pass.
 
-It is what the run's folders say, or has been renewed since: every so many rollouts, or by a checkpoint's weights that a
-run started from.  Only then is it part of the checkpoint, since a continued run could not make it again.
+It starts as the weights of the run's model folders. It may be renewed later: every `--ref-update-interval` rollouts, or
+from the checkpoint whose weights the run started from. Only a renewed reference is saved in checkpoints, since a
+resumed run cannot read it from a folder again.
 """
 
 from __future__ import annotations
@@ -16,39 +17,43 @@ from torch import Tensor
 
 from slime.train.checkpoint_io import load_weights, save_weights
 
-#: where a checkpoint of the trainer has it
+#: its folder inside the trainer's part of a checkpoint
 REFERENCE_PART = "reference"
 
 
 class ReferenceWeights:
-    """A copy of the weights the chunks hold now, in host memory (pinned where there is a GPU)."""
+    """A copy of the weights that the chunks hold now, in host memory (pinned if the weights are on a GPU).
+
+    Attributes:
+        tensors: The copies, in the order of the chunks' parameters and buffers.
+    """
 
     def __init__(self, chunks: list[Any]) -> None:
         self._chunks = chunks
-        self._held = [_host_copy(tensor) for tensor in self._live()]
+        self.tensors = [_host_copy(tensor) for tensor in self._live()]
         self._renewed = False
 
     def renew(self) -> None:
-        """Take the model's present weights: from now on the reference is part of the run's state."""
-        for held, live in zip(self._held, self._live(), strict=True):
+        """Take the model's current weights; from now on the reference is part of the run's checkpoints."""
+        for held, live in zip(self.tensors, self._live(), strict=True):
             held.copy_(live)
         self._renewed = True
 
     def save(self, folder: Path) -> None:
-        """Write the reference to `folder`, where it has been renewed (collective)."""
+        """Write the reference to `folder` if it was ever renewed (collective)."""
         if self._renewed:
             with self.in_model():
                 save_weights(folder, self._chunks)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, if it wrote anything (collective).  The model has the same weights afterwards."""
+        """Read what `save` wrote, if it wrote anything (collective). The model then holds these weights too."""
         if folder.is_dir():
             load_weights(folder, self._chunks)
             self.renew()
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """The model computes with the reference inside, and has its own weights back afterwards, after an error too."""
+        """The model has the reference's weights inside the body, and its own again afterwards, even after an error."""
         self._exchange()
         try:
             yield
@@ -59,7 +64,7 @@ class ReferenceWeights:
         return [tensor.data for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
 
     def _exchange(self) -> None:
-        for held, live in zip(self._held, self._live(), strict=True):
+        for held, live in zip(self.tensors, self._live(), strict=True):
             own = live.clone()
             live.copy_(held)
             held.copy_(own)

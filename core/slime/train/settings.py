@@ -1,8 +1,8 @@
 """From the run configuration to Megatron's dataclasses: what is built, and how it is optimised.
 
-`config.megatron` holds what the user set and nothing else, so Megatron's defaults, slime's and what a CPU
-cannot do stay apart.  slime's own choices, whatever the user says: no dropout (log-probabilities must be
-reproducible) and per-token losses that Megatron does not rescale (`calculate_per_token_loss`).
+`config.megatron` holds only what the user set, so it stays apart from Megatron's defaults, slime's defaults and what a
+CPU cannot do. Two settings are slime's and cannot be changed: no dropout (log-probabilities must be reproducible), and
+per-token losses that Megatron does not rescale (`calculate_per_token_loss`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from slime.config.assemble import stop_on
+from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems
 from slime.errors import ConfigError, did_you_mean
 from slime.train.architecture import ModelShape, merge_architecture
-from slime.train.layout_checks import check_layout
-from slime.train.rotary import install_rotary
+from slime.train.modules import install_rotary
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -38,63 +39,54 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "squared_relu": squared_relu,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-#: what needs TransformerEngine, Apex or CUDA kernels; on a CPU the unfused form computes the same numbers
+#: options ignored on a CPU, where the unfused form computes the same numbers; `slime.config` refuses those that matter
 _CPU_OFF: dict[str, Any] = {
-    "apply_rope_fusion": False,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
     "cross_entropy_loss_fusion": False,
     "cuda_graph_impl": "none",
-    "enable_cuda_graph": False,
-    "external_cuda_graph": False,
-    "gradient_accumulation_fusion": False,
     "masked_softmax_fusion": False,
-    "optimizer_cpu_offload": False,
-    "persist_layer_norm": False,
-    "tp_comm_overlap": False,
-    "use_precision_aware_optimizer": False,
-    "use_te_rng_tracker": False,
 }
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that `slime.train.model` and `slime.train.optimizer` need."""
+    """Everything that `slime.train.model` and `slime.train.model` need."""
 
     transformer: TransformerConfig
     #: keywords of GPTModel; `vocab_size` is the padded size
     gpt: dict[str, Any]
-    #: tokens that exist; columns beyond it pad the vocabulary
+    #: number of real tokens; columns beyond it pad the vocabulary
     vocab_size: int
     optimizer: OptimizerConfig
     ddp: DistributedDataParallelConfig
     use_transformer_engine: bool
 
 
-def train_settings(config: RunConfig, hf: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> TrainSettings:
-    """Megatron's dataclasses for `config`; `hf` is the folder's (transformer, gpt) architecture, if there is a folder.
+def train_settings(config: RunConfig, hf: ModelShape | None) -> TrainSettings:
+    """Megatron's dataclasses for a run.
 
-    Raises `ConfigError` for contradictions, for layouts that would compute wrong numbers, and for whatever
-    Megatron itself refuses.
+    Args:
+        config: The run's configuration.
+        hf: What the Hugging Face folder describes, if the run has one.
+
+    Raises:
+        ConfigError: Options contradict each other, the layout would compute wrong numbers, or Megatron refuses them.
     """
     stated = dict(config.megatron)
     shape = merge_architecture(hf, stated)
     use_te = _use_transformer_engine(config, stated)
     if not config.on_gpu:
-        for name in ("fp8", "fp4"):
-            if stated.get(name):
-                raise ConfigError(f"--{name} {stated[name]} needs a GPU, and this run trains on the CPU.")
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
-    half = _half_precision(stated)
+    half = torch.bfloat16 if stated.get("bf16") else torch.float16 if stated.get("fp16") else None
     transformer = _transformer(config, stated, shape, half, use_te)
     distributed_optimizer = _distributed_optimizer(stated)
     optimizer_fields = {
-        "lr": _learning_rate(stated),
         "min_lr": 0.0,
         "bf16": half is torch.bfloat16,
         "fp16": half is torch.float16,
         "params_dtype": half or torch.float32,
-    } | _fields(stated, OptimizerConfig, skip=("params_dtype", "bf16", "fp16", "lr"))
+    } | _fields(stated, OptimizerConfig, skip=("params_dtype", "bf16", "fp16"))
     ddp_fields = {"grad_reduce_in_fp32": True} | _fields(stated, DistributedDataParallelConfig)
     for fields in (optimizer_fields, ddp_fields):
         fields["use_distributed_optimizer"] = distributed_optimizer
@@ -112,7 +104,9 @@ def _transformer(
     config: RunConfig, stated: Mapping[str, Any], shape: ModelShape, half: torch.dtype | None, use_te: bool
 ) -> TransformerConfig:
     fields = shape.transformer | _fields(stated, TransformerConfig, skip=(*shape.transformer, "bf16", "fp16"))
-    fields |= check_layout(stated, shape.transformer, config.world_size)
+    problems = [problem for check in TRAINER_CHECKS for problem in check(config)]
+    stop_on([*problems, *layout_problems(config, shape.transformer)])
+    fields |= _layout(stated, shape.transformer["num_layers"])
     if stated.get("recompute_activations"):
         fields.setdefault("recompute_granularity", "selective")
     for name in ("hidden_dropout", "attention_dropout"):
@@ -133,7 +127,7 @@ def _transformer(
         "attention_dropout": 0.0,
         "calculate_per_token_loss": True,
         "variable_seq_lengths": True,
-        "moe_token_dispatcher_type": "alltoall",  # Megatron demands it for variable lengths, of dense models too
+        "moe_token_dispatcher_type": "alltoall",  # Megatron requires it for variable lengths, even of dense models
         "params_dtype": half or torch.float32,
         "pipeline_dtype": half or torch.float32,
         "bf16": half is torch.bfloat16,
@@ -147,6 +141,29 @@ def _transformer(
         install_rotary()
         fields["apply_rope_fusion"] = True
     return _build(TransformerConfig, fields)
+
+
+def _layout(stated: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The fields of the parallel layout. Some that are not stated have only one right value."""
+    tensor = stated.get("tensor_model_parallel_size", 1)
+    pipeline = stated.get("pipeline_model_parallel_size", 1)
+    per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
+    virtual = (
+        stated.get("virtual_pipeline_model_parallel_size") if per_chunk is None else layers // (pipeline * per_chunk)
+    )
+    fields: dict[str, Any] = {
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": pipeline,
+        "context_parallel_size": stated.get("context_parallel_size", 1),
+        # Without tensor parallelism there is nothing to split, and Megatron refuses the combination.
+        "sequence_parallel": bool(stated.get("sequence_parallel")) and tensor > 1,
+        "virtual_pipeline_model_parallel_size": None if virtual == 1 else virtual,
+    }
+    if fields["virtual_pipeline_model_parallel_size"] is not None:
+        # With two pipeline stages, batched exchange between interleaved stages gives wrong gradients without an error,
+        # and with micro-batches of different length it crashes.
+        fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return fields
 
 
 def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> bool:
@@ -169,38 +186,23 @@ def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:
     return bool(stated.get("use_distributed_optimizer", kind == "adam"))
 
 
-def _half_precision(stated: Mapping[str, Any]) -> torch.dtype | None:
-    if stated.get("bf16") and stated.get("fp16"):
-        raise ConfigError("--bf16 and --fp16 exclude each other.")
-    if stated.get("bf16"):
-        return torch.bfloat16
-    return torch.float16 if stated.get("fp16") else None
-
-
-def _learning_rate(stated: Mapping[str, Any]) -> float:
-    if stated.get("lr") is None:
-        raise ConfigError("--lr is missing: the trainer takes a resolved configuration, which states it.")
-    return float(stated["lr"])
-
-
 def _padded_vocabulary(size: int, stated: Mapping[str, Any]) -> int:
-    """The least multiple of tensor-parallel size (times --make-vocab-size-divisible-by) that holds `size`."""
+    """The smallest multiple of tensor-parallel size x --make-vocab-size-divisible-by that is at least `size`."""
     step = int(stated.get("tensor_model_parallel_size", 1) * stated.get("make_vocab_size_divisible_by", 1))
     return -(-size // step) * step
 
 
 def _fields(stated: Mapping[str, Any], kind: type, skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The stated values that are fields of a Megatron dataclass, types restored."""
-    chosen: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.name not in stated or field.name in skip:
-            continue
-        chosen[field.name] = _restored(field.type, stated[field.name])
-    return chosen
+    """The stated values that are fields of a Megatron dataclass, in the fields' types."""
+    return {
+        field.name: _restored(field.type, stated[field.name])
+        for field in dataclasses.fields(kind)
+        if field.name in stated and field.name not in skip
+    }
 
 
 def _restored(annotation: Any, value: Any) -> Any:
-    """A stated value as the field's type: enums are stated by member name, dtypes by a short name."""
+    """A stated value in the field's type: enums are stated by member name, dtypes by a short name."""
     if isinstance(value, list):
         return [_restored(annotation, item) for item in value]
     if isinstance(value, str):
@@ -219,7 +221,7 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 
 def _build(kind: type, fields: Mapping[str, Any]) -> Any:
-    """The dataclass; what its own checks raise becomes a `ConfigError`."""
+    """Build the dataclass; errors of its own checks become a `ConfigError`."""
     try:
         return kind(**fields)
     except (AssertionError, TypeError, ValueError) as error:

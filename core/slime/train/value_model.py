@@ -11,14 +11,21 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from slime.train.forward import MicroBatch
+
+
+def value_head(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+    """The value before each response token [R_l], read from values [1, L, 1] at the rows that predict the tokens."""
+    return (values[0, :, 0][micro_batch.rows].float(),)
+
 
 class ValueHead(torch.nn.Module):
-    """hidden [L, 1, H] -> values [L, 1, 1] float32: a product with one vector, without bias, zero to begin with.
+    """hidden [L, 1, H] -> values [L, 1, 1] float32: a product with one vector, without bias, initially zero.
 
-    Zero, so that the first values are 0 whatever the layout and the first advantages are the returns themselves; the
-    vector gets a gradient from the first step on.  No bias: behind the final norm a constant direction of the hidden
-    state does the same, and a single weight would move by no more than the learning rate in a step.  The product is
-    float32 also where the transformer is not; the vector has the transformer's precision, as the hidden state has (the
+    Zero, so that the first values are 0 under every layout and the first advantages are the returns themselves; the
+    vector gets a gradient from the first step on. No bias: after the final norm a constant direction of the hidden
+    state does the same, and a single weight would move by no more than the learning rate in a step. The product is
+    float32 even if the transformer is not; the vector has the transformer's precision, as the hidden state does (the
     optimizer keeps it in float32), since Megatron's optimizers cannot save parameters of two precisions.
     Tensor-parallel ranks hold copies; under sequence parallelism each computes the values of its part of the tokens,
     and gradients are summed.
@@ -31,10 +38,10 @@ class ValueHead(torch.nn.Module):
         self.weight.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """Stands for Megatron's output layer, which answers (output, bias)."""
+        """Called in place of Megatron's output layer, which returns (output, bias)."""
         values = F.linear(hidden.float(), self.weight.float())
         if self.sequence_parallel:
-            # Every rank goes on with all values and the same loss: the gradient is cut back, not summed.
+            # Every rank computes the same loss from all values, so the gradient is cut to its part, not summed.
             values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
         return values, None
 
@@ -49,14 +56,14 @@ def value_model(
     share_embeddings_and_output_weights: bool,  # noqa: ARG001 - there is no output layer to share with
     **rest: Any,
 ) -> GPTModel:
-    """A GPTModel that ends in a `ValueHead`; at no time does it hold an output layer over the vocabulary."""
+    """A GPTModel that ends in a `ValueHead` and never holds an output layer over the vocabulary."""
     model = GPTModel(
         config,
         spec,
         pre_process=pre_process,
         post_process=post_process,
-        # Megatron insists on an output layer.  Beside an embedding it allocates none when told to share; without one
-        # the vocabulary is of no other use, and the least that the ranks can divide does.
+        # Megatron always builds an output layer. On a stage with an embedding it allocates no weight if they are
+        # shared; on others the vocabulary serves nothing else, so the smallest size that ranks can divide is enough.
         vocab_size=vocab_size if pre_process else config.tensor_model_parallel_size,
         share_embeddings_and_output_weights=pre_process and post_process,
         **rest,
@@ -68,11 +75,11 @@ def value_model(
 
 
 def copy_backbone(policy: Sequence[Any], critic: Sequence[Any]) -> None:
-    """Give the critic's bare chunks the weights of the policy's, all but the output layer's."""
-    for theirs, mine in zip(policy, critic, strict=True):
-        source = dict(_backbone(theirs))
+    """Copy the policy's weights into the critic's bare chunks, except for the output layer."""
+    for policy_chunk, critic_chunk in zip(policy, critic, strict=True):
+        source = dict(_backbone(policy_chunk))
         with torch.no_grad():
-            for name, tensor in _backbone(mine):
+            for name, tensor in _backbone(critic_chunk):
                 tensor.copy_(source[name])
 
 

@@ -1,9 +1,10 @@
-"""Hugging Face ↔ Megatron: what a model is, its tensors in both directions, and their way to the engines.
+"""Model families, Hugging Face and Megatron weights, and their transport to the engines.
 
-`architecture` reads a `config.json`; `load_hf` fills Megatron shards from safetensors; `named_hf_tensors`
-gives them back, full and under their Hugging Face names, on rank 0; `save_hf` writes a model folder;
-`create_transport` makes what carries them to live engines.  Only `architecture` and `read_hf_config` work
-without torch, which is why names resolve on first use.
+`architecture` turns a `config.json` into what Megatron builds. `load_hf` fills Megatron shards from safetensors,
+`named_hf_tensors` gathers them back under their Hugging Face names, and `save_hf` writes them to a model folder.
+`create_transport` sends them to live engines.
+
+`architecture` and `read_hf_config` work without torch, so these names are imported on first use.
 """
 
 from __future__ import annotations
@@ -12,39 +13,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slime.weights.architectures import Architecture, architecture, read_hf_config
-    from slime.weights.export import named_hf_tensors
-    from slime.weights.load import load_hf, load_hf_backbone
-    from slime.weights.save import save_hf
-    from slime.weights.transports.create import create_transport
-    from slime.weights.verify import WeightCheck
+    from slime.weights.families import architecture as architecture
+    from slime.weights.families.hf_config import read_hf_config as read_hf_config
+    from slime.weights.hf_load import load_hf as load_hf
+    from slime.weights.hf_load import load_hf_backbone as load_hf_backbone
+    from slime.weights.hf_save import save_hf as save_hf
+    from slime.weights.shards import drain as drain
+    from slime.weights.shards import named_hf_tensors as named_hf_tensors
+    from slime.weights.transports import create_transport as create_transport
 
-__all__ = [
-    "Architecture",
-    "WeightCheck",
-    "architecture",
-    "create_transport",
-    "load_hf",
-    "load_hf_backbone",
-    "named_hf_tensors",
-    "read_hf_config",
-    "save_hf",
-]
-
-_HOME = {
-    "Architecture": "slime.weights.architectures",
-    "WeightCheck": "slime.weights.verify",
-    "architecture": "slime.weights.architectures",
-    "create_transport": "slime.weights.transports.create",
-    "load_hf": "slime.weights.load",
-    "load_hf_backbone": "slime.weights.load",
-    "named_hf_tensors": "slime.weights.export",
-    "read_hf_config": "slime.weights.architectures",
-    "save_hf": "slime.weights.save",
+_MODULE = {
+    "architecture": "families",
+    "create_transport": "transports",
+    "drain": "shards",
+    "load_hf": "hf_load",
+    "load_hf_backbone": "hf_load",
+    "named_hf_tensors": "shards",
+    "read_hf_config": "families.hf_config",
+    "save_hf": "hf_save",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULE[name]}"), name)

@@ -23,12 +23,12 @@ def slime_register_datasources() -> list[DataSourceSpec]:
             name="curriculum",
             factory="slime_datasources.curriculum:Curriculum",
             options=CurriculumOptions,
-            summary="prompts by difficulty, at a level that follows the pass rate",
+            summary="prompts of a difficulty that follows the pass rate",
         ),
         DataSourceSpec(
             name="prompts",
             factory="slime_datasources.prompts:Prompts",
-            summary="prompts of files or data sets (--prompt-data), in their order, shuffled, mixed or streamed",
+            summary="prompts from files or data sets (--prompt-data): in file order, shuffled, mixed or streamed",
         ),
     ]
 
@@ -39,42 +39,42 @@ def slime_register_buffer_filters() -> list[BufferFilterSpec]:
     return [
         BufferFilterSpec(
             name="nonzero_variance",
-            factory="slime_datasources.nonzero_variance:NonzeroVariance",
+            factory="slime_datasources.buffer_filters:NonzeroVariance",
             options=NonzeroVarianceOptions,
             summary="drops groups whose rewards are all equal (dynamic sampling)",
         ),
         BufferFilterSpec(
             name="newest_first",
-            factory="slime_datasources.newest_first:NewestFirst",
+            factory="slime_datasources.buffer_filters:NewestFirst",
             summary="keeps the groups that were generated last",
         ),
         BufferFilterSpec(
             name="highest_reward",
-            factory="slime_datasources.highest_reward:HighestReward",
+            factory="slime_datasources.buffer_filters:HighestReward",
             summary="keeps the groups of the highest mean reward",
         ),
         BufferFilterSpec(
             name="bounded_staleness",
-            factory="slime_datasources.bounded_staleness:BoundedStaleness",
+            factory="slime_datasources.buffer_filters:BoundedStaleness",
             options=BoundedStalenessOptions,
             summary="drops groups that waited for more than max_age rollouts",
         ),
         BufferFilterSpec(
             name="keep_with_fallback",
-            factory="slime_datasources.keep_with_fallback:KeepWithFallback",
+            factory="slime_datasources.buffer_filters:KeepWithFallback",
             options=KeepWithFallbackOptions,
-            summary="keeps groups whose rewards differ, and others where those are too few",
+            summary="keeps groups whose rewards differ, and others if those are too few",
         ),
         BufferFilterSpec(
             name="stratified",
-            factory="slime_datasources.stratified:Stratified",
+            factory="slime_datasources.buffer_filters:Stratified",
             options=StratifiedOptions,
-            summary="keeps groups of all levels of mean reward in equal numbers",
+            summary="keeps equal numbers of groups from all levels of mean reward",
         ),
         BufferFilterSpec(
             name="replay",
-            factory="slime_datasources.replay:Replay",
+            factory="slime_datasources.buffer_filters:Replay",
             options=ReplayOptions,
-            summary="keeps new groups and, up to a share, such as were trained on before (--max-reuse)",
+            summary="keeps new groups and, up to a share, groups that were trained on before (--max-reuse)",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Prompts in the order of how hard they are, as fast as the policy learns them."""
+"""Prompts of increasing difficulty, as the policy learns to solve them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _FORMAT = 1
 
 
 class Curriculum:
-    """The prompts of the data source `prompts`, those nearest to a level of difficulty first.
+    """The prompts of the data source `prompts`, those nearest to the current level of difficulty first.
 
-    - A pool of `pool` prompts is kept filled from the prompt files; a `take` hands out the ones whose difficulty is
-      nearest to the level, between equals the one that came first.  A prompt far from it stays in the pool until
-      the level comes near, or the others are no nearer.
-    - Difficulty: the number at `difficulty_key` in a row's metadata, or the prompt's length in tokens.
-    - The level starts at `start` (default: the easiest of the first pool).  Of every `window` samples that were scored,
-      the share whose reward is at least `passed` is their pass rate: above `raise_above` the level goes up by `step`,
-      below `lower_below` down, within the difficulties seen so far.
+    - A pool is kept filled with `pool` prompts from the prompt files. `take` returns those whose difficulty is nearest
+      to the level; of two equally near, the one that was read first. The others stay in the pool.
+    - The difficulty of a prompt is the number at `difficulty_key` in its metadata, or its length in tokens.
+    - The level starts at `start`, by default the lowest difficulty in the first pool. The pass rate is the share of
+      `window` scored samples whose reward is at least `passed`. If it is above `raise_above`, the level goes up by
+      `step`; if it is below `lower_below`, it goes down. It stays within the difficulties seen so far.
 
-    The level, the window and the pool are in the state: a continued run goes on where it was.  Raises as `prompts`
-    does, and `DataError` for a row without the number.
+    Level, pass rate and pool are part of the state. Raises what `prompts` raises, and `DataError` for a row without
+    difficulty.
     """
 
     def __init__(self, options: CurriculumOptions, context: Context) -> None:
@@ -34,7 +33,7 @@ class Curriculum:
         self._prompts = Prompts(NoOptions(), context)
         self._pool: list[Group] = []
         self._level = options.start
-        #: least and greatest difficulty seen so far
+        #: lowest and highest difficulty seen so far
         self._range: tuple[float, float] | None = None
         self._seen = self._passed = 0
         self._rate: float | None = None
@@ -55,7 +54,7 @@ class Curriculum:
         return chosen
 
     def generated(self, groups: Sequence[Group]) -> None:
-        """Note how many passed; at the end of a window, move the level."""
+        """Count the samples that passed; at the end of a window, move the level."""
         options = self._options
         for sample in (sample for group in groups for sample in group.samples):
             if not sample.trainable or (reward := sample.reward_value) is None:
@@ -74,7 +73,7 @@ class Curriculum:
         self._level = min(max(self._level, low), high)
 
     def metrics(self) -> dict[str, float]:
-        """`curriculum/...`: the level, and the pass rate of the last whole window; with what `prompts` reports."""
+        """`curriculum/...`: the level, and the pass rate of the last complete window; and the metrics of `prompts`."""
         metrics = self._prompts.metrics()
         if self._level is not None:
             metrics["curriculum/level"] = self._level
@@ -83,11 +82,11 @@ class Curriculum:
         return metrics
 
     def close(self) -> None:
-        """As `prompts` does."""
+        """End the data workers and close the files."""
         self._prompts.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, the pool included."""
+        """The level, the current window, the pool, and the state of `prompts`."""
         return {
             "format": _FORMAT,
             "prompts": self._prompts.state_dict(),
@@ -118,6 +117,6 @@ class Curriculum:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise DataError(
                 f"prompt {group.index} ({str(sample.prompt)[:60]!r}) has {key} = {value!r} in its metadata; the data"
-                " source curriculum expects a number there (--data-source.difficulty-key)"
+                " source curriculum expects a number (--data-source.difficulty-key)"
             )
         return float(value)

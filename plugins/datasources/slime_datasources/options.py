@@ -1,4 +1,4 @@
-"""Options of slime's own buffer filters.  Light: read whenever slime starts."""
+"""Options of the data sources and buffer filters. Imported whenever slime starts, so it must stay light."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from slime.plugin import Options
 class NonzeroVarianceOptions(Options):
     """Options of `nonzero_variance`."""
 
-    tolerance: float = Field(default=1e-6, ge=0, description="rewards no further apart than this are equal")
+    tolerance: float = Field(default=1e-6, ge=0, description="largest difference of rewards that count as equal")
 
 
 class BoundedStalenessOptions(Options):
     """Options of `bounded_staleness`."""
 
-    max_age: int = Field(default=1, ge=0, description="rollouts since a group was generated, at most")
+    max_age: int = Field(default=1, ge=0, description="most rollouts since a group was generated")
 
 
 class KeepWithFallbackOptions(Options):
     """Options of `keep_with_fallback`."""
 
-    tolerance: float = Field(default=1e-6, ge=0, description="rewards no further apart than this are equal")
+    tolerance: float = Field(default=1e-6, ge=0, description="largest difference of rewards that count as equal")
 
 
 class StratifiedOptions(Options):
     """Options of `stratified`."""
 
-    strata: int = Field(default=4, ge=1, description="levels of reward that a batch is spread over")
+    strata: int = Field(default=4, ge=1, description="number of reward levels that a batch is spread over")
 
 
 class ReplayOptions(Options):
     """Options of `replay`."""
 
-    fresh: float = Field(default=0.5, gt=0, le=1, description="share of a batch that was never trained on, at least")
-    max_age: int = Field(
-        default=8, ge=0, description="rollouts since a group that is used again was generated, at most"
-    )
+    fresh: float = Field(default=0.5, gt=0, le=1, description="least share of new groups in a batch")
+    max_age: int = Field(default=8, ge=0, description="most rollouts since a reused group was generated")
 
 
 class CurriculumOptions(Options):
     """Options of `curriculum`."""
 
     difficulty_key: str | None = Field(
-        default=None, description="key of a number in a row's metadata; default: the prompt's length in tokens"
+        default=None,
+        description="metadata key of a row's difficulty, a number; default: the prompt's length in tokens",
     )
-    start: float | None = Field(default=None, description="first level; default: the easiest prompt of the first pool")
-    step: float = Field(default=1.0, gt=0, description="by how much the level moves")
+    start: float | None = Field(
+        default=None, description="first level; default: the lowest difficulty in the first pool"
+    )
+    step: float = Field(default=1.0, gt=0, description="how far the level moves up or down at a time")
     raise_above: float = Field(default=0.7, ge=0, le=1, description="pass rate above which the level goes up")
-    lower_below: float = Field(default=0.2, ge=0, le=1, description="pass rate below which it goes down")
-    passed: float = Field(default=0.5, description="reward from which a sample has passed")
-    window: int = Field(default=64, ge=1, description="scored samples between two decisions")
-    pool: int = Field(default=128, ge=0, description="prompts to choose from beside those that are taken")
+    lower_below: float = Field(default=0.2, ge=0, le=1, description="pass rate below which the level goes down")
+    passed: float = Field(default=0.5, description="lowest reward with which a sample passes")
+    window: int = Field(default=64, ge=1, description="scored samples from which a pass rate is computed")
+    pool: int = Field(default=128, ge=0, description="prompts to choose from, in addition to those that are taken")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from slime.data import FeedOptions, PromptFeed, PromptRow
-from slime.data.tokenize import longest_training_prompt
 from slime.errors import CheckpointError, ConfigError
+from slime.kit.readers import FeedOptions, PromptFeed, PromptRow
+from slime.kit.readers.tokenize import longest_training_prompt
 from slime.plugin import Context, Group, NoOptions, Sample
 
 _FORMAT = 2
@@ -17,17 +17,22 @@ _FORMAT = 2
 class Prompts:
     """The rows of `--prompt-data` as groups of `--n-samples-per-prompt` pending samples.
 
-    - Order: the files', or with `--rollout-shuffle` one that depends on `--rollout-seed` and the epoch alone; with
-      `--streaming-data` also on the files' division into blocks.  Never on `--num-data-workers`.
-    - Files with weights are drawn from in exact proportion, each with its own epochs.
-    - After the last row the next epoch begins, in the middle of a `take` too.
-    - `group_index` and `index` count up over the whole run and are never used twice.
-    - Groups given back by `put` come first, as pending samples with the indices they had.
+    - Order: file order, or with `--rollout-shuffle` an order that depends only on `--rollout-seed` and the epoch, and
+      with `--streaming-data` on the blocks of the files. It never depends on `--num-data-workers`.
+    - Files with weights contribute in exact proportion, each with its own epochs.
+    - The next epoch begins after the last row, also within a `take`.
+    - `group_index` and `index` count up over the whole run and are never reused.
 
-    Raises `DataError` for a faulty file, and from `take` for a prompt that is too long and not to be left out.
+    `take` raises `DataError` for an unusable or overlong row that may not be left out.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        """Initialize.
+
+        Raises:
+            ConfigError: The run names no prompt files.
+            DataError: A file is missing, unreadable, empty, or has too many unusable rows.
+        """
         config = context.config
         if not config.data.prompt_data:
             raise ConfigError("the data source prompts needs --prompt-data FILE")
@@ -37,49 +42,34 @@ class Prompts:
         self._samples_per_prompt: int = config.rollout.n_samples_per_prompt
         self._next_group = 0
         self._next_index = 0
-        self._returned: list[Group] = []
 
     def take(self, n: int) -> list[Group]:
-        """The next `n` prompts: those given back, then the files'."""
-        groups, self._returned = self._returned[:n], self._returned[n:]
-        while len(groups) < n:
-            groups.append(self._group(self._feed.next()))
-        return groups
-
-    def put(self, groups: Sequence[Group]) -> None:
-        """Give groups back, in the order in which they shall come again.  What was generated is dropped."""
-        self._returned += [Group(group.index, _pending(group.samples)) for group in groups]
+        """The next `n` prompts of the files."""
+        return [self._group(self._feed.next()) for _ in range(n)]
 
     def metrics(self) -> dict[str, float]:
-        """`data/...`: epochs begun, and rows left out since the run began."""
+        """`data/...`: epochs started, and rows left out since the run began."""
         return self._feed.metrics()
 
     def close(self) -> None:
-        """End what reads ahead, and close the files."""
+        """End the data workers and close the files."""
         self._feed.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the source stands."""
+        """The position of the next row, and the next indices."""
         return {
             "format": _FORMAT,
             "feed": self._feed.state_dict(),
             "next_group": self._next_group,
             "next_index": self._next_index,
-            "returned": [
-                {"index": group.index, "samples": [sample.to_dict() for sample in group.samples]}
-                for group in self._returned
-            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`.  Raises `CheckpointError` when it belongs to other files."""
+        """Continue from `state`. Raises `CheckpointError` if it belongs to other files."""
         if state.get("format") != _FORMAT:
             raise CheckpointError(f"the data source's state has format {state.get('format')!r}, expected {_FORMAT}")
         self._feed.load_state_dict(state["feed"])
         self._next_group, self._next_index = state["next_group"], state["next_index"]
-        self._returned = [
-            Group(row["index"], [Sample.from_dict(sample) for sample in row["samples"]]) for row in state["returned"]
-        ]
 
     def _group(self, row: PromptRow) -> Group:
         assert row.tokens is not None
@@ -97,22 +87,3 @@ class Prompts:
             for index in range(first, self._next_index)
         ]
         return Group(group, samples)
-
-
-def _pending(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples as they were before generation; several of one rollout become one again."""
-    fresh: dict[int | None, Sample] = {}
-    for sample in samples:
-        fresh.setdefault(
-            sample.index,
-            Sample(
-                group_index=sample.group_index,
-                index=sample.index,
-                prompt=sample.prompt,
-                tokens=sample.tokens[: sample.prompt_length],
-                label=sample.label,
-                metadata=sample.metadata,
-                multimodal_inputs=sample.multimodal_inputs,
-            ),
-        )
-    return list(fresh.values())

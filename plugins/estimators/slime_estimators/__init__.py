@@ -1,6 +1,6 @@
-"""slime's own advantage estimators, registered as a third party registers its own.
+"""slime's own advantage estimators, registered in the same way as a third party's.
 
-This module is light; the estimators import torch when a run builds them.
+This module is light; the estimators import torch only when a run builds them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def slime_register_estimators() -> list[EstimatorSpec]:
         EstimatorSpec(
             name="dr_grpo",
             factory="slime_estimators.dr_grpo:DrGRPO",
-            summary="reward relative to the prompt's other samples; with --loss-constant-length",
+            summary="reward relative to the prompt's other samples; needs --loss-constant-length",
             needs=_GROUP,
         ),
         EstimatorSpec(
@@ -57,14 +57,14 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             name="dapo",
             factory="slime_estimators.dapo:DAPO",
             options=DAPOOptions,
-            summary="as grpo, clipping higher than low, less for overlong answers; with --calculate-per-token-loss",
+            summary="as grpo, with a wider upper clip range and an overlong penalty; needs --calculate-per-token-loss",
             needs=_GROUP,
             clip_range=(0.2, 0.28),
         ),
         EstimatorSpec(
             name="rloo",
             factory="slime_estimators.rloo:RLOO",
-            summary="reward less the mean of the prompt's other samples",
+            summary="reward minus the mean of the prompt's other samples",
             takes_kl=True,
             needs=_GROUP,
         ),
@@ -80,7 +80,7 @@ def slime_register_estimators() -> list[EstimatorSpec]:
             name="reinforce_plus_plus",
             factory="slime_estimators.reinforce_plus_plus:ReinforcePlusPlus",
             options=ReinforcePlusPlusOptions,
-            summary="returns of tokens, whitened over the batch",
+            summary="token-level returns, whitened over the batch",
             takes_kl=True,
         ),
         EstimatorSpec(
@@ -95,5 +95,5 @@ def slime_register_estimators() -> list[EstimatorSpec]:
 
 @hookimpl
 def slime_check_config(config: RunConfig) -> None:
-    """Refuse what an estimator of this package would silently ignore, or what would make it another algorithm."""
+    """Refuse options that an estimator here would silently ignore, or that would make it another algorithm."""
     check_config(config)

@@ -1,4 +1,4 @@
-"""Configurations that an estimator of this package would silently ignore, or that would make it another algorithm."""
+"""Options that an estimator of this package would silently ignore, or that would make it another algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise one `ConfigError` that tells every problem."""
+    """Raise one `ConfigError` that lists every problem."""
     name = (config.algorithm.advantage_estimator or "").removeprefix("estimators/")
     problems = [problem for check in (_aggregation, _dual_clip, _overlong) for problem in check(name, config)]
     if problems:

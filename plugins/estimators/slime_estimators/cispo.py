@@ -16,17 +16,17 @@ class CISPO(GRPO):
 
         loss = -sg(clip(r, 1 - eps_clip, 1 + eps_clip_high)) A log pi        r = pi / pi_old, sg: no gradient
 
-    Every token keeps a gradient, however far its ratio went; only its weight is bounded.
+    Every token keeps a gradient, however far its ratio has moved; only its weight is bounded.
 
-    - The paper sets no lower bound and does not tell its upper one.  The spec's clip range is 1 below, which is no
-      bound, and 4 above (weights up to 5: ScaleRL, Khatri et al., 2025, arXiv 2510.13786).  `--eps-clip-high` alone
-      keeps it so; `--eps-clip` sets a lower bound.
+    - The paper has no lower bound and does not state its upper one. The spec's clip range is 1 below, which bounds
+      nothing, and 4 above (weights up to 5: ScaleRL, Khatri et al., 2025, arXiv 2510.13786). `--eps-clip-high` alone
+      adds no lower bound; `--eps-clip` sets one.
     - On policy (r = 1) its gradient is that of the clipped surrogate.
     - The paper averages over tokens: `--calculate-per-token-loss`.
     """
 
     def objective(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss [M] and metrics [M]: where the weight is held at a bound."""
+        """Loss [M], and metrics [M] that are 1 where the weight is clipped."""
         ratio = tokens.log_ratio.detach().exp()
         low, high = 1 - tokens.eps_clip, 1 + tokens.eps_clip_high
         below, above = (ratio < low).float(), (ratio > high).float()

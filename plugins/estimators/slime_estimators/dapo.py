@@ -18,14 +18,14 @@ from slime_estimators.trained_tokens import TrainedTokens
 
 class DAPO:
     """A_i = (r_i - mean(r)) / (std(r) + eps), where with `overlong_buffer` B and full length L
-    (`--rollout-max-response-len`) a response of T tokens first loses, off its reward,
+    (`--rollout-max-response-len`) the reward of a response of T tokens is first reduced by
 
         0 for T <= L - B;   penalty * (T - (L - B)) / B above;   penalty from T = L on.
 
-    - T counts all response tokens, masked ones too: they use up the length.
-    - Clipping is 0.2 below and 0.28 above where the run states none; the token-level loss is
+    - T counts all response tokens, including masked ones: they use up the length.
+    - Clipping is 0.2 below and 0.28 above unless the run sets it; the token-level loss is
       `--calculate-per-token-loss`, without which a run is refused; dynamic sampling is a sampling filter.
-    - Degenerate groups as in GRPO: 0.  With the penalty, equal rewards of unequal lengths are no longer equal.
+    - Degenerate groups as in GRPO: 0. With the penalty, equal rewards of unequal lengths are no longer equal.
     """
 
     def __init__(self, options: DAPOOptions, context: Context) -> None:
@@ -46,7 +46,7 @@ class DAPO:
         return Advantages(tokens.spread(relative[tokens.sample]))
 
     def _penalties(self, lengths: Tensor) -> Tensor:
-        """[N] what each response's length [N] costs."""
+        """[N] the penalty of each response's length [N]."""
         buffer = self._options.overlong_buffer
         if buffer is None:
             return torch.zeros_like(lengths)

@@ -16,13 +16,13 @@ class DrGRPO:
     The other half of the paper is in the aggregation: a sequence's loss is divided by a constant instead of by its
     length (`--loss-constant-length`, without which a run is refused).
 
-    - Dividing by no deviation: prompts that are nearly always or never solved do not count more.
+    - Without the standard deviation as divisor, prompts that are nearly always or never solved do not count more.
     - Equal rewards in a group, and a group of one rollout, give exactly 0.
     - Samples of one rollout count once, with the mean of their rewards.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:
-        """Nothing to set."""
+        """There are no options."""
 
     def advantages(self, batch: EstimatorBatch) -> Advantages:
         """One advantage per response token: N x [T_i] float32."""

@@ -14,19 +14,19 @@ from slime_estimators.trained_tokens import TrainedTokens
 
 
 class GRPO:
-    """Advantage of a sample: its reward, relative to the other rollouts of the same prompt.
+    """Advantage of a sample: its reward relative to the other rollouts of the same prompt.
 
     For rollout i of a group of G (equal `group_ids`) with rewards r:
 
         A_i = (r_i - mean(r)) / (std(r) + eps)        std unbiased, over G - 1
 
-    and with `std_normalization` false, A_i = r_i - mean(r).  Every trained token of a sample gets A_i.
+    and if `std_normalization` is false, A_i = r_i - mean(r). Every trained token of a sample gets A_i.
 
-    - Groups may differ in size and lie scattered over the batch; only `group_ids` count.
+    - Groups may differ in size and be scattered over the batch; only `group_ids` count.
     - Samples of one rollout (equal `rollout_ids`) count once, with the mean of their rewards, and share its advantage.
     - Equal rewards in a group, and a group of one rollout, give exactly 0.
-    - Statistics are float64.  Samples out of the loss (all-zero mask) still count in them.
-    - KL is no part of it: it belongs to the loss (`--use-kl-loss`).
+    - Statistics are float64. Samples excluded from the loss (all-zero mask) still count in them.
+    - KL is not part of the advantage; it belongs to the loss (`--use-kl-loss`).
     """
 
     def __init__(self, options: GRPOOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

@@ -13,11 +13,11 @@ class GSPO(GRPO):
 
         s = (pi(y) / pi_old(y)) ^ (1 / |y|) = exp(mean over trained tokens of log pi - log pi_old)
 
-    the same for all tokens of a sequence.  Its spec says `ratio="sequence"`, so the trainer forms it, with its gradient
-    through every token of the sequence, and the usual clipped surrogate does the rest.
+    the same for all tokens of a sequence. The spec says `ratio="sequence"`, so the trainer computes it, with its
+    gradient through every token of the sequence, and the usual clipped surrogate does the rest.
 
-    - A mean of many log-ratios moves far less than one of them: the spec's clip range is the paper's, 3e-4 below and
-      4e-4 above, where the run states none.
-    - A sequence of one trained token has its token's ratio.
+    - A mean of many log-ratios moves far less than each of them: unless the run sets one, the clip range is the
+      paper's, 3e-4 below and 4e-4 above.
+    - A sequence of one trained token has the ratio of that token.
     - Degenerate groups as in GRPO: 0.
     """

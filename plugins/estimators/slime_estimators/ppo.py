@@ -21,9 +21,9 @@ class PPO:
         A_t = d_t + gamma lambd A_(t+1)
         return_t = A_t + V_t                 what the critic is trained on
 
-    - Masked tokens are not there: no reward, no value, no time.  Inserting any changes nothing for the others.
-    - With gamma = lambd = 1: A_t = (rewards from t on) - V_t.  With lambd = 0: A_t = d_t.
-    - Each sample is by itself; a sample without trained tokens gives nothing, and loses its reward.
+    - Masked tokens get no reward, have no value and take no time. Inserting some changes nothing for the others.
+    - With gamma = lambd = 1: A_t = (rewards from t on) - V_t. With lambd = 0: A_t = d_t.
+    - Samples do not affect one another. A sample without trained tokens contributes nothing; its reward is lost.
     - Advantages are not whitened here: `--normalize-advantages` does it.
     """
 

@@ -17,10 +17,10 @@ class ReinforcePlusPlus:
         return_t = R_t + gamma return_(t+1)
         A = (return - mean) / sqrt(variance + 1e-8)        over all trained tokens of the batch
 
-    - No critic and no groups: one sample a prompt is enough.
-    - Masked tokens are not there: no reward, no time, no part in mean and variance.
+    - No critic and no groups: one sample per prompt is enough.
+    - Masked tokens get no reward, take no time and do not count in mean and variance.
     - Equal returns of all tokens, and a batch of one trained token, give exactly 0.
-    - `--normalize-advantages` would whiten what is white already: it changes nothing.
+    - `--normalize-advantages` changes nothing, since these advantages are whitened already.
     """
 
     def __init__(self, options: ReinforcePlusPlusOptions, context: Context) -> None:

@@ -1,6 +1,6 @@
 """REINFORCE++-baseline: the group's mean as the baseline, whitened over the whole batch.
 
-Source: REINFORCE++ (Hu et al., 2025, arXiv 2501.03262), the variant with several samples a prompt.
+Source: REINFORCE++ (Hu et al., 2025, arXiv 2501.03262), the variant with several samples per prompt.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class ReinforcePlusPlusBaseline:
         a_t = r - mean(r) - kl_coef * KL_t      mean over the rollouts of the prompt
         A = (a - mean) / sqrt(variance + 1e-8)  over all trained tokens of the batch
 
-    - The deviation of a group plays no part: a prompt's weight does not grow as its rewards become equal.
+    - The standard deviation of a group is not used, so a prompt's weight does not grow as its rewards become equal.
     - Samples of one rollout count once in the mean of the group.
     - Equal rewards in every group (without KL) give exactly 0; a group of one rollout has a = 0 before whitening.
-    - KL is each token's own, not that of what follows.
+    - Each token pays its own KL, not that of later tokens.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

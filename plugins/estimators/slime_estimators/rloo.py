@@ -11,7 +11,7 @@ from slime_estimators.trained_tokens import TrainedTokens, kl_coef
 
 
 class RLOO:
-    """Advantage of a rollout: its reward less the mean reward of the *others* of its group,
+    """Advantage of a rollout: its reward minus the mean reward of the *other* rollouts of its group,
 
         A_i = R_i - mean of R_j, j != i  =  G / (G - 1) (R_i - mean(R))
 
@@ -20,8 +20,8 @@ class RLOO:
 
     - Samples of one rollout count once: the mean of their rewards, and the KL of all their tokens.
     - Equal rewards (without KL) and a group of one rollout give exactly 0.
-    - The paper takes no ratio: one optimizer step a rollout is on policy, and the clipped surrogate's gradient is
-      then that of REINFORCE.
+    - The paper has no ratio. With one optimizer step per rollout training is on policy, and the gradient of the
+      clipped surrogate is that of REINFORCE.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

@@ -1,8 +1,8 @@
-"""The trained tokens of a batch as one vector, which is the one rule about masked tokens.
+"""The trained tokens of a batch as one vector, without the masked ones: one rule for all estimators.
 
-Masked tokens (of tools, of the environment) are not there: they have no reward, no value and take no time.  What
-comes after them reaches what comes before them undiminished.  So inserting masked tokens anywhere changes nothing
-for the others, whatever their values and their KL.
+Masked tokens (from tools or the environment) have no reward and no value, and take no time: later rewards reach the
+tokens before them undiminished. So inserting masked tokens anywhere changes nothing for the others, whatever their
+values and their KL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime.plugin import Context, EstimatorBatch
 
 
 def kl_coef(context: Context) -> float:
-    """`--kl-coef` of the run; 0 outside of one."""
+    """`--kl-coef` of the run; 0 outside a run."""
     return 0.0 if context.config is None else float(context.config.algorithm.kl_coef)
 
 
@@ -32,18 +32,18 @@ class TrainedTokens:
 
     @classmethod
     def of(cls, loss_masks: Sequence[Tensor]) -> TrainedTokens:
-        """Those with a mask above 0."""
+        """The tokens with a mask above 0."""
         lengths = [len(mask) for mask in loss_masks]
         mask = torch.cat(list(loss_masks)) > 0 if loss_masks else torch.zeros(0, dtype=torch.bool)
         samples = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
         return cls(mask, lengths, samples[mask])
 
     def pick(self, parts: Sequence[Tensor]) -> Tensor:
-        """[K] float64 of N x [T_i]."""
+        """[K] float64: the trained tokens' entries of N x [T_i]."""
         return torch.cat(list(parts))[self.mask].double() if parts else torch.zeros(0, dtype=torch.float64)
 
     def spread(self, values: Tensor) -> list[Tensor]:
-        """N x [T_i] float32 of [K], 0 where the mask is 0."""
+        """N x [T_i] float32 from [K], 0 where the mask is 0."""
         flat = torch.zeros(len(self.mask), dtype=torch.float32)
         flat[self.mask] = values.float()
         return list(torch.split(flat, self.lengths))
@@ -55,16 +55,16 @@ class TrainedTokens:
         return ends
 
     def next(self, values: Tensor) -> Tensor:
-        """[K] the value of the next token of the sample, 0 after the last, of [K]."""
+        """[K] the value of each token's successor in its sample, 0 for the last, from [K]."""
         following = torch.zeros_like(values)
         following[:-1] = values[1:]
         return following.masked_fill(self.last(), 0.0)
 
     def discounted_sums(self, values: Tensor, discount: float) -> Tensor:
-        """[K] y_t = x_t + discount * y_(t+1), each sample by itself, of [K] float64.
+        """[K] y_t = x_t + discount * y_(t+1) within each sample, from [K] float64.
 
-        By doubling: after k rounds each entry covers 2^k tokens, so the rounds are the logarithm of the longest
-        response and nothing loops over tokens.
+        By doubling: after k rounds each entry covers 2^k tokens, so the number of rounds is the logarithm of the
+        longest response, and no loop runs over tokens.
         """
         sums, step = values.clone(), 1
         longest = int(torch.bincount(self.sample).max()) if len(values) else 0
@@ -75,7 +75,7 @@ class TrainedTokens:
         return sums
 
     def kl(self, batch: EstimatorBatch, coef: float) -> Tensor:
-        """[K] float64 coef * KL of each token, of the estimate `--kl-reward-type`; zeros where the coefficient is 0."""
+        """[K] float64 coef * KL of each token, as `--kl-reward-type` estimates it; zeros if the coefficient is 0."""
         if coef == 0:
             return torch.zeros(len(self.sample), dtype=torch.float64)
         if batch.kl is None:
@@ -90,7 +90,7 @@ class TrainedTokens:
 
 
 def whitened(values: Tensor) -> Tensor:
-    """[K] (x - mean) / sqrt(variance + 1e-8), the variance unbiased, of [K] float64; exactly 0 where all are equal."""
+    """[K] (x - mean) / sqrt(variance + 1e-8) from [K] float64, the variance unbiased; exactly 0 if all are equal."""
     if len(values) == 0:
         return values
     above = values - values.min()

@@ -15,7 +15,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
         GeneratorSpec(
             name="single_turn",
             factory="slime_generators.single_turn:SingleTurn",
-            summary="one response of the policy to the prompt",
+            summary="one response of the policy to each prompt",
             resumes=True,
         ),
         GeneratorSpec(
@@ -33,9 +33,9 @@ def slime_register_generators() -> list[GeneratorSpec]:
         ),
         GeneratorSpec(
             name="black_box",
-            factory="slime_generators.black_box:BlackBox",
+            factory="slime_generators.endpoint:BlackBox",
             options=BlackBoxOptions,
-            summary="an agent of yours, unmodified, that talks to an OpenAI-compatible endpoint",
+            summary="your own agent, unmodified, with the policy as an OpenAI-compatible endpoint",
         ),
         GeneratorSpec(
             name="verifiers_env",

@@ -1,4 +1,4 @@
-"""What generators have in common whose agents talk to an OpenAI-compatible endpoint."""
+"""Generators that run an agent and serve it the policy through an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime.kit.sessions import Session, SessionLimits, SessionServer, parser_factory
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
-from slime.sessions import Session, SessionLimits, SessionServer, parser_factory
+from slime_generators.agents.function import FunctionAgent
+from slime_generators.agents.program import ProgramAgent
 from slime_generators.agents.task import AgentResult, AgentTask, result_of
-from slime_generators.options import AgentOptions
+from slime_generators.options import AgentOptions, BlackBoxOptions
 
 #: seconds an agent that was cancelled has to end
 _ENDING_S = 5.0
@@ -20,27 +22,36 @@ _MODEL = "policy"
 
 
 class Agent(Protocol):
-    """Works on one task; what it returns is for `result_of`."""
+    """Works on one task. The value it returns is converted by `result_of`."""
 
     def __call__(self, task: AgentTask) -> Awaitable[object]:
-        """Its answer, its reward, both, or nothing."""
+        """Return an answer, a reward, both, or nothing."""
         ...
 
 
 class EndpointGenerator:
-    """Runs an agent for each sample, with an endpoint of the sample's own to talk to.
+    """Runs an agent for each sample, with a separate endpoint for each.
 
-    One sample comes back for each conversation that the agent had with the policy, and for each branch of one; all
-    share the rollout.  See `slime.sessions` for how they stay token for token what the engine saw.
+    Each conversation of the agent with the policy, and each branch of one, becomes a sample; all of them share a
+    rollout id. See `slime.kit.sessions` for how they stay token for token identical to what the engine saw.
 
-    - An agent that raises fails its sample, unless it ran into the end of its context or of its requests: what was
-      said until then is kept, TRUNCATED.  So is what an agent said that takes longer than `agent_timeout_s`.
-    - One that ends without a single answer of the policy fails its sample.
-    - An answer that the engine aborted makes the sample ABORTED; an error of the engines passes.
+    - If the agent raises, its sample fails, unless it had reached the limit of its context or of its requests: the
+      conversations so far are then kept as TRUNCATED. They also are if the agent exceeds `agent_timeout_s`.
+    - If the agent ends without any answer from the policy, its sample fails.
+    - If the engine aborted an answer, the sample is ABORTED. Errors of the engines are raised.
     """
 
     def __init__(self, options: AgentOptions, context: Context, agent: Agent) -> None:
-        """Raises `ValueError` for a tokenizer without chat template and a parser that SGLang does not have."""
+        """Initialize.
+
+        Args:
+            options: Deadline and parser.
+            context: The run's context.
+            agent: Called once for each sample.
+
+        Raises:
+            ValueError: The tokenizer has no chat template, or SGLang has no such parser.
+        """
         config = context.config
         self._agent = agent
         self._timeout_s = options.agent_timeout_s
@@ -50,7 +61,7 @@ class EndpointGenerator:
         self._servers = _Servers(lambda: SessionServer(context.tokenizer, template_variables=variables, parser=parser))
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """The sample's conversations.  Raises what failed the agent, or the policy."""
+        """Run the agent and return its conversations. Raises the error of the agent or the policy."""
         server = await self._servers.running()
         session = server.open(policy, sampling, limits=self._limits)
         run = _Run()
@@ -66,7 +77,7 @@ class EndpointGenerator:
         await self._servers.close()
 
     async def _work(self, run: _Run, session: Session, task: AgentTask) -> None:
-        """Run the agent until it ends, its time is over, or the policy fails it."""
+        """Run the agent until it ends, its deadline passes, or the policy fails."""
         working = asyncio.ensure_future(self._agent(task))
         broken = asyncio.ensure_future(session.broken.wait())
         try:
@@ -87,12 +98,25 @@ class EndpointGenerator:
                 one.cancel()
             await asyncio.wait({working, broken}, timeout=_ENDING_S)
             if working.done() and not working.cancelled():
-                working.exception()  # it has been looked at: nobody else will
+                working.exception()  # retrieve it, so that asyncio does not log it as never retrieved
+
+
+class BlackBox(EndpointGenerator):
+    """Runs the user's agent, a Python function or a program, unmodified; see `EndpointGenerator`."""
+
+    def __init__(self, options: BlackBoxOptions, context: Context) -> None:
+        """Initialize.
+
+        Raises:
+            ValueError: The agent cannot be loaded or called, or see `EndpointGenerator`.
+        """
+        agent = FunctionAgent(options.agent) if options.agent else ProgramAgent(options.command)
+        super().__init__(options, context, agent)
 
 
 @dataclass(slots=True)
 class _Run:
-    """How an agent fared."""
+    """The outcome of one agent."""
 
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
@@ -117,7 +141,7 @@ def _task(server: SessionServer, session: Session, sample: Sample, sampling: Sam
 
 
 def _finished(sample: Sample, session: Session, run: _Run, *, late: int) -> list[Sample]:
-    """The samples of a session that is over; raises where there are none."""
+    """The samples of a session that has ended; raises if there are none."""
     counts = session.counts
     sample.metrics |= {
         "agent/requests": float(counts.answered),
@@ -144,7 +168,7 @@ def _finished(sample: Sample, session: Session, run: _Run, *, late: int) -> list
         raise run.error
     if not samples:
         problem = f"took {run.seconds:.0f} s (agent_timeout_s) without" if run.timed_out else "ended without"
-        raise RuntimeError(f"the agent {problem} one answer of the policy ({counts.refused} requests were refused)")
+        raise RuntimeError(f"the agent {problem} any answer from the policy ({counts.refused} requests were refused)")
     _add_result(samples, run.result)
     first = samples[0]
     first.metrics = {
@@ -168,24 +192,24 @@ def _add_result(samples: list[Sample], result: AgentResult) -> None:
 
 
 class _Servers:
-    """The server of the event loop that is running, started when it is first wanted."""
+    """The server of the running event loop, started on first use."""
 
     def __init__(self, make: Callable[[], SessionServer]) -> None:
         self._make = make
-        # A tokenizer without chat template is refused when the run starts, and not by its first sample.
+        # Made at once, so that a tokenizer without chat template is refused before the first sample.
         self._next: SessionServer | None = make()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[SessionServer] | None = None
 
     async def running(self) -> SessionServer:
-        """A server that listens."""
+        """A server that accepts requests."""
         loop = asyncio.get_running_loop()
         if self._starting is None or self._loop is not loop or _failed(self._starting):
             self._loop, self._starting = loop, loop.create_task(self._start())
         return await asyncio.shield(self._starting)
 
     async def close(self) -> None:
-        """Close it, where there is one."""
+        """Close the server, if there is one."""
         starting, self._starting = self._starting, None
         if starting is not None and self._loop is asyncio.get_running_loop():
             with contextlib.suppress(OSError):

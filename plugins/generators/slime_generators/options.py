@@ -1,4 +1,4 @@
-"""Options of the generators."""
+"""Options of the generators. Imported whenever slime starts, so it must stay light."""
 
 from __future__ import annotations
 
@@ -21,46 +21,48 @@ class ToolLoopOptions(Options):
 
     tools: tuple[str, ...] = Field(
         default=("calculator",),
-        description="tools the model may call, with commas: calculator, python, search, or FILE.py:function",
+        description="tools the model may call, separated by commas: calculator, python, search, or FILE.py:function",
     )
     parser: str = Field(
         default="tags",
-        description="how calls are written: tags (<tool_call>{json}</tool_call>), or a name of SGLang's"
+        description="format of tool calls: tags (<tool_call>{json}</tool_call>), or a name of SGLang's"
         " --tool-call-parser",
     )
     show_tools: bool = Field(
         default=True,
-        description="give the tools to the chat template; false: prompts as the data has them (always so for prompts"
-        " without --apply-chat-template and for rows with tools of their own)",
+        description="pass the tools to the chat template; false: keep prompts as in the data (always the case without"
+        " --apply-chat-template and with --tool-key)",
     )
-    tool_timeout_s: float = Field(default=30.0, gt=0, description="seconds one call of a tool may take")
+    tool_timeout_s: float = Field(default=30.0, gt=0, description="deadline of one tool call in seconds")
     tool_max_chars: int = Field(
-        default=4096, ge=1, description="characters of a tool's result that the model is shown; the rest is cut off"
+        default=4096, ge=1, description="characters of a tool's result that the model sees; the rest is cut off"
     )
     turn_max_tokens: int | None = Field(
-        default=None, ge=1, description="tokens of one answer; default: what is left of --rollout-max-response-len"
+        default=None, ge=1, description="most tokens of one answer; default: the rest of --rollout-max-response-len"
     )
     search_corpus: Path | None = Field(
-        default=None, description="what `search` searches: JSONL rows with `text`, or one passage a line"
+        default=None, description="file that `search` searches: JSONL rows with `text`, or one passage per line"
     )
-    search_results: int = Field(default=3, ge=1, description="passages that `search` gives at most")
+    search_results: int = Field(default=3, ge=1, description="most passages that `search` returns")
 
     @field_validator("tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """A command line gives one word: `calculator,python`."""
+        """Split the value of a command line, such as `calculator,python`."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class AgentOptions(Options):
-    """Options of all generators whose agents talk to the endpoint."""
+    """Options of all generators that run an agent against an endpoint."""
 
     agent_timeout_s: float = Field(
-        default=600.0, gt=0, description="seconds an agent has for one sample; what it said until then is TRUNCATED"
+        default=600.0,
+        gt=0,
+        description="deadline of an agent for one sample in seconds; what it had until then is kept as TRUNCATED",
     )
     parser: str = Field(
         default="tags",
-        description="how the model writes tool calls: tags (<tool_call>{json}</tool_call>), or a name of SGLang's"
+        description="format of the model's tool calls: tags (<tool_call>{json}</tool_call>), or a name of SGLang's"
         " --tool-call-parser",
     )
 
@@ -76,17 +78,17 @@ class BlackBoxOptions(AgentOptions):
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
         if bool(self.agent) == bool(self.command):
-            raise ValueError("state one of agent (FILE.py:function) and command")
+            raise ValueError("expected either agent (FILE.py:function) or command")
         return self
 
     @field_validator("agent", mode="after")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        """A relative file is in the folder where the run was started, whichever process reads it later."""
-        where, colon, name = value.rpartition(":")
-        if not where.endswith(".py"):
+        """Make a relative file absolute: processes that read it later have other working folders."""
+        file, colon, name = value.rpartition(":")
+        if not file.endswith(".py"):
             return value
-        path = Path(where).absolute()
+        path = Path(file).absolute()
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         return f"{path}{colon}{name}"
@@ -98,17 +100,17 @@ class VerifiersOptions(AgentOptions):
     taskset: str = Field(min_length=1, description="id of the taskset, as `vf-eval` takes it")
     env: dict[str, Any] = Field(
         default={},
-        description="JSON object with more of verifiers' `env` settings, such as `taskset` and `agent`",
+        description="JSON object of further `env` settings of verifiers, such as `taskset` and `agent`",
     )
     python: str = Field(
-        default="", description="Python that has `verifiers` and the taskset installed; default: slime's own"
+        default="", description="Python in which `verifiers` and the taskset are installed; default: slime's own"
     )
-    path: tuple[Path, ...] = Field(default=(), description="folders to import the taskset from, with commas")
-    startup_timeout_s: float = Field(default=120.0, gt=0, description="seconds for the taskset to load")
+    path: tuple[Path, ...] = Field(default=(), description="folders to import the taskset from, separated by commas")
+    startup_timeout_s: float = Field(default=120.0, gt=0, description="deadline for loading the taskset in seconds")
 
     @field_validator("path", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """A command line gives one word; a relative folder is one of where the run was started."""
+        """Split the value of a command line, and make relative folders absolute."""
         folders = value.split(",") if isinstance(value, str) else value
         return [Path(one).absolute() for one in folders if one] if isinstance(folders, list | tuple) else folders

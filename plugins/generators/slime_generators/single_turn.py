@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slime.chat import Answers
+from slime.kit.chat import Answers
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 
 
 class SingleTurn:
-    """Asks the policy once and keeps what it answered, token for token.
+    """Asks the policy once and keeps its answer, token for token.
 
-    `response` is the decoded text without special tokens; it is for rewards and people, and never goes back
-    to token ids.  A sample that has response tokens already, because its generation was cut short, is continued: the
-    policy goes on after its tokens, for what is left of `max_new_tokens`.
+    `response` is the decoded text without special tokens, for rewards and people; it is never tokenized again. A sample
+    that already has response tokens, because its generation was interrupted, is continued after them, for the rest of
+    `max_new_tokens`.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
         self._tokenizer = context.tokenizer
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """The sample with its response.  Raises `ValueError` for one without prompt tokens."""
+        """The sample with its response. Raises `ValueError` for a sample without prompt tokens."""
         if not sample.tokens:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
         begun, answers = sample.response_length, Answers.of(sample)
         if begun:
             sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - begun)
-            if sampling.max_new_tokens < 1:  # the limit was lowered since
+            if sampling.max_new_tokens < 1:  # the run was resumed with a lower limit
                 sample.status, sample.finish_reason = Status.TRUNCATED, "length"
                 return [sample]
         answer = await policy.generate(sample.tokens, sampling)
@@ -43,5 +43,5 @@ class SingleTurn:
 
 
 def _joined(before: list[Any] | None, begun: int, new: list[Any]) -> list[Any]:
-    """One entry a token: those of the `begun` tokens that were there, then the new ones."""
+    """One entry per token: first those of the `begun` earlier tokens, then the new ones."""
     return new if not begun else [*(before or [1] * begun), *new]

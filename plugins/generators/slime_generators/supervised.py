@@ -7,14 +7,17 @@ from slime_generators.options import SupervisedOptions
 
 
 class Supervised:
-    """Response = the label's tokens and the end-of-sequence token; no engine is asked.
+    """The response is the label's tokens and the end-of-sequence token. No engine is used.
 
-    A response longer than `--rollout-max-response-len` is cut there and counts as truncated, so its end is
-    not learned.
+    A response longer than `--rollout-max-response-len` is cut off there and TRUNCATED.
     """
 
     def __init__(self, options: SupervisedOptions, context: Context) -> None:
-        """Raises `ValueError` where the tokenizer lacks the end-of-sequence token that the options ask for."""
+        """Initialize.
+
+        Raises:
+            ValueError: `append_eos` is set and the tokenizer has no end-of-sequence token.
+        """
         self._tokenizer = context.tokenizer
         self._end: list[int] = []
         if options.append_eos:
@@ -28,7 +31,7 @@ class Supervised:
         sampling: SamplingParams,
         policy: PolicyClient,  # noqa: ARG002 - the contract of generators
     ) -> list[Sample]:
-        """The sample with its label as response.  Raises `ValueError` for one without label or prompt tokens."""
+        """The sample with its label as response. Raises `ValueError` if it has no label or no prompt tokens."""
         if not sample.tokens:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
         if sample.label is None:

@@ -1,11 +1,11 @@
-"""Several turns: the model calls tools and reads what they say, until it answers without a call."""
+"""Conversations of several turns: the model calls tools and reads their results, until it answers without a call."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from slime.chat import (
+from slime.kit.chat import (
     ChatTemplate,
     Conversation,
     SGLangParser,
@@ -20,30 +20,37 @@ from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_metrics import ToolMetrics
 from slime_generators.tools import load
 
-#: answers of one conversation where --max-turns says nothing
+#: most answers in a conversation if --max-turns is not set
 DEFAULT_TURNS = 16
 
 
 class ToolLoop:
     """Asks the policy, runs the tools that its answer calls, appends their results, and asks again.
 
-    What is trained on is token for token what the engine was sent and gave; see `slime.chat.Conversation`.  The whole
-    conversation after the prompt is the response: `--rollout-max-response-len` limits it, tools' results included.
+    Training uses exactly the tokens that the engine received and returned; see `slime.kit.chat.Conversation`. The
+    response is the whole conversation after the prompt, including the tools' results, and
+    `--rollout-max-response-len` limits all of it.
 
-    A conversation ends with an answer that calls no tool (COMPLETED), or TRUNCATED: an answer that was cut, no room for
-    a tool's result and one more token, or the last of `--max-turns` answers calling a tool.
+    A conversation is COMPLETED by an answer that calls no tool. It is TRUNCATED if an answer is cut off, if a tool's
+    result and one more token do not fit, or if the last of `--max-turns` answers still calls a tool.
 
-    A call that goes wrong, in whatever way, is answered with a text that begins with `error:`; the model may try again.
+    A call that fails for any reason gets a result that begins with `error:`, and the model may try again.
     """
 
     def __init__(self, options: ToolLoopOptions, context: Context) -> None:
-        """Raises `ValueError` for tools that cannot be loaded and a tokenizer without chat template."""
+        """Initialize.
+
+        Raises:
+            ValueError: A tool cannot be loaded, or the tokenizer has no chat template.
+        """
         config = context.config
         tools = load(options)
         self._template = ChatTemplate(context.tokenizer, **config.data.apply_chat_template_kwargs)
         self._toolbox = Toolbox(tools, timeout_s=options.tool_timeout_s, max_chars=options.tool_max_chars)
         self._parser: ToolCallParser = (
-            TagParser() if options.parser == "tags" else SGLangParser(options.parser, tools, context.tokenizer)
+            TagParser()
+            if options.parser == "tags"
+            else SGLangParser(options.parser, [tool.schema for tool in tools], context.tokenizer)
         )
         shown = options.show_tools and config.data.apply_chat_template and config.data.tool_key is None
         self._schemas = self._toolbox.schemas if shown and tools else None
@@ -54,7 +61,8 @@ class ToolLoop:
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         """The sample with its conversation.
 
-        Raises `ValueError` for one without prompt tokens, and where prompt and tools leave no room for an answer.
+        Raises:
+            ValueError: The sample has no prompt tokens, or prompt and tools leave no room for an answer.
         """
         talk = self._begin(sample)
         metrics = ToolMetrics(self._toolbox.tools)
@@ -76,7 +84,7 @@ class ToolLoop:
             if metrics.turns == self._max_turns:
                 cut = "max_turns"
                 break
-            # The engine's report has a row per token: nothing to keep while tools and the next answer take their time.
+            # The engine's report has an entry per token: free it before tools and the next answer run.
             del answer
             messages = await self._run(calls, metrics)
             new = talk.continuation(messages)
@@ -92,25 +100,25 @@ class ToolLoop:
         return [finished]
 
     def _begin(self, sample: Sample) -> Conversation:
-        """A conversation with the sample's prompt, told of the tools where the template tells of them."""
+        """A conversation with the sample's prompt, which describes the tools if the template does."""
         if not sample.tokens:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
         if self._schemas is None:
             return Conversation(self._template, sample.tokens)
         asked = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
         tokens = self._template.prompt(asked, tools=self._schemas)
-        if tokens == sample.tokens:  # the template tells nobody of tools
+        if tokens == sample.tokens:  # the template does not describe tools
             return Conversation(self._template, tokens)
         first: dict[str, Any] = {**asked[0], "tools": list(self._toolbox.tools)}
         return Conversation(self._template, tokens, prompt=[first, *asked[1:]])
 
     def _room(self, talk: Conversation, sampling: SamplingParams) -> int:
-        """Tokens that the response may still grow by."""
+        """Number of tokens by which the response may still grow."""
         room = sampling.max_new_tokens - talk.response_length
         return room if self._max_context is None else min(room, self._max_context - len(talk.tokens))
 
     async def _run(self, calls: list[ToolCall], metrics: ToolMetrics) -> list[dict[str, Any]]:
-        """The messages with the results of one turn's calls."""
+        """Run the calls of one turn and return the messages with their results."""
         with metrics.timed():
             results = await self._toolbox.run_all(calls)
         metrics.count(results)
@@ -118,7 +126,7 @@ class ToolLoop:
 
 
 def _message(number: int, result: ToolResult) -> dict[str, Any]:
-    # Nine letters and digits, which is what the strictest of templates wants of an id.
+    # Nine letters and digits, as the strictest chat templates require of an id.
     return {
         "role": "tool",
         "content": result.text,

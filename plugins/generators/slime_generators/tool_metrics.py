@@ -1,4 +1,4 @@
-"""What a conversation's tools did, in numbers."""
+"""Metrics of a conversation's tool calls."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from slime.chat import ToolResult
+from slime.kit.chat import ToolResult
 
 
 class ToolMetrics:
-    """Counts one conversation's calls.
+    """Counts the tool calls of one conversation.
 
-    Every tool of the run has its numbers in every sample, so that the logged means are per conversation.
+    Every sample reports every tool of the run, so that the logged means are per conversation.
     """
 
     def __init__(self, tools: Iterable[str]) -> None:
         self.turns = 0
-        #: seconds in which the conversation waited for tools
+        #: seconds the conversation waited for tools
         self.seconds = 0.0
         self._unknown = self._malformed = 0
         self._tools = {name: _Counts() for name in tools}
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds to `seconds`, whatever happens inside."""
+        """Add the duration of the block to `seconds`, even if it raises."""
         started = time.perf_counter()
         try:
             yield
@@ -32,7 +32,7 @@ class ToolMetrics:
             self.seconds += time.perf_counter() - started
 
     def count(self, results: Sequence[ToolResult]) -> None:
-        """The results of one turn."""
+        """Count the results of one turn."""
         for result in results:
             if not result.tool:
                 self._unknown += result.kind == "unknown"
@@ -46,7 +46,7 @@ class ToolMetrics:
             counts.seconds += result.seconds
 
     def of_sample(self) -> dict[str, float]:
-        """`Sample.metrics`: turns, calls that reach no tool, and each tool's calls, errors, timeouts and seconds."""
+        """For `Sample.metrics`: turns, calls of no known tool, and each tool's calls, errors, timeouts and seconds."""
         numbers = {
             "turns": float(self.turns),
             "tools/unknown_calls": float(self._unknown),

@@ -32,7 +32,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             factory="slime_rewards.exact_match:ExactMatch",
             options=ExactMatchOptions,
             summary="1 if the answer in the response equals the label, else 0",
-            isolation="none",  # one pass over a string cannot block
+            isolation="none",  # a single pass over a string cannot block
             docs=_DOCS,
         ),
         RewardSpec(
@@ -48,14 +48,14 @@ def slime_register_rewards() -> list[RewardSpec]:
             factory="slime_rewards.multiple_choice:MultipleChoice",
             options=MultipleChoiceOptions,
             summary="1 if the response chooses the letter or number of the label, else 0",
-            isolation="none",  # its expressions have bounded repeats
+            isolation="none",  # its regular expressions have bounded repeats
             docs=_DOCS,
         ),
         RewardSpec(
             name="f1",
             factory="slime_rewards.f1:F1",
             options=F1Options,
-            summary="word overlap of answer and label, normalised as for SQuAD",
+            summary="word overlap of answer and label, normalized as for SQuAD",
             isolation="none",
             docs=_DOCS,
         ),
@@ -63,7 +63,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             name="format",
             factory="slime_rewards.format:Format",
             options=FormatOptions,
-            summary="whether the response is tags in order, or matches a pattern",
+            summary="whether the response has the required tags in order, or matches a pattern",
             timeout_s=10.0,
             docs=_DOCS,
         ),
@@ -71,7 +71,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             name="length",
             factory="slime_rewards.length:Length",
             options=LengthOptions,
-            summary="less for longer responses: linear, cosine, or a penalty for overlong ones",
+            summary="lower for longer responses: linear, cosine, or a penalty for overlong ones",
             isolation="none",
             docs=_DOCS,
         ),
@@ -89,7 +89,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             options=CodeOptions,
             summary="1 if the Python code in the response passes the sample's tests, run in a sandbox",
             timeout_s=120.0,
-            deterministic=False,  # limits of time depend on the machine
+            deterministic=False,  # time limits depend on the machine
             docs=_DOCS,
         ),
         RewardSpec(
@@ -104,7 +104,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             name="remote",
             factory="slime_rewards.remote:Remote",
             options=RemoteOptions,
-            summary="what a reward service over HTTP answers",
+            summary="the reward that a service over HTTP gives",
             timeout_s=300.0,
             deterministic=False,
             docs=_DOCS,
@@ -113,7 +113,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             name="llm_judge",
             factory="slime_rewards.llm_judge:LLMJudge",
             options=LLMJudgeOptions,
-            summary="the score that a language model writes, by an OpenAI-compatible endpoint",
+            summary="the score that a language model gives, through an OpenAI-compatible endpoint",
             timeout_s=300.0,
             deterministic=False,
             docs=_DOCS,
@@ -124,7 +124,7 @@ def slime_register_rewards() -> list[RewardSpec]:
             options=RewardModelOptions,
             summary="the output of a Hugging Face sequence-classification model",
             timeout_s=120.0,
-            deterministic=False,  # the last digits depend on what is asked together
+            deterministic=False,  # the last digits depend on which samples share a batch
             docs=_DOCS,
         ),
     ]

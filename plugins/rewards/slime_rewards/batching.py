@@ -1,4 +1,4 @@
-"""Puts calls that come one by one together, for services and models that are cheaper by the batch."""
+"""Collects single requests into batches, for services and models that answer batches more cheaply."""
 
 from __future__ import annotations
 
@@ -6,44 +6,55 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
-class Batcher(Generic[Asked, Answer]):
-    """Collects what is asked for `wait_s`, or until there are `size`, and has it answered at once.
+class Batcher(Generic[Request, Response]):
+    """Sends requests together: once there are `size` of them, or `wait_s` seconds after the first.
 
-    A batch that fails fails all who asked in it.  One who no longer waits (cancelled) changes nothing for the others.
+    If a batch fails, all requests in it fail. Cancelling one request does not affect the others.
     """
 
     def __init__(
-        self, answer: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer]]], size: int, wait_s: float, at_once: int
+        self,
+        answer: Callable[[Sequence[Request]], Awaitable[Sequence[Response]]],
+        size: int,
+        wait_s: float,
+        concurrency: int,
     ) -> None:
-        """`at_once`: batches that are answered at the same time.  `answer` gives one answer for each, in order."""
+        """Initialize.
+
+        Args:
+            answer: Answers a batch: one response per request, in order.
+            size: Most requests in a batch.
+            wait_s: Seconds that a request waits for others.
+            concurrency: Batches that are answered at the same time.
+        """
         self._answer = answer
         self._size = size
         self._wait_s = wait_s
-        self._free = asyncio.Semaphore(at_once)
-        self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._free = asyncio.Semaphore(concurrency)
+        self._waiting: list[tuple[Request, asyncio.Future[Response]]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, several: Sequence[Asked]) -> list[Answer]:
-        """The answers, in order.  Raises what answering their batches raised."""
+    async def ask(self, requests: Sequence[Request]) -> list[Response]:
+        """Responses to these requests, in order. Raises the error of a batch that failed."""
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in several]
-        self._waiting += zip(several, futures, strict=True)
+        futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
+        self._waiting += zip(requests, futures, strict=True)
         while len(self._waiting) >= self._size:
             self._send()
         if self._waiting and self._timer is None:
             self._timer = loop.call_later(self._wait_s, self._send)
         results = await asyncio.gather(*futures, return_exceptions=True)
-        answers = []
+        responses = []
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-            answers.append(result)
-        return answers
+            responses.append(result)
+        return responses
 
     def _send(self) -> None:
         if self._timer is not None:
@@ -56,19 +67,19 @@ class Batcher(Generic[Asked, Answer]):
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _serve(self, batch: list[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+    async def _serve(self, batch: list[tuple[Request, asyncio.Future[Response]]]) -> None:
         async with self._free:
-            wanted = [(asked, future) for asked, future in batch if not future.done()]
+            wanted = [(request, future) for request, future in batch if not future.done()]
             if not wanted:
                 return
             try:
-                answers = await self._answer([asked for asked, _ in wanted])
-                pairs = list(zip(wanted, answers, strict=True))
-            except Exception as error:  # noqa: BLE001 - handed on to everyone who asked
+                responses = await self._answer([request for request, _ in wanted])
+                pairs = list(zip(wanted, responses, strict=True))
+            except Exception as error:  # noqa: BLE001 - raised from `ask` of every request of the batch
                 for _, future in wanted:
                     if not future.done():
                         future.set_exception(error)
                 return
-        for (_, future), answer in pairs:
+        for (_, future), response in pairs:
             if not future.done():
-                future.set_result(answer)
+                future.set_result(response)

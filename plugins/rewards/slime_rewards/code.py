@@ -1,4 +1,4 @@
-"""Does the response's code pass its tests?"""
+"""Reward for code that passes its tests."""
 
 from __future__ import annotations
 
@@ -11,48 +11,53 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import ConfigError, SandboxError
+from slime.kit.sandbox import Isolation, Limits, Outcome, machine_isolation, python_argv, run_program_sync
 from slime.plugin import Context, Reward, Sample
-from slime.sandbox import Isolation, Limits, Outcome, machine_isolation, python_argv, run_program_sync
-from slime_rewards.code_tests import Checks, Dialogues, Tests, tests_of
-from slime_rewards.fences import last_fenced
+from slime_rewards.code_tests import Asserts, IOTests, Tests, tests_of
+from slime_rewards.extraction import last_fenced
 from slime_rewards.options import CodeOptions
 
 _HARNESS = Path(__file__).with_name("code_harness.py")
 
 
 class Code:
-    """1.0 for code that passes all tests of its sample, else 0.0; or the share it passes (`score="share"`).
+    """1.0 for code that passes all tests of its sample, else 0.0; or the share of tests it passes (`score="share"`).
 
-    The code is the content of the last fenced block of the response, where it has one, else all of it.  It is Python
-    and runs in `slime.sandbox`: a process of its own without network, with limits of time, memory, files, processes
-    and output.  The tests stand in `metadata[metadata_key]`, else in the label:
+    The code is the last fenced block of the response, or the whole response if it has none. It is Python and runs in
+    `slime.kit.sandbox`: a separate process without network, with limited time, memory, files, processes and output.
+    The tests are in `metadata[metadata_key]`, or else in the label:
 
-        text                                pieces of Python that run after the code, in its process (asserts); a
-        [text, ...]                         piece that raises has failed.  A label that is text is one piece.
+        "CODE"                              Python code (asserts) that runs after the response's code, in the same
+        ["CODE", ...]                       process; each string is one test, which fails if it raises
         [{"input", "output"}, ...]          standard input and output, compared line by line without trailing white
-        {"inputs", "outputs"}               space; the program runs once for each and must end with status 0
+        {"inputs", "outputs"}               space; the program runs once per test and must end with status 0
         {"inputs", "outputs", "fn_name"}    arguments of a function (or method of `Solution`) and its return value,
                                             as JSON; compared outside the sandbox (as in Python, 1 equals 1.0 and True)
 
-    Code that is no Python, raises, runs out of time or memory, writes too much or ends early passes none of the tests
-    that it did not get to.  Ending early with status 0, closing or flooding the output earns nothing.  Pieces of Python
-    share the process with the code, which could look for them there and pretend; the other two forms show it no
-    expected values.  Parts: `passed`, the share of tests that passed; `timeout`, `memory`, `output`, whether a run was
-    ended for that; `runs_isolated`, 1 with namespaces.
+    Code that is not valid Python, raises, exceeds a limit or ends early fails all tests it did not reach. Ending early
+    with status 0, or closing or flooding the output, gains nothing. Tests that are Python code share the process with
+    the response's code, which could find them there and fake a success; the other forms never show it expected values.
 
-    A sample without tests, or with tests that cannot be read: `ValueError`, and it fails.
+    Parts: `passed`, the share of tests that passed; `timeout`, `memory` and `output`, 1 if a run exceeded that limit;
+    `runs_isolated`, 1 if namespaces isolated the code.
+
+    A sample without readable tests raises `ValueError` and fails.
     """
 
     def __init__(self, options: CodeOptions, context: Context) -> None:
-        """Raises `ConfigError` where the machine permits less isolation than is required."""
+        """Initialize.
+
+        Raises:
+            ConfigError: The machine permits less isolation than is required.
+        """
         self._options = options
         self._required = Isolation(options.require_isolation)
         machine = machine_isolation()
         if machine.isolation.rank < self._required.rank:
             raise ConfigError(
                 f"require_isolation is {self._required.value!r}, and this machine permits only"
-                f" {machine.isolation.value!r} ({machine.reason}). SECURITY.md says what each stops; state a weaker one"
-                " where the machine holds nothing that must be protected"
+                f" {machine.isolation.value!r} ({machine.reason}). SECURITY.md describes the levels; require a lower"
+                " one if nothing on this machine needs protection"
             )
         context.logger.info("code runs with isolation %r %s", machine.isolation.value, machine.reason)
         self._harness = _HARNESS.read_bytes()
@@ -87,7 +92,7 @@ class Code:
 
 @dataclass
 class _Trial:
-    """One response's code under its tests."""
+    """One response's code, and the time left to test it."""
 
     code: bytes
     limits: Limits
@@ -98,26 +103,26 @@ class _Trial:
         self.ended_for: set[str] = set()
 
     def passed(self, tests: Tests, harness: bytes) -> float:
-        """The share of the tests that it passes."""
-        if isinstance(tests, Dialogues):
-            return sum(self._leads_to(given, wanted) for given, wanted in tests.cases) / len(tests.cases)
-        if isinstance(tests, Checks):
-            results = self._under(harness, {"checks": tests.pieces})
+        """The share of the tests that pass."""
+        if isinstance(tests, IOTests):
+            return sum(self._prints(stdin, expected) for stdin, expected in tests.cases) / len(tests.cases)
+        if isinstance(tests, Asserts):
+            results = self._run_harness(harness, {"checks": tests.pieces})
             return sum(results.get(number) is True for number in range(len(tests.pieces))) / len(tests.pieces)
-        given = [arguments for arguments, _ in tests.cases]
-        results = self._under(harness, {"function": tests.function, "calls": given})
-        return sum(_returned(results.get(n), wanted) for n, (_, wanted) in enumerate(tests.cases)) / len(tests.cases)
+        calls = [arguments for arguments, _ in tests.cases]
+        results = self._run_harness(harness, {"function": tests.function, "calls": calls})
+        return sum(_equals(results.get(n), expected) for n, (_, expected) in enumerate(tests.cases)) / len(tests.cases)
 
-    def _leads_to(self, given: str, wanted: str) -> bool:
-        outcome = self._run(["solution.py"], given.encode("utf-8", "replace"), {"solution.py": self.code})
+    def _prints(self, stdin: str, expected: str) -> bool:
+        outcome = self._run(["solution.py"], stdin.encode("utf-8", "replace"), {"solution.py": self.code})
         return (
             outcome is not None
             and outcome.kind == "ok"
-            and _lines(outcome.stdout) == _lines(wanted.encode("utf-8", "replace"))
+            and _lines(outcome.stdout) == _lines(expected.encode("utf-8", "replace"))
         )
 
-    def _under(self, harness: bytes, request: dict[str, Any]) -> dict[int, Any]:
-        """What the harness tells of each test that came to an end."""
+    def _run_harness(self, harness: bytes, request: dict[str, Any]) -> dict[int, Any]:
+        """The harness's result of each test that finished, by the test's number."""
         mark = secrets.token_hex(16)
         files = {"harness.py": harness, "solution.py": self.code}
         outcome = self._run(["harness.py"], json.dumps({"mark": mark, **request}).encode(), files)
@@ -125,14 +130,14 @@ class _Trial:
         for line in (outcome.stdout if outcome else b"").split(b"\n"):
             if line.startswith(mark.encode() + b" "):
                 try:
-                    _, number, told = line.split(b" ", 2)
-                    results[int(number)] = json.loads(told)
+                    _, number, result = line.split(b" ", 2)
+                    results[int(number)] = json.loads(result)
                 except (ValueError, RecursionError):
                     continue
         return results
 
     def _run(self, arguments: list[str], stdin: bytes, files: dict[str, bytes]) -> Outcome | None:
-        """None where no time is left."""
+        """Run the program in the sandbox; None if no time is left."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             self.ended_for.add("timeout")
@@ -148,8 +153,8 @@ class _Trial:
         return outcome
 
 
-def _returned(told: Any, wanted: Any) -> bool:
-    return isinstance(told, dict) and "returned" in told and bool(told["returned"] == wanted)
+def _equals(result: Any, expected: Any) -> bool:
+    return isinstance(result, dict) and "returned" in result and bool(result["returned"] == expected)
 
 
 def _lines(output: bytes) -> list[bytes]:

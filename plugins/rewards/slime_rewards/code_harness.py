@@ -1,8 +1,8 @@
-"""The program that runs a response's code with its tests.  It runs in the sandbox and imports nothing of slime.
+"""The program that runs a response's code with its tests, in the sandbox. It does not import slime.
 
-Standard input brings one JSON object: `{"mark", "checks"}` or `{"mark", "function", "calls"}`.  The response's code is
-`solution.py` beside it.  For each test a line goes to standard output: the mark, the test's number, and JSON: true for
-a check that passed, `{"returned": VALUE}` for a call.
+Standard input is one JSON object: `{"mark", "checks"}` or `{"mark", "function", "calls"}`. The response's code is
+`solution.py` in the same folder. Each test that passes or returns writes a line to standard output: the mark, the
+test's number, and JSON: `true` for a check, `{"returned": VALUE}` for a call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 def main() -> None:
     """Run the solution, then its tests."""
     request = json.loads(sys.stdin.read())
-    # What the solution prints or closes is not where the results go.
+    # A copy, so that results are written even if the solution closes its standard output.
     results = os.dup(1)
     mark = request.pop("mark")
 
-    def tell(number: int, result: Any) -> None:
+    def report(number: int, result: Any) -> None:
         os.write(results, f"\n{mark} {number} {json.dumps(result)}\n".encode())
 
     with open("solution.py", encoding="utf-8") as file:
@@ -30,15 +30,15 @@ def main() -> None:
     for number, piece in enumerate(request.get("checks", ())):
         try:
             exec(compile(piece, f"test {number}", "exec"), names)
-        except BaseException as error:  # noqa: BLE001 - the boundary around code of strangers
+        except BaseException as error:  # noqa: BLE001 - the boundary around untrusted code
             print(f"test {number}: {type(error).__name__}: {error}", file=sys.stderr)
         else:
-            tell(number, True)
+            report(number, True)
     for number, arguments in enumerate(request.get("calls", ())):
         try:
             function = names.get(request["function"]) or getattr(names["Solution"](), request["function"])
-            tell(number, {"returned": function(*arguments)})
-        except BaseException as error:  # noqa: BLE001 - the boundary around code of strangers
+            report(number, {"returned": function(*arguments)})
+        except BaseException as error:  # noqa: BLE001 - the boundary around untrusted code
             print(f"call {number}: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""The tests of a sample of code, as its data states them."""
+"""Reads a sample's tests from its metadata or label."""
 
 from __future__ import annotations
 
@@ -7,38 +7,42 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from slime.plugin import Sample
-from slime_rewards.answers import label_of, named
+from slime_rewards.extraction import describe, label_of
 
 _FORMS = "Python code, a list of pieces of it, a list of {input, output}, or {inputs, outputs} with or without fn_name"
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
-    """Pieces of Python that run after the program, in its process; one that raises has failed."""
+class Asserts:
+    """Pieces of Python that run after the program, in its process; a piece that raises is a failed test."""
 
     pieces: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogues:
-    """Standard input and the output it must lead to; a run of the program each."""
+class IOTests:
+    """Pairs of standard input and expected output; the program runs once for each."""
 
     cases: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Arguments of a function and what it must return, as JSON values; what is expected never enters the sandbox."""
+    """Arguments of a function and its expected return values, as JSON; expected values never enter the sandbox."""
 
     function: str
     cases: list[tuple[list[Any], Any]]
 
 
-Tests: TypeAlias = Checks | Dialogues | Calls
+Tests: TypeAlias = Asserts | IOTests | Calls
 
 
 def tests_of(sample: Sample, metadata_key: str) -> Tests:
-    """The tests in `metadata[metadata_key]`, else in the label.  Raises `ValueError` where there are none."""
+    """The tests in `metadata[metadata_key]`, or else in the label.
+
+    Raises:
+        ValueError: There are no tests, or they have an unknown form.
+    """
     stated = sample.metadata.get(metadata_key)
     if stated is None:
         stated = label_of(sample)
@@ -46,12 +50,12 @@ def tests_of(sample: Sample, metadata_key: str) -> Tests:
         stated = _read(stated)
     tests = _tests(stated)
     if tests is None:
-        raise ValueError(f"{named(sample)} has no tests that can be read: {stated!r:.100}; expected {_FORMS}")
+        raise ValueError(f"{describe(sample)} has no tests that can be read: {stated!r:.100}; expected {_FORMS}")
     return tests
 
 
 def _read(text: str) -> Any:
-    """JSON where it is a list or an object, else the text."""
+    """The list or object of a JSON text; any other text itself."""
     if text.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(text)
@@ -62,31 +66,31 @@ def _read(text: str) -> Any:
 
 def _tests(stated: Any) -> Tests | None:
     match stated:
-        case str() if _says_something(stated):
-            return Checks([stated])
-        case [str(), *_] if all(isinstance(one, str) and _says_something(one) for one in stated):
-            return Checks(stated)
+        case str() if _has_code(stated):
+            return Asserts([stated])
+        case [str(), *_] if all(isinstance(one, str) and _has_code(one) for one in stated):
+            return Asserts(stated)
         case [{"input": _, "output": _}, *_] if all(isinstance(one, dict) for one in stated):
             pairs = [(one.get("input"), one.get("output")) for one in stated]
             texts = [(given, wanted) for given, wanted in pairs if isinstance(given, str) and isinstance(wanted, str)]
-            return Dialogues(texts) if len(texts) == len(pairs) else None
-        case {"inputs": list(given), "outputs": list(wanted)} if given and len(given) == len(wanted):
-            return _paired(stated.get("fn_name"), given, wanted)
+            return IOTests(texts) if len(texts) == len(pairs) else None
+        case {"inputs": list(inputs), "outputs": list(outputs)} if inputs and len(inputs) == len(outputs):
+            return _paired(stated.get("fn_name"), inputs, outputs)
     return None
 
 
-def _says_something(piece: str) -> bool:
-    """Whether it is more than comments: nothing at all would always pass."""
+def _has_code(piece: str) -> bool:
+    """Whether there is more than comments: an empty test would always pass."""
     lines = (line.strip() for line in piece.splitlines())
     return any(line and not line.startswith("#") for line in lines)
 
 
-def _paired(function: Any, given: list[Any], wanted: list[Any]) -> Tests | None:
-    pairs = list(zip(given, wanted, strict=True))
+def _paired(function: Any, inputs: list[Any], outputs: list[Any]) -> Tests | None:
+    pairs = list(zip(inputs, outputs, strict=True))
     if function is None:
         if all(isinstance(text, str) for pair in pairs for text in pair):
-            return Dialogues(pairs)
+            return IOTests(pairs)
         return None
-    if not isinstance(function, str) or not all(isinstance(arguments, list) for arguments in given):
+    if not isinstance(function, str) or not all(isinstance(arguments, list) for arguments in inputs):
         return None
     return Calls(function, pairs)

@@ -1,4 +1,4 @@
-"""Does the response say what the label says?"""
+"""Reward for an answer that equals the label."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.answers import answer_in, label_of
+from slime_rewards.extraction import answer_in, label_of
 from slime_rewards.options import ExactMatchOptions
 
 # A minus belongs to the number unless it follows something it can be subtracted from: 27-5 ends in 5.
@@ -15,9 +15,9 @@ _NUMBER = re.compile(r"(?:(?<![\w)\]])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)",
 
 
 class ExactMatch:
-    """1.0 where the answer equals the label, else 0.0.  White space around either does not count.
+    """1.0 if the answer equals the label, ignoring white space around either, else 0.0.
 
-    A sample without label cannot be scored: `ValueError`.
+    A sample without label raises `ValueError` and fails.
     """
 
     def __init__(self, options: ExactMatchOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

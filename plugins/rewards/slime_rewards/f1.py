@@ -1,4 +1,4 @@
-"""How much of the label's words does the response have?"""
+"""Reward for the words that answer and label share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.answers import answer_in, labels_of
+from slime_rewards.extraction import answer_in, labels_of
 from slime_rewards.options import F1Options
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -16,15 +16,15 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class F1:
-    """Token F1 of answer and label, in [0, 1], as the evaluation of SQuAD has it.
+    """Token F1 of answer and label, in [0, 1], as in the evaluation of SQuAD.
 
-    Both are normalised: lower case, without punctuation and articles, split at white space.  With c words in common,
-    counted as often as both have them, precision p = c / words of the answer and recall r = c / words of the label:
-    F1 = 2pr / (p + r), and 0 where c = 0.  Where either has no words, the reward is 1 if neither has, else 0.  A label
-    that is a JSON list of texts means any of them, and the best counts.
+    Both are normalized: lower case, without punctuation and articles, split at white space. With c words in common
+    (repeated words count as often as both have them), precision is p = c / (words of the answer) and recall is
+    r = c / (words of the label); F1 = 2pr / (p + r), and 0 if c = 0. If answer or label has no words, the reward is 1
+    if both have none, else 0. If the label is a JSON list of strings, the best match among them counts.
 
-    `measure="exact"`: whether the normalised texts are equal.  `"contains"`: whether the label's words stand in the
-    answer in one piece.  A sample without label cannot be scored: `ValueError`.
+    `measure="exact"`: 1 if the normalized texts are equal. `measure="contains"`: 1 if the answer contains the label's
+    words in sequence. A sample without label raises `ValueError` and fails.
 
     Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1.
     """
@@ -53,7 +53,7 @@ class F1:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, normalised."""
+    """The words of a text, normalized."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 

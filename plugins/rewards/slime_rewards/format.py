@@ -1,4 +1,4 @@
-"""Is the response in the format that was asked for?"""
+"""Reward for a response in the required format."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from slime_rewards.options import FormatOptions
 
 
 class Format:
-    """`hit` for a response in the format, `miss` for any other.
+    """`hit` for a response in the required format, `miss` for any other.
 
-    The format is `<A>...</A><B>...</B>` for the `tags` A, B: each once, in this order, none empty, nothing but white
-    space between and around them.  The part `tags` is the share of the tags that are opened once and closed once,
-    wherever they stand.  Or it is the regular expression `pattern`, which must match the whole response, with `.`
-    matching line ends too.  An empty response is not in a format with tags.  A pattern that backtracks without end is
-    ended with its worker process at the reward's deadline, and the sample fails.
+    With `tags` A and B the format is `<A>...</A><B>...</B>`: each tag once, in this order, with content, and with only
+    white space between and around them. Part `tags`: the share of tags that are opened once and closed once, anywhere
+    in the response. An empty response does not have the format.
+
+    With `pattern` the regular expression must match the whole response; `.` also matches line ends. If matching does
+    not end, the worker process is killed at the reward's deadline and the sample fails.
     """
 
     def __init__(self, options: FormatOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
-        """Raises `ConfigError` for a pattern that is none."""
+        """Initialize.
+
+        Raises:
+            ConfigError: `pattern` is not a valid regular expression.
+        """
         self._options = options
         self._pattern: re.Pattern[str] | None = None
         if options.pattern is not None:
             try:
                 self._pattern = re.compile(options.pattern, re.DOTALL)
             except re.error as error:
-                raise ConfigError(f"pattern {options.pattern!r} is no regular expression: {error}") from None
+                raise ConfigError(f"pattern {options.pattern!r} is not a regular expression: {error}") from None
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample, in the same order."""
@@ -47,7 +52,7 @@ class Format:
 
 
 def _in_order(response: str, tags: Sequence[str]) -> bool:
-    """Whether the response is nothing but these tags, one after the other, each with something in it."""
+    """Whether the response consists of these tags, one after the other, each with content."""
     rest = response.strip()
     for tag in tags:
         if not rest.startswith(f"<{tag}>"):

@@ -1,4 +1,4 @@
-"""The reward that a sample came with: its generator, agent or environment has scored it already."""
+"""The reward that a sample's generator, agent or environment has already given it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from slime_rewards.options import GivenOptions
 
 
 class Given:
-    """`Sample.reward` as the generator set it; named rewards keep their names, `score` is their sum.
+    """`Sample.reward` as the generator set it. Of named rewards, `score` is the reward and the others become parts.
 
-    A sample without one gets `missing`, or is an error where that is not stated.
+    A sample without a reward gets `missing`, or fails if that is not set.
     """
 
     def __init__(self, options: GivenOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
         self._missing = options.missing
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One reward per sample.  Raises `ValueError` for a sample without one, or without `score`."""
+        """One reward per sample, in the same order.
+
+        Raises:
+            ValueError: A sample has no reward, or named rewards without `score`.
+        """
         return [self._reward(sample) for sample in samples]
 
     def _reward(self, sample: Sample) -> Reward:

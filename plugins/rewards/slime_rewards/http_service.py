@@ -1,4 +1,4 @@
-"""Asks a service over HTTP, again where that may help."""
+"""Posts JSON to a service over HTTP, with retries."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ _SHOWN = 200
 
 
 class HttpService:
-    """Posts JSON and reads JSON.
+    """Posts JSON and reads the JSON response.
 
-    No connection, no answer within `request_timeout_s`, 408, 429 and 5xx are tried again after `backoff_s`, doubled
-    each time with up to half as much again by chance, and `Retry-After` where that is longer.  Other statuses, and
-    answers that are no JSON, are final.
+    A request without a connection, without a response within `request_timeout_s`, or with status 408, 429 or 5xx is
+    retried after `backoff_s` seconds, doubled each time and increased by a random share of up to one half, or after
+    `Retry-After` if that is longer. Other statuses and responses that are not JSON are not retried.
     """
 
     def __init__(self, url: str, options: ServiceOptions) -> None:
-        """Raises `ConfigError` where the environment has no token of the stated name."""
+        """Initialize.
+
+        Args:
+            url: The address to post to.
+            options: Retries, deadline, and the name of the token's variable.
+
+        Raises:
+            ConfigError: The environment lacks the variable that `token_env` names.
+        """
         self.url = url
         self._options = options
         self._headers = {}
@@ -40,7 +48,11 @@ class HttpService:
         self._retry_after = ""
 
     async def post(self, content: Any) -> Any:
-        """The answer.  Raises `RuntimeError` that says what came instead, after the last attempt."""
+        """Post `content` and return the decoded response.
+
+        Raises:
+            RuntimeError: All attempts failed, or the response cannot be used. The message describes the last one.
+        """
         body = json.dumps(content).encode("utf-8", "replace")
         problem = ""
         for attempt in range(self._options.retries + 1):
@@ -54,14 +66,14 @@ class HttpService:
             if status == 200:
                 return self._read(text)
             if status not in (408, 429) and status < 500:
-                raise RuntimeError(f"{self.url} {problem}; such an answer is not asked for again")
+                raise RuntimeError(f"{self.url} {problem}; such a response is not retried")
         times = self._options.retries + 1
         raise RuntimeError(f"{self.url} {problem}, {times} time{'s' if times > 1 else ''}")
 
     async def _once(self, body: bytes) -> tuple[int, str, str]:
-        """(status, content, what to say of it)."""
+        """(status, content, description for messages)."""
         if self._session is None:
-            # A session belongs to an event loop, which does not run yet when the reward is built.
+            # A session belongs to an event loop, which is not running yet when the reward is built.
             self._session = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json", **self._headers},
                 timeout=aiohttp.ClientTimeout(total=self._options.request_timeout_s),
@@ -80,11 +92,11 @@ class HttpService:
 
     def _no_answer(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
-            return f"gave no answer within {self._options.request_timeout_s:g} s"
-        return f"could not be asked ({type(error).__name__}: {error})"
+            return f"did not answer within {self._options.request_timeout_s:g} s"
+        return f"could not be reached ({type(error).__name__}: {error})"
 
     def _read(self, text: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise RuntimeError(f"{self.url} answered with what is no JSON: {text[:_SHOWN]!r}") from None
+            raise RuntimeError(f"{self.url} answered with invalid JSON: {text[:_SHOWN]!r}") from None

@@ -1,4 +1,4 @@
-"""Is the response JSON of a schema?"""
+"""Reward for JSON that a schema allows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from referencing.exceptions import Unresolvable
 
 from slime.errors import ConfigError
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.answers import named
-from slime_rewards.fences import last_fenced
+from slime_rewards.extraction import describe, last_fenced
 from slime_rewards.options import JsonSchemaOptions
 
 
 class JsonSchema:
-    """1.0 for a JSON document that the schema allows, `parses` for another JSON document, 0.0 for what is no JSON.
+    """1.0 for JSON that the schema allows, `parses` for other JSON, 0.0 for anything else.
 
-    The document is the content of the last fenced block, where the response has one, else all of it.  NaN, Infinity
-    and comments are no JSON.  The schema is `path`'s, else the sample's, in `metadata[metadata_key]` as an object or as
-    text; a sample without is held to be JSON at all.  Formats (`date`, `email`) are not checked, and references to
-    other documents are never fetched.  A document nested too deeply to check counts as no JSON.  Part `parses`: whether
-    it is JSON.
+    The document is the last fenced block of the response, or the whole response if it has none. NaN, Infinity and
+    comments are not JSON, and a document nested too deeply to check does not count as JSON. Part `parses`: 1 if the
+    document is JSON.
 
-    A schema in metadata that is none: `ValueError`, and the sample fails.
+    The schema is the file `path`, or else the sample's own, in `metadata[metadata_key]` as an object or as text; for a
+    sample without schema any JSON is accepted. Formats (`date`, `email`) are not checked, and references to other
+    documents are never fetched. An invalid schema in metadata raises `ValueError`, and the sample fails.
     """
 
     def __init__(self, options: JsonSchemaOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
-        """Raises `ConfigError` where `path` has no schema."""
+        """Initialize.
+
+        Raises:
+            ConfigError: The file at `path` cannot be read or is not a schema.
+        """
         self._options = options
         self._schema: Any = None
         if options.path is not None:
@@ -53,10 +56,10 @@ class JsonSchema:
             valid = validator is None or validator.is_valid(document)
         except (ValueError, RecursionError):
             return Reward(0.0, {"parses": 0.0})
-        except OverflowError:  # 1e999 is JSON, and a multiple of nothing
+        except OverflowError:  # 1e999 is valid JSON, but fails a check with `multipleOf`
             valid = False
         except Unresolvable as error:
-            raise ValueError(f"{named(sample)}: the schema refers to {error}, which it does not contain") from None
+            raise ValueError(f"{describe(sample)}: the schema refers to {error}, which it does not contain") from None
         return Reward(1.0 if valid else self._options.parses, {"parses": 1.0})
 
     def _own_schema(self, sample: Sample) -> Any:
@@ -67,12 +70,12 @@ class JsonSchema:
             return _validator(json.loads(schema) if isinstance(schema, str) else schema)
         except ValueError as error:
             raise ValueError(
-                f"{named(sample)}: metadata {self._options.metadata_key!r} is no schema: {error}"
+                f"{describe(sample)}: metadata {self._options.metadata_key!r} is not a JSON schema: {error}"
             ) from None
 
 
 def _validator(schema: Any) -> Any:
-    """What checks documents.  Raises `ValueError` for what is no schema."""
+    """A validator of documents. Raises `ValueError` if `schema` is not valid."""
     if not isinstance(schema, dict | bool):
         raise ValueError(f"it is a {type(schema).__name__}, expected an object")
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
@@ -84,4 +87,4 @@ def _validator(schema: Any) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""How long is the response?"""
+"""Reward for short responses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from slime_rewards.options import LengthOptions
 
 
 class Length:
-    """Less, the more tokens the response has.  Needs no label.
+    """Lower for longer responses. Needs no label.
 
-    With T response tokens let x = (T - free) / (limit - free), kept in [0, 1].
+    For a response of T tokens let x = (T - free) / (limit - free), clipped to [0, 1]. The reward for each `shape`:
 
         linear      1 - x
         cosine      (1 + cos(pi x)) / 2
         overlong    -x
 
-    So up to `free` tokens length costs nothing (1, 1, 0) and from `limit` on everything (0, 0, -1).  `overlong` is the
-    soft punishment of overlong answers of DAPO (Yu et al. 2025, equation 13), with limit = L_max and limit - free =
-    L_cache.  An empty response costs nothing.
+    So a response of up to `free` tokens, also an empty one, gets the full reward (1, 1, 0), and one of `limit` tokens
+    or more the lowest (0, 0, -1). `overlong` is the soft overlong punishment of DAPO (Yu et al. 2025, equation 13),
+    with limit = L_max and limit - free = L_cache.
     """
 
     def __init__(self, options: LengthOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

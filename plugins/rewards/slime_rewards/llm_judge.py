@@ -1,4 +1,4 @@
-"""Asks a language model how good the response is."""
+"""Reward from a language model that judges the response."""
 
 from __future__ import annotations
 
@@ -10,39 +10,45 @@ from typing import Any
 
 from slime.errors import ConfigError
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.answers import named
+from slime_rewards.extraction import describe
 from slime_rewards.http_service import HttpService
 from slime_rewards.options import LLMJudgeOptions
 
 
 class LLMJudge:
-    """The score that a judge writes, in [0, 1].
+    """The score that a language model gives the response, scaled to [0, 1].
 
-    The judge is any OpenAI-compatible endpoint; without `url` it is the model in training itself, on the run's own
-    engines.  It is asked `template` with the question (a chat as its messages' texts), the label (empty where there is
-    none) and the response, and the last match of `pattern` in what it writes is the score s: reward (s - lowest) /
-    (highest - lowest).  A judge that writes no score, or one outside [lowest, highest], is asked again, `attempts`
-    times in all; then the reward is `no_score`, or the sample fails.  So it does when the request fails after all
-    retries.  Part `attempts`: how often it was asked.
+    The judge is any OpenAI-compatible endpoint; without `url`, the run's own engines, which serve the model in
+    training. Its prompt is `template`, filled with the question (the texts of all messages, if it is a chat), the label
+    (empty if the sample has none) and the response. The last match of `pattern` in its answer is the score s, and the
+    reward is (s - lowest) / (highest - lowest).
 
-    A response can tell the judge what to write; a template that fences it off and a judge that is not trained on its
-    own scores make that harder, not impossible.
+    If the answer has no score in [lowest, highest], the judge is asked again, `attempts` times in all; after that the
+    reward is `no_score`, or the sample fails if that is not set. The sample also fails if a request fails after all
+    retries. Part `attempts`: how often the judge was asked.
+
+    A response can contain instructions to the judge. A template that delimits the response, and a judge other than the
+    model in training, make such attacks harder but not impossible.
     """
 
     def __init__(self, options: LLMJudgeOptions, context: Context) -> None:
-        """Raises `ConfigError` for a pattern without a group, a missing template or where there is nobody to ask."""
+        """Initialize.
+
+        Raises:
+            ConfigError: The pattern or the template cannot be used, or there is no endpoint.
+        """
         self._options = options
         url = options.url or context.engine_url
         if url is None:
-            raise ConfigError("url is not stated, and the run starts no engines that could judge; state url")
+            raise ConfigError("url is not set, and the run has no engines to use as judge: set url")
         self._service = HttpService(url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions", options)
         self._template = _template(options)
         try:
             self._pattern = re.compile(options.pattern)
         except re.error as error:
-            raise ConfigError(f"pattern {options.pattern!r} is no regular expression: {error}") from None
+            raise ConfigError(f"pattern {options.pattern!r} is not a regular expression: {error}") from None
         if not self._pattern.groups:
-            raise ConfigError(f"pattern {options.pattern!r} has no group; expected the score in its first")
+            raise ConfigError(f"pattern {options.pattern!r} has no group, expected the score in the first group")
         self._free = asyncio.Semaphore(options.concurrency)
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
@@ -60,14 +66,14 @@ class LLMJudge:
                 return Reward(value, {"attempts": float(attempt)})
         if options.no_score is None:
             raise ValueError(
-                f"{named(sample)}: the judge wrote no score from {options.lowest:g} to {options.highest:g} in"
+                f"{describe(sample)}: the judge wrote no score from {options.lowest:g} to {options.highest:g} in"
                 f" {options.attempts} attempts, but {written[-120:]!r}"
             )
         return Reward(options.no_score, {"attempts": float(options.attempts)})
 
     async def _ask(self, sample: Sample) -> str:
         values = {"question": _text(sample.prompt), "response": sample.response, "label": sample.label or ""}
-        # In one pass, so that a response cannot have a placeholder filled in.
+        # In one pass, so that placeholders inside a response are not filled in.
         asked = re.sub(r"\{(question|response|label)\}", lambda found: values[found.group(1)], self._template)
         system = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
         answer = await self._service.post(
@@ -84,7 +90,7 @@ class LLMJudge:
             raise RuntimeError(f"{self._service.url} answered {answer!r:.200}, expected a chat completion") from None
 
     def _read(self, written: str) -> float | None:
-        """The score; None where there is none in range."""
+        """The score; None if there is none in range."""
         found = list(self._pattern.finditer(written))
         try:
             score = float(found[-1].group(1))
@@ -101,7 +107,7 @@ def _template(options: LLMJudgeOptions) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"template_path {options.template_path}: {error}") from None
     if "{response}" not in template:
-        raise ConfigError("the template has no {response}: the judge would not see what it judges")
+        raise ConfigError("the template has no {response}: the judge would not see the response")
     return template
 
 

@@ -1,4 +1,4 @@
-"""Asks a reward service of one's own."""
+"""Rewards from a service over HTTP."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from slime_rewards.options import RemoteOptions
 class Remote:
     """The rewards that a service over HTTP gives.
 
-    Protocol `batch`: POST `{"samples": [{"prompt", "response", "label", "metadata"}, ...]}`; the answer is `{"rewards":
-    [...]}` or the list alone, one entry for each, in order.  Samples of calls that overlap are sent together.  Protocol
-    `single`: POST `{"prompt", "response", "label"}`; the answer is the reward.  A reward is a number, or an object
-    whose entry `reward_key` is one; its other numbers become parts.
+    - Protocol `batch`: POST `{"samples": [{"prompt", "response", "label", "metadata"}, ...]}`; the response is
+      `{"rewards": [...]}` or the list alone, with one entry per sample, in order. Samples that are scored at the same
+      time share requests.
+    - Protocol `single`: POST `{"prompt", "response", "label"}`; the response is the reward.
 
-    What happens to a sample when its request fails after all retries, too few or too many rewards come, or none at
-    all: it fails, with all of the same request.  A reward that is no finite number fails its sample alone.  An answer
-    after the deadline (`timeout_s`) comes too late.
+    A reward is a number, or an object with a number at `reward_key`; its other numbers become parts.
+
+    If a request fails after all retries, or the number of rewards is wrong, all samples of the request fail. A reward
+    that is not a finite number fails only its own sample. A response after the reward's deadline is too late.
     """
 
     def __init__(self, options: RemoteOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
-        """Raises `ConfigError` where the environment has no token of the stated name."""
+        """Initialize.
+
+        Raises:
+            ConfigError: The environment lacks the variable that `token_env` names.
+        """
         self._options = options
         self._service = HttpService(options.url, options)
         batch = options.protocol == "batch"
@@ -57,7 +62,7 @@ class Remote:
         return [self._reward(await self._service.post(_as_sent(sample))) for sample in samples]
 
     def _reward(self, answer: Any) -> Reward:
-        """NaN where the answer is none: it fails its own sample."""
+        """The reward in an answer; NaN, which fails the sample, if it has none."""
         parts: dict[str, float] = {}
         if isinstance(answer, Mapping):
             numbers = {str(k): _number(v) for k, v in answer.items() if k != self._options.reward_key}
@@ -71,8 +76,8 @@ def _as_sent(sample: Sample) -> dict[str, Any]:
 
 
 def _number(value: object) -> float:
-    """NaN for what is none."""
+    """`value` as a float; NaN if it is not a number."""
     try:
         return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an integer beyond what a float holds
+    except OverflowError:  # an integer too large for a float
         return math.nan

@@ -1,4 +1,4 @@
-"""Asks a reward model: a classifier of texts in Hugging Face's format."""
+"""Reward from a Hugging Face sequence-classification model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from slime.plugin import Context, Reward, Sample
 from slime_rewards.batching import Batcher
 from slime_rewards.options import RewardModelOptions
 
-#: characters for each token that is read: what lies further back is not even looked at
-_TOKEN = 32
+#: characters that are tokenized for each token that the model may read
+_CHARS_PER_TOKEN = 32
 
 
 class RewardModel:
-    """One output of a sequence-classification model for prompt and response, or its logistic function.
+    """An output of a sequence-classification model for prompt and response, or the sigmoid of it. Needs no label.
 
-    The model is loaded once in each worker process (`--reward-workers`) and asked about several samples at once.  It
-    reads prompt and response as a conversation in its own tokenizer's chat template, or one after the other where it
-    has none, the last `max_tokens` tokens of that (and at most 32 characters for each).  In float32, without dropout;
-    which samples are asked about together changes the last digits only.  Needs no label.
+    Each worker process (`--reward-workers`) loads the model once and scores several samples at once. The model's input
+    is prompt and response, as a conversation in the chat template of its own tokenizer, or concatenated if it has no
+    template; of longer texts the last `max_tokens` tokens (and at most 32 characters per token). It computes in float32
+    without dropout, so the samples that share a batch affect only the last digits.
     """
 
     def __init__(self, options: RewardModelOptions, context: Context) -> None:
-        """Raises `ConfigError` where there is no such model or it has no such output."""
+        """Initialize.
+
+        Raises:
+            ConfigError: There is no such folder, or the model has no such output.
+        """
         self._options = options
         if not Path(options.model_path).is_dir():
-            raise ConfigError(f"model_path {options.model_path} is no folder")
+            raise ConfigError(f"model_path {options.model_path} is not a folder")
         torch.set_num_threads(options.threads)
         self._tokenizer = AutoTokenizer.from_pretrained(options.model_path, truncation_side="left")
         model = AutoModelForSequenceClassification.from_pretrained(options.model_path, dtype=torch.float32)
@@ -45,9 +49,9 @@ class RewardModel:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         model.config.pad_token_id = self._tokenizer.pad_token_id
         self._model = model.to(options.device).eval()
-        self._most = options.max_tokens * _TOKEN
+        self._max_chars = options.max_tokens * _CHARS_PER_TOKEN
         self._thread = ThreadPoolExecutor(1, "reward-model")
-        self._batcher = Batcher(self._batch, options.batch_size, options.batch_wait_s, at_once=1)
+        self._batcher = Batcher(self._batch, options.batch_size, options.batch_wait_s, concurrency=1)
         context.logger.info("loaded the reward model %s", options.model_path)
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
@@ -65,7 +69,7 @@ class RewardModel:
                 padding=True,
                 truncation=True,
                 max_length=self._options.max_tokens,
-                add_special_tokens=self._tokenizer.chat_template is None,  # a template writes its own
+                add_special_tokens=self._tokenizer.chat_template is None,  # a template adds its own
                 return_tensors="pt",
             )
             if inputs["input_ids"].shape[1] == 0:
@@ -77,8 +81,8 @@ class RewardModel:
     def _text(self, sample: Sample) -> str:
         prompt: Any = sample.prompt
         if self._tokenizer.chat_template is None:
-            said = prompt if isinstance(prompt, str) else "\n".join(str(m.get("content", "")) for m in prompt)
-            return (str(said) + sample.response)[-self._most :]
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        answered = [*asked, {"role": "assistant", "content": sample.response}]
-        return str(self._tokenizer.apply_chat_template(answered, tokenize=False))[-self._most :]
+            text = prompt if isinstance(prompt, str) else "\n".join(str(m.get("content", "")) for m in prompt)
+            return (str(text) + sample.response)[-self._max_chars :]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [*messages, {"role": "assistant", "content": sample.response}]
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False))[-self._max_chars :]

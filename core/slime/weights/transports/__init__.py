@@ -1,5 +1,77 @@
-"""Ways for weights to travel from trainer rank 0 to live engines.
+"""Sending weights from trainer rank 0 to live engines.
 
-distributed: broadcast in a process group shared with the engines (gloo or NCCL).  tensor: handles of shared
-memory (CPU) or CUDA IPC, for engines on the same machine.  disk: a Hugging Face folder all can read.
+distributed: broadcast in a process group shared with the engines (gloo or NCCL). tensor: handles of shared memory (CPU)
+or CUDA IPC, for engines on the same machine. disk: a Hugging Face folder that all can read.
 """
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from slime.config.options import SyncOptions
+from slime.engine.control import EngineControl
+from slime.weights.families.hf_config import read_hf_config
+from slime.weights.transports.disk import DiskTransport
+from slime.weights.transports.distributed import DistributedTransport
+from slime.weights.transports.tensor import TensorTransport
+from slime.weights.transports.transport import WeightTransport
+from slime.weights.verify import WeightCheck
+
+
+def create_transport(
+    options: SyncOptions,
+    engines: Sequence[EngineControl],
+    *,
+    hf_folder: Path,
+    scratch: Path,
+    on_gpu: bool,
+) -> WeightTransport:
+    """The transport of `--update-weight-transport` to these engines, for training rank 0.
+
+    Args:
+        options: The `[sync]` section.
+        engines: All engines of the run.
+        hf_folder: The model folder the weights belong to.
+        scratch: Folder for the versions of the disk transport, readable by the engines.
+        on_gpu: Whether the weights are on a GPU.
+    """
+    check = None
+    if options.check_weight_update_equal:
+        check = WeightCheck(read_hf_config(hf_folder), {engine.tp_size for engine in engines})
+    timeout_s, bucket_bytes = options.weight_sync_timeout_s, options.update_weight_buffer_size
+    match options.update_weight_transport:
+        case "distributed":
+            address = own_address([engine.url for engine in engines])
+            backend = "nccl" if on_gpu else "gloo"
+            return DistributedTransport(
+                engines, timeout_s, check, backend=backend, address=address, bucket_bytes=bucket_bytes
+            )
+        case "tensor":
+            return TensorTransport(engines, timeout_s, check, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
+        case "disk":
+            return DiskTransport(engines, timeout_s, check, folder=scratch, source_folder=hf_folder)
+
+
+def own_address(urls: Sequence[str]) -> str:
+    """This host's address as the engines reach it.
+
+    Loopback if all engines are on this host; otherwise the address from which the first remote engine is reached.
+    """
+    for url in urls:
+        host = urlsplit(url).hostname or ""
+        if not _is_loopback(host):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+                probe.connect((host, 9))
+                return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,60 +3,56 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
+from slime.engine.control import EngineControl
 from slime.errors import CheckpointError, WeightSyncError
-from slime.weights.export import taken_to_the_end
-from slime.weights.save import save_hf
-from slime.weights.transports.base import EngineControl
-from slime.weights.transports.fleet import paused
+from slime.weights.hf_save import save_hf
+from slime.weights.shards import NamedTensors
+from slime.weights.transports.transport import WeightTransport
 from slime.weights.verify import WeightCheck
 
 
-class DiskTransport:
-    """See `WeightTransport`.
-
-    folder: where versions are written; the newest stays, since engines remember it as their model's path.
-    source_folder: the model folder that configuration and tokenizer are copied from.
-    """
+class DiskTransport(WeightTransport):
+    """Saves a model folder for each version; the engines keep generating until it is complete."""
 
     def __init__(
-        self, *, folder: Path, source_folder: Path, timeout_s: float, check: WeightCheck | None = None
+        self,
+        engines: Sequence[EngineControl],
+        timeout_s: float,
+        check: WeightCheck | None = None,
+        *,
+        folder: Path,
+        source_folder: Path,
     ) -> None:
+        """See `WeightTransport`.
+
+        Args:
+            engines: Engines to send to.
+            timeout_s: Seconds that one sync may take.
+            check: Proof after each sync.
+            folder: Where versions are written. The newest stays, because engines remember it as their model's path.
+            source_folder: The model folder that configuration and tokenizer are copied from.
+        """
+        super().__init__(engines, timeout_s, check)
         self._folder = folder
         self._source_folder = source_folder
-        self._timeout_s = timeout_s
-        self._check = check
-        self._engines: list[EngineControl] = []
         self._current: Path | None = None
 
-    def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Send to these engines from now on."""
-        self._engines = list(engines)
-
-    def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
-        """Save while the engines go on generating, then have them load; see `WeightTransport.send`."""
-        with taken_to_the_end(named):
-            observed = named if self._check is None else self._check.observe(named)
-            path = (self._folder / f"version-{version}").resolve()
-            try:
-                save_hf(path, observed, self._source_folder)
-            except CheckpointError as error:
-                raise WeightSyncError(f"Weight sync: saving failed: {error}") from error
-            with paused(self._engines, timeout_s=self._timeout_s, session=False, check=self._check) as fleet:
-                fleet.each(
-                    "loading from disk",
-                    lambda engine: engine.update_weights_from_disk(
-                        str(path), weight_version=version, flush_cache=False, timeout_s=fleet.remaining_s()
-                    ),
-                )
+    def _update(self, named: NamedTensors, version: str) -> None:
+        path = (self._folder / f"version-{version}").resolve()
+        try:
+            save_hf(path, named, self._source_folder)
+        except CheckpointError as error:
+            raise WeightSyncError(f"Weight sync: saving failed: {error}") from error
+        with self._paused(session=False) as fleet:
+            fleet.each(
+                "loading from disk",
+                lambda engine: engine.update_weights_from_disk(
+                    str(path), weight_version=version, timeout_s=fleet.remaining_s()
+                ),
+            )
         if self._current is not None and self._current != path:
             shutil.rmtree(self._current, ignore_errors=True)
         self._current = path
-
-    def close(self) -> None:
-        """Forget the engines."""
-        self._engines = []

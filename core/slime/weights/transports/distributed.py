@@ -1,102 +1,123 @@
-"""Weights broadcast from trainer rank 0 to every engine rank, in a process group of their own."""
+"""Weights broadcast from trainer rank 0 to every engine rank, in a process group of their own.
+
+SGLang joins with `init_custom_process_group`, which uses torch's bookkeeping of the default group. The trainer already
+has a default group (Megatron's), and with NCCL that bookkeeping would try to split it. So this side makes the same
+backend directly, over the same keys of the same store, and leaves torch's global state alone.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
-from slime.weights.export import taken_to_the_end
-from slime.weights.transports.base import EngineControl
-from slime.weights.transports.broadcast_group import BroadcastGroup
-from slime.weights.transports.buckets import Bucket, buckets, dtype_name
-from slime.weights.transports.fleet import Fleet, paused
+from slime.engine.control import EngineControl
+from slime.errors import WeightSyncError
+from slime.weights.shards import NamedTensors, buckets
+from slime.weights.transports.transport import Fleet, WeightTransport
 from slime.weights.verify import WeightCheck
 
+_POLL_S = 0.0005
+#: how long engines get to reach the store of a group that has failed
 _ARRIVAL_S = 2.0
 
 
-class DistributedTransport:
-    """See `WeightTransport`.
+class DistributedTransport(WeightTransport):
+    """Broadcasts bucket by bucket inside an update session.
 
-    backend: "gloo" or "nccl".  address: this host as the engines reach it.  bucket_bytes: sent before engines
-    are asked to load.  check: proof after each sync.
+    The group is formed by the first `send`, and anew after a failed one.
     """
 
     def __init__(
         self,
+        engines: Sequence[EngineControl],
+        timeout_s: float,
+        check: WeightCheck | None = None,
         *,
         backend: str,
         address: str,
         bucket_bytes: int,
-        timeout_s: float,
-        check: WeightCheck | None = None,
     ) -> None:
+        """See `WeightTransport`.
+
+        Args:
+            engines: Engines to send to.
+            timeout_s: Seconds that one sync may take.
+            check: Proof after each sync.
+            backend: "gloo" or "nccl".
+            address: This host as the engines reach it.
+            bucket_bytes: Bytes sent before the engines are asked to load.
+        """
+        super().__init__(engines, timeout_s, check)
         self._backend = backend
         self._address = address
         self._bucket_bytes = bucket_bytes
-        self._timeout_s = timeout_s
-        self._check = check
-        self._engines: list[EngineControl] = []
         self._group: BroadcastGroup | None = None
 
-    def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Send to these engines from now on.  The group is formed by the next `send`, and after a failed one anew."""
-        self.close()
-        self._engines = list(engines)
-
-    def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
-        """Broadcast bucket by bucket inside an update session; see `WeightTransport.send`."""
-        with taken_to_the_end(named):
-            observed = named if self._check is None else self._check.observe(named)
-            with paused(self._engines, timeout_s=self._timeout_s, session=True, check=self._check) as fleet:
-                if self._group is None:
-                    self._group = self._form_group(fleet)
-                for bucket in buckets(observed, self._bucket_bytes):
-                    self._send_bucket(fleet, self._group, bucket, version)
+    def _update(self, named: NamedTensors, version: str) -> None:
+        with self._paused(session=True) as fleet:
+            if self._group is None:
+                self._group = self._form_group(fleet)
+            for bucket in buckets(named, self._bucket_bytes):
+                self._broadcast(fleet, self._group, bucket, version)
 
     def _form_group(self, fleet: Fleet) -> BroadcastGroup:
-        """Engines join over HTTP while this side waits for them.
+        """Wait for the engines, which join over HTTP at the same time.
 
-        Done while they are paused: that all of them answered the pause says that all are there to join.
+        Called while they are paused: since all of them answered the pause, all are there to join.
         """
+        *first_ranks, world_size = accumulate((engine.tp_size for engine in self.engines), initial=1)
+        rank_offset = {engine.url: rank for engine, rank in zip(self.engines, first_ranks, strict=True)}
         group = BroadcastGroup(
             name=f"slime-weights-{uuid.uuid4().hex[:8]}",
-            world_size=1 + sum(engine.tp_size for engine in self._engines),
+            world_size=world_size,
             backend=self._backend,
             address=self._address,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
-        join = partial(_join, group, _rank_offsets(self._engines), self._timeout_s)
+
+        def join(engine: EngineControl) -> None:
+            engine.init_weights_update_group(
+                group.address,
+                group.port,
+                rank_offset[engine.url],
+                world_size,
+                group.name,
+                group.backend,
+                timeout_s=self.timeout_s,
+            )
+
         joining = fleet.start("joining the process group", join)
         try:
             group.join(deadline=fleet.deadline, watch=joining.raise_failed)
             joining.wait(fleet.deadline)
         except BaseException:
-            # An engine that is there when the store ends gives up with it; one that comes later looks for it
-            # for half an hour.  So those on their way get a moment to arrive.
+            # An engine that is connected when the store ends gives up with it; one that comes later looks for the store
+            # for half an hour. So those on their way get a moment to arrive.
             joining.settle(_ARRIVAL_S)
             group.close()
             raise
         return group
 
-    def _send_bucket(self, fleet: Fleet, group: BroadcastGroup, bucket: Bucket, version: str) -> None:
+    def _broadcast(
+        self, fleet: Fleet, group: BroadcastGroup, bucket: Sequence[tuple[str, Tensor]], version: str
+    ) -> None:
         names = [name for name, _ in bucket]
         tensors = [tensor.contiguous() for _, tensor in bucket]
-        dtypes = [dtype_name(tensor) for tensor in tensors]
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
         shapes = [list(tensor.shape) for tensor in tensors]
         receiving = fleet.start(
             "receiving weights",
             lambda engine: engine.update_weights_from_distributed(
-                names,
-                dtypes,
-                shapes,
-                group.name,
-                weight_version=version,
-                flush_cache=False,
-                timeout_s=fleet.remaining_s(),
+                names, dtypes, shapes, group.name, weight_version=version, timeout_s=fleet.remaining_s()
             ),
         )
         try:
@@ -109,30 +130,103 @@ class DistributedTransport:
             raise
 
     def close(self) -> None:
-        """Leave the group, the engines too as far as they answer."""
+        """Leave the group; the engines leave it too, if they answer."""
         if self._group is None:
             return
         name = self._group.name
         self._group.close()
         self._group = None
-        fleet = Fleet(self._engines, self._timeout_s)
-        fleet.tidy("leaving the process group", lambda engine: engine.destroy_weights_update_group(name))
+        fleet = Fleet(self.engines, self.timeout_s)
+        fleet.clean_up("leaving the process group", lambda engine: engine.destroy_weights_update_group(name))
         fleet.close()
 
 
-def _rank_offsets(engines: Sequence[EngineControl]) -> dict[str, int]:
-    """engine address -> its first rank in the group; the trainer is rank 0."""
-    sizes = [engine.tp_size for engine in engines]
-    return {engine.url: 1 + sum(sizes[:index]) for index, engine in enumerate(engines)}
+class BroadcastGroup:
+    """Rank 0 of a process group whose other ranks are those of engines.
 
+    This process serves the store. Ending it, by `close` or with this process, releases engines that wait for members
+    who never come; otherwise they would wait for half an hour and answer nothing else.
+    """
 
-def _join(group: BroadcastGroup, offsets: dict[str, int], timeout_s: float, engine: EngineControl) -> None:
-    engine.init_weights_update_group(
-        group.address,
-        group.port,
-        offsets[engine.url],
-        group.world_size,
-        group.name,
-        group.backend,
-        timeout_s=timeout_s,
-    )
+    def __init__(self, *, name: str, world_size: int, backend: str, address: str, timeout_s: float) -> None:
+        self.name = name
+        self.address = address
+        self._timeout = timedelta(seconds=timeout_s)
+        self.world_size = world_size
+        self.backend = backend
+        self._backend: Any = None
+        # Only this object may hold the server, or it would outlive `close`; the backend gets a client.
+        self._server: TCPStore | None = TCPStore(
+            address, 0, world_size, is_master=True, timeout=self._timeout, wait_for_workers=False
+        )
+        self.port = self._server.port
+
+    def join(self, *, deadline: float, watch: Callable[[], None]) -> None:
+        """Form the group with the engines, which must be joining at the same time.
+
+        Args:
+            deadline: Monotonic seconds.
+            watch: Called while waiting; raises when an engine could not join.
+        """
+        # torch waits inside the constructor, so it runs in a thread, and a refusal can end the wait
+        outcome: list[Any] = []
+        joining = threading.Thread(target=self._connect, args=(outcome,), name=self.name, daemon=True)
+        joining.start()
+        while joining.is_alive():
+            watch()
+            if time.monotonic() > deadline:
+                raise WeightSyncError(
+                    f"Weight sync: the engines did not join the process group at {self.address}:{self.port} in "
+                    "time. Can they reach that address? --weight-sync-timeout-s sets the limit."
+                )
+            joining.join(_POLL_S)
+        if isinstance(outcome[0], Exception):
+            raise WeightSyncError(
+                f"Weight sync: joining the process group at {self.address}:{self.port} failed: {outcome[0]}"
+            ) from outcome[0]
+        self._backend = outcome[0]
+
+    def _connect(self, outcome: list[Any]) -> None:
+        """Make the backend as torch would for such a group, without registering it."""
+        gloo = self.backend == "gloo"
+        try:
+            store: Any = TCPStore(
+                self.address, self.port, self.world_size, timeout=self._timeout, wait_for_workers=False
+            )
+            for part in (self.name, f"{self.name}/", "cpu/" if gloo else "cuda/"):
+                store = distributed_c10d.PrefixStore(part, store)
+            if gloo:
+                outcome.append(distributed_c10d.ProcessGroupGloo(store, 0, self.world_size, self._timeout))
+            else:
+                options = distributed_c10d.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                outcome.append(distributed_c10d.ProcessGroupNCCL(store, 0, self.world_size, options))
+        except Exception as error:  # noqa: BLE001 - torch raises many types; join() attributes it
+            outcome.append(error)
+
+    def broadcast(self, tensors: Sequence[Tensor], *, deadline: float, watch: Callable[[], None]) -> None:
+        """Send tensors to every engine rank, one broadcast each.
+
+        Args:
+            tensors: In the order the engines expect them.
+            deadline: Monotonic seconds.
+            watch: Called while waiting; raises when an engine has given up, after which the group is broken.
+        """
+        works = [self._backend.broadcast(tensor, 0) for tensor in tensors]
+        for work in works:
+            while not work.is_completed():
+                watch()
+                if time.monotonic() > deadline:
+                    raise WeightSyncError(
+                        "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
+                        "--weight-sync-timeout-s sets the limit."
+                    )
+                time.sleep(_POLL_S)
+            work.wait()
+
+    def close(self) -> None:
+        """End the group. Pending broadcasts are abandoned, here and at the engines."""
+        if self._backend is not None:
+            self._backend.abort()
+            self._backend = None
+        self._server = None

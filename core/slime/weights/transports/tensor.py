@@ -1,53 +1,149 @@
-"""Weights as handles of shared memory (CPU) or CUDA IPC, for engines on the trainer's machine."""
+"""Weights as handles of shared memory (CPU) or CUDA IPC, for engines on the trainer's machine.
+
+SGLang unpickles with `torch.multiprocessing`'s functions from an allow-list. Pickling differs from torch's own reducers
+in two ways, both because trainer and engine are unrelated processes:
+
+- CPU: memory is shared by file name. torch's default shares file descriptors through a socket that only parent and
+  child can use, and an engine that receives one dies. Memory is allocated shared from the start, so torch's
+  process-wide sharing strategy stays unchanged.
+- CUDA: devices are named by UUID, since processes number the devices they see differently. This is the form of
+  `sglang.srt.utils.patch_torch`, whose `rebuild_cuda_tensor` the engine installs before unpickling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import base64
+import io
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.multiprocessing import reductions as _reductions
 
-from slime.weights.export import taken_to_the_end
-from slime.weights.transports.base import EngineControl
-from slime.weights.transports.buckets import buckets
-from slime.weights.transports.fleet import paused
-from slime.weights.transports.handles import SharedBucket, room_in_shared_memory
+from slime.engine.control import EngineControl
+from slime.errors import WeightSyncError
+from slime.weights.shards import NamedTensors, buckets
+from slime.weights.transports.transport import WeightTransport
 from slime.weights.verify import WeightCheck
 
+reductions: Any = _reductions  # untyped in torch
 
-class TensorTransport:
-    """See `WeightTransport`.
+_ALIGNMENT = 64
+_SHARED_MEMORY = "/dev/shm"
+_CUDA_DEVICE_ARGUMENT = 6
 
-    on_gpu: weights are on a GPU that the engines share.  bucket_bytes: shared at a time; on CPU less where shared
-    memory is short.  check: proof after each sync.
-    """
 
-    def __init__(self, *, on_gpu: bool, bucket_bytes: int, timeout_s: float, check: WeightCheck | None = None) -> None:
+class TensorTransport(WeightTransport):
+    """Shares the tensors bucket by bucket inside an update session."""
+
+    def __init__(
+        self,
+        engines: Sequence[EngineControl],
+        timeout_s: float,
+        check: WeightCheck | None = None,
+        *,
+        on_gpu: bool,
+        bucket_bytes: int,
+    ) -> None:
+        """See `WeightTransport`.
+
+        Args:
+            engines: Engines to send to.
+            timeout_s: Seconds that one sync may take.
+            check: Proof after each sync.
+            on_gpu: Whether the weights are on a GPU that the engines share.
+            bucket_bytes: Shared at a time; on a CPU less if shared memory is short.
+        """
+        super().__init__(engines, timeout_s, check)
         self._on_gpu = on_gpu
         self._bucket_bytes = bucket_bytes
-        self._timeout_s = timeout_s
-        self._check = check
-        self._engines: list[EngineControl] = []
 
-    def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Send to these engines from now on."""
-        self._engines = list(engines)
+    def _update(self, named: NamedTensors, version: str) -> None:
+        limit = self._bucket_bytes if self._on_gpu else min(self._bucket_bytes, room_in_shared_memory())
+        with self._paused(session=True) as fleet:
+            for bucket in buckets(named, limit):
+                shared = SharedBucket(bucket)
+                timeout_s = fleet.remaining_s()
 
-    def send(self, named: Iterator[tuple[str, Tensor]], *, version: str) -> None:
-        """Share bucket by bucket inside an update session; see `WeightTransport.send`."""
-        with taken_to_the_end(named):
-            observed = named if self._check is None else self._check.observe(named)
-            limit = self._bucket_bytes if self._on_gpu else min(self._bucket_bytes, room_in_shared_memory())
-            with paused(self._engines, timeout_s=self._timeout_s, session=True, check=self._check) as fleet:
-                for bucket in buckets(observed, limit):
-                    shared = SharedBucket(bucket)
-                    fleet.each("loading shared tensors", partial(_load, shared, version, fleet.remaining_s()))
+                def load(engine: EngineControl, shared: SharedBucket = shared, timeout_s: float = timeout_s) -> None:
+                    handles = [shared.serialized() for _ in range(engine.tp_size)]
+                    engine.update_weights_from_tensor(handles, weight_version=version, timeout_s=timeout_s)
 
-    def close(self) -> None:
-        """Forget the engines."""
-        self._engines = []
+                fleet.each("loading shared tensors", load)
 
 
-def _load(shared: SharedBucket, version: str, timeout_s: float, engine: EngineControl) -> None:
-    handles = [shared.serialized() for _ in range(engine.tp_size)]
-    engine.update_weights_from_tensor(handles, weight_version=version, flush_cache=False, timeout_s=timeout_s)
+class SharedBucket:
+    """Named tensors copied next to one another into memory that engines can open.
+
+    Keep it until every engine has answered.
+
+    Raises:
+        WeightSyncError: If shared memory is short. Writing past its end would kill the process.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        offsets, total = [], 0
+        for _, tensor in named:
+            offsets.append(total)
+            total += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        device = named[0][1].device
+        if device.type == "cpu":
+            _require_shared_memory(total)
+            storage = torch.UntypedStorage._new_using_filename_cpu(total)
+        else:
+            storage = torch.empty(total, dtype=torch.uint8, device=device).untyped_storage()
+        self._storage = storage
+        self._named: list[tuple[str, Tensor]] = []
+        for (name, tensor), offset in zip(named, offsets, strict=True):
+            copy = torch.empty(0, dtype=tensor.dtype, device=device)
+            copy.set_(storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]  # torch does not type it
+            copy.copy_(tensor)
+            self._named.append((name, copy))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def serialized(self) -> str:
+        """Base64 of the pickled [(name, tensor)] for one receiver: each string counts as a reference."""
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = {
+            Tensor: _reduce_tensor,
+            torch.storage.TypedStorage: reductions.reduce_typed_storage,
+            torch.UntypedStorage: _reduce_storage,
+        }
+        pickler.dump(self._named)
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def room_in_shared_memory() -> int:
+    """Bytes a bucket may take: half of what is free, since an engine may still hold the previous one."""
+    status = os.statvfs(_SHARED_MEMORY)
+    return status.f_bavail * status.f_frsize // 2
+
+
+def _require_shared_memory(needed: int) -> None:
+    room = room_in_shared_memory()
+    if needed > room:
+        raise WeightSyncError(
+            f"Weight sync: a bucket needs {needed} bytes of shared memory and {_SHARED_MEMORY} has room for {room}. "
+            "Make it larger (docker run --shm-size), lower --update-weight-buffer-size, or use "
+            "--update-weight-transport distributed."
+        )
+
+
+def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    rebuild, arguments = reductions.reduce_tensor(tensor)
+    if tensor.device.type != "cuda":
+        return rebuild, arguments
+    number = _CUDA_DEVICE_ARGUMENT
+    uuid = str(torch.cuda.get_device_properties(arguments[number]).uuid)
+    return rebuild, (*arguments[:number], uuid, *arguments[number + 1 :])
+
+
+def _reduce_storage(storage: Any) -> tuple[Any, ...]:
+    manager, handle, size = storage._share_filename_cpu_()
+    storage._shared_incref()  # the receiver's share of the count
+    return reductions.rebuild_storage_filename, (torch.UntypedStorage, manager, handle, size)

@@ -1,1 +1,1 @@
-"""Calls a user's agent: a Python function or a program, which knows nothing of slime but an address."""
+"""Runs a user's agent: a Python function or a program that needs only the address of an endpoint."""

@@ -1,4 +1,4 @@
-"""What an agent is given, and what it may give back."""
+"""The input and the result of an agent."""
 
 from __future__ import annotations
 
@@ -13,39 +13,43 @@ from typing import Any
 class AgentTask:
     """One sample, as its agent sees it."""
 
-    #: for OpenAI's clients
+    #: address and key for OpenAI's clients
     base_url: str
     api_key: str
-    #: name of the model to ask for; any other does as well
+    #: name of the model; the endpoint accepts any other name as well
     model: str
-    #: the prompt as the data has it
+    #: the prompt as in the data
     prompt: str | list[dict[str, Any]]
     #: the prompt as chat messages
     messages: list[dict[str, Any]]
     metadata: dict[str, Any]
     label: str | None
-    #: whether the sample is held out, and never trained on
+    #: whether the sample is for evaluation, and never trained on
     evaluation: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What an agent may give back; all of it may be left out."""
+    """The result of an agent. All fields are optional."""
 
-    #: what rewards score; default: the text of each conversation's last answer
+    #: becomes `Sample.response`, which rewards score; default: the text of each conversation's last answer
     answer: str | None = None
-    #: a number, or named numbers with their sum as `score`
+    #: a number, or named numbers with the total as `score`
     reward: float | dict[str, Any] | None = None
-    #: goes into `Sample.metadata`
+    #: added to `Sample.metadata`
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: goes into `Sample.metrics`
+    #: added to `Sample.metrics`
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def result_of(returned: object) -> AgentResult:
-    """The result that an agent's answer means: nothing, a text, a reward, or a mapping with the fields of a result.
+    """Convert the value that an agent returned.
 
-    Raises `ValueError` for anything else.
+    Args:
+        returned: None, a string (the answer), a number (the reward), or a mapping with fields of `AgentResult`.
+
+    Raises:
+        ValueError: The value is anything else.
     """
     if returned is None:
         return AgentResult()
@@ -56,15 +60,15 @@ def result_of(returned: object) -> AgentResult:
     if not isinstance(returned, Mapping) or not returned.keys() <= {"answer", "reward", "metadata", "metrics"}:
         what = f"the keys {sorted(map(str, returned))}" if isinstance(returned, Mapping) else repr(type(returned))
         raise ValueError(
-            f"the agent returned {what}; expected nothing, a text, a reward, or a mapping with some of answer, reward,"
+            f"the agent returned {what}, expected None, a string, a number, or a mapping with some of answer, reward,"
             " metadata and metrics"
         )
     answer, reward = returned.get("answer"), returned.get("reward")
     if answer is not None and not isinstance(answer, str):
-        raise ValueError(f"the agent returned an answer of type {type(answer).__name__}, expected a text")
+        raise ValueError(f"the agent returned an answer of type {type(answer).__name__}, expected a string")
     if isinstance(reward, Mapping):
         if "score" not in reward:
-            raise ValueError("the agent returned named rewards without `score`, which is what is learned from")
+            raise ValueError("the agent returned named rewards without `score`, the one that is trained on")
         reward = {str(name): _finite(value) for name, value in reward.items()}
     elif reward is not None:
         reward = _finite(reward)

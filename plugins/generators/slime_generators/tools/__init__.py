@@ -1,8 +1,8 @@
-"""Tools that come with the tool loop: each is a plain typed function in a file of its own."""
+"""slime's own tools for the tool loop. Each is a plain typed function in its own file."""
 
 from __future__ import annotations
 
-from slime.chat import Tool, load_tools, tool_of
+from slime.kit.chat import Tool, load_tools, tool_of
 from slime_generators.options import ToolLoopOptions
 
 _KNOWN = {
@@ -13,7 +13,7 @@ _KNOWN = {
 
 
 def load(options: ToolLoopOptions) -> list[Tool]:
-    """The tools that a run's options name.  Raises `ValueError` and `DataError` for those that cannot be had."""
+    """Load the tools that the options name. Raises `ValueError` or `DataError` for a tool that cannot be loaded."""
     plain = load_tools([name for name in options.tools if name != "search"], _KNOWN)
     if "search" not in options.tools:
         return plain

@@ -1,4 +1,4 @@
-"""Arithmetic for a model that cannot do it in its head."""
+"""A calculator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-_LONGEST = 500
-#: bits of a whole number; keeps every step far below a millisecond
+#: most characters of an expression
+_MAX_CHARS = 500
+#: most bits of an integer, so that every step takes far less than a millisecond
 _BITS = 4096
-#: places before or behind the decimal point
+#: most digits to round to, before or after the decimal point
 _PLACES = 1000
 
 
 def _round(number: Any, digits: Any = None) -> Any:
-    # Python makes 10 ** -digits to round a whole number, however large that is.
+    # To round an integer, Python computes 10 ** -digits, however large that is.
     if digits is not None and abs(digits) > _PLACES:
         raise ValueError(f"round takes at most {_PLACES} places")
     return round(number, digits)
@@ -60,9 +61,9 @@ async def calculator(expression: str) -> str:
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression as text.  Raises `ValueError` and `ZeroDivisionError` for what has none."""
-    if len(expression) > _LONGEST:
-        raise ValueError(f"the expression has {len(expression)} characters, at most {_LONGEST} are worked out")
+    """The value of an expression as text. Raises `ValueError` or `ZeroDivisionError` if it has none."""
+    if len(expression) > _MAX_CHARS:
+        raise ValueError(f"the expression has {len(expression)} characters, expected at most {_MAX_CHARS}")
     try:
         value = _value(ast.parse(expression.strip().replace("^", "**"), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):

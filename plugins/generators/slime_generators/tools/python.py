@@ -1,8 +1,8 @@
-"""Programs that a model writes, run in a locked-down child process."""
+"""Runs Python programs that the model writes, in the sandbox."""
 
 from __future__ import annotations
 
-from slime.sandbox import Limits, Outcome, python_argv, run_program
+from slime.kit.sandbox import Limits, Outcome, python_argv, run_program
 
 LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512, file_mb=16, processes=16, output_kb=64)
 _ENDINGS = {
@@ -22,15 +22,15 @@ async def python(code: str) -> str:
     outcome = await run_program(
         python_argv("program.py"), files={"program.py": code.encode("utf-8", "replace")}, limits=LIMITS
     )
-    return said(outcome)
+    return _result(outcome)
 
 
-def said(outcome: Outcome) -> str:
-    """What the model is told: what was printed, then the error where there is one."""
+def _result(outcome: Outcome) -> str:
+    """The program's output, followed by its error if it has one."""
     printed = outcome.stdout.decode("utf-8", "replace")
     if outcome.kind == "ok":
         return printed or "(the program printed nothing)"
-    # The last lines of a traceback name the error; the first ones are the way to it.
+    # The last lines of a traceback name the error.
     trace = "\n".join(outcome.stderr.decode("utf-8", "replace").strip().splitlines()[-6:])
     ending = _ENDINGS.get(outcome.kind) or trace or f"error: the program ended with status {outcome.returncode}"
     return f"{printed.rstrip()}\n{ending}".lstrip()

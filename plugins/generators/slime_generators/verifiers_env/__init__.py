@@ -1,1 +1,1 @@
-"""Environments of the `verifiers` package, run unchanged in a process of their own."""
+"""Environments of the `verifiers` package, run unmodified in a separate process."""

@@ -1,4 +1,4 @@
-"""Writes a taskset's tasks as rows for `--prompt-data`.
+"""Writes the tasks of a taskset as rows for `--prompt-data`.
 
 python -m slime_generators.verifiers_env.rows TASKSET [--out FILE] [--limit N] [--python PYTHON] [--path DIR,...]
                                               [--env JSON]
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from slime_generators.options import VerifiersOptions
-from slime_generators.verifiers_env.worker_handle import answers_of, end_worker, start_worker
+from slime_generators.verifiers_env.agent import answers_of, end_worker, start_worker
 
 
 async def write_rows(options: VerifiersOptions, out: Path, limit: int) -> int:
-    """Write at most `limit` rows (-1: all); returns how many.  Raises `RuntimeError` where the taskset fails."""
+    """Write at most `limit` rows (-1: all); return how many. Raises `RuntimeError` if the taskset fails."""
     process = await start_worker(options, limit)
     try:
         rows = [answer["row"] async for answer in answers_of(process)]
@@ -35,7 +35,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write a verifiers taskset's tasks as rows for --prompt-data.")
     parser.add_argument("taskset")
     parser.add_argument("--out", type=Path, default=Path("prompts.jsonl"))
-    parser.add_argument("--limit", type=int, default=-1, help="rows; -1: all, which an endless taskset never ends with")
+    parser.add_argument(
+        "--limit", type=int, default=-1, help="most rows to write; -1: all (an endless taskset needs a limit)"
+    )
     parser.add_argument("--python", default="")
     parser.add_argument("--path", default="")
     parser.add_argument("--env", type=json.loads, default={})

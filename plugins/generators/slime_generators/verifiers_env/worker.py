@@ -1,8 +1,8 @@
-"""Runs episodes of a verifiers environment; started by `worker_handle`, in whatever Python has `verifiers`.
+"""Runs episodes of a verifiers environment. Started by `agent`, in the Python in which `verifiers` is installed.
 
-Imports nothing of slime, which that Python need not have.  The first line on standard input says what to load; then
-each line is a request, and each line on standard output an answer to one.  Whatever the environment prints goes to
-standard error.
+That Python need not have slime, so this file does not import it. The first line of standard input is the settings,
+every further line a request. Every line of standard output is an answer. What the environment prints goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import traceback
 from typing import Any
 
-#: bytes of one request
-_LARGEST = 64 * 2**20
+#: most bytes of one request
+_MAX_BYTES = 64 * 2**20
 
 
 def load(settings: dict[str, Any]) -> Any:
@@ -28,13 +28,13 @@ def load(settings: dict[str, Any]) -> Any:
     config_type = type(vf.resolve_env_config(env))
     for name, field in config_type.model_fields.items():
         if isinstance(field.default, vf.AgentConfig):
-            # Else an agent would run in a sandbox of the vendor's, which cannot reach the endpoint.
+            # By default the agent would run in the vendor's sandbox, which cannot reach the endpoint.
             env[name] = {"runtime": {"type": "subprocess"}, **env.get(name, {})}
     return vf.load_environment(vf.resolve_env_config(env))
 
 
 def row_of(task: Any) -> dict[str, Any]:
-    """A row of a prompt file for a task: what it asks, for people, and which one it is."""
+    """A row of a prompt file for a task: its prompt (for people to read) and its identity."""
     data = task.data
     prompt = data.prompt if data.prompt is not None else data.name or f"task {data.idx}"
     messages: list[Any] = (
@@ -48,26 +48,31 @@ def row_of(task: Any) -> dict[str, Any]:
 
 
 class Worker:
-    """Episodes of one environment, as many at once as are asked for."""
+    """Runs episodes of one environment, all requested ones at once."""
 
     def __init__(self, env: Any, answers: int) -> None:
-        """`answers`: file descriptor for the answers."""
+        """Initialize.
+
+        Args:
+            env: The loaded environment.
+            answers: File descriptor for the answers.
+        """
         self._env = env
         self._answers = answers
         self._tasks: list[Any] = []
         self._more = iter(env.taskset)
         self._running: dict[int, asyncio.Task[None]] = {}
 
-    def say(self, **answer: Any) -> None:
-        """One answer."""
+    def send(self, **answer: Any) -> None:
+        """Write one answer."""
         line = json.dumps(answer, default=str).encode() + b"\n"
         while line:
             line = line[os.write(self._answers, line) :]
 
     async def serve(self, requests: asyncio.StreamReader) -> None:
-        """Until standard input ends."""
+        """Serve requests until standard input ends."""
         async with self._env.serving():
-            self.say(ready=True)
+            self.send(ready=True)
             while line := await requests.readline():
                 request = json.loads(line)
                 number = request["id"]
@@ -89,13 +94,13 @@ class Worker:
             result = {"error": f"{type(error).__name__}: {error}"}
         finally:
             self._running.pop(request["id"], None)
-        self.say(id=request["id"], **result)
+        self.send(id=request["id"], **result)
 
     async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
         import verifiers.v1 as vf
 
         task = self._task(request["idx"], request["key"])
-        # The address says which session it is; the endpoint needs no key.
+        # The address identifies the session; the endpoint needs no key.
         client = vf.EvalClientConfig(base_url=request["base_url"], api_key_var="SLIME_ENDPOINT_NEEDS_NO_KEY")
         episode = await self._env.run_episode(task, vf.ModelContext(model=request["model"], client=client))
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
@@ -115,29 +120,29 @@ class Worker:
             self._tasks.append(task)
         task = self._tasks[idx]
         if task.key != key:
-            raise LookupError(f"task {idx} is another one than when the rows were written; write them again")
+            raise LookupError(f"task {idx} has changed since the rows were written: write them again")
         return task
 
 
 def named_rewards(trace: Any) -> dict[str, float]:
-    """What the trace's rewards add up to, as `score`, and each of them."""
+    """The rewards of a trace by name, and their total as `score`."""
     named = {name: one.score for name, one in trace.rewards.items() if one is not None and name != "score"}
     return {**named, "score": trace.reward}
 
 
 def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The mean of every name over the rows that have it."""
+    """The mean of each name's values over the rows that have it."""
     names = {name for row in rows for name in row}
     values = {name: [float(row[name]) for row in rows if row.get(name) is not None] for name in names}
     return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
 async def main() -> None:
-    """Serve what standard input asks."""
+    """Load the environment, then serve requests or write rows."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what the environment prints is no answer
+    os.dup2(2, 1)  # what the environment prints must not mix with the answers
     loop = asyncio.get_running_loop()
-    requests = asyncio.StreamReader(limit=_LARGEST)
+    requests = asyncio.StreamReader(limit=_MAX_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
     settings = json.loads(await requests.readline())
     env = load(settings)
@@ -148,7 +153,7 @@ async def main() -> None:
     for number, task in enumerate(env.taskset):
         if number == settings["rows"]:
             break
-        worker.say(row=row_of(task))
+        worker.send(row=row_of(task))
 
 
 if __name__ == "__main__":

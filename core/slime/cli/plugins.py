@@ -1,0 +1,307 @@
+"""`slime plugins`: what is installed, where it is from and whether it works; and how to begin a new plugin.
+
+The parts are imported when they are needed, because the table must appear at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from slime import __version__
+from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, did_you_mean
+from slime.plugins import Component, PluginSet, survey_plugins
+from slime.plugins.find import canonical, find_plugins
+from slime.plugins.kinds import KINDS
+from slime.plugins.reference import is_reference
+
+if TYPE_CHECKING:
+    from slime.plugins.provenance import Pin
+
+_HELP = """\
+usage: slime plugins [OPTIONS]                 list every installed plugin
+       slime plugins show ID                   describe one component (NAME or PLUGIN/NAME), or all of a plugin
+       slime plugins check [ID...]             run the contract kit on installed components
+       slime plugins new KIND NAME [--into DIR]  write a new plugin package, with tests
+
+KIND is {kinds}.
+
+options of the list:
+  --kind KIND       only plugins with components of one kind, and broken ones
+  --json            as JSON
+  --no-load         read metadata only; no plugin's code runs
+  --check           exit with 1 when a plugin is broken or its names clash
+  -v, --verbose     add modules, entry points, sources, and the tracebacks of broken plugins
+  --for RUN.toml [FLAGS...]
+                    only what `slime train RUN.toml FLAGS...` would use; exit with 1 when it cannot use some of it
+  --freeze          pins of the installed plugin packages: versions, commits, hashes of the files
+  --compare FILE    compare with what --freeze printed; exit with 1 when something differs
+
+show and check take --kind where components of two kinds have one name. check exits with 1 when a component breaks a
+rule.
+"""
+_PINS_HEADER = "# slime plugins --freeze, format 1"
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; returns its exit code.
+
+    Raises:
+        SlimeError: The words make no sense, or what they name is missing or broken.
+    """
+    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("list", argv)
+    commands = {"list": _list, "show": _show, "check": _check, "new": _new}
+    if command not in commands:
+        raise ConfigError(
+            f"slime plugins: unknown command {command!r}.{did_you_mean(command, commands)}"
+            f" Commands: {', '.join(commands)}."
+        )
+    if {"-h", "--help"} & set(words):
+        print(_HELP.format(kinds=_listed([name.replace("_", "-") for name in KINDS])), end="")
+        return 0
+    return commands[command](words)
+
+
+class _Arguments(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `ConfigError` instead of ending the process, and has no help of its own."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        stated, unknown = self.parse_known_args(list(words))
+        if unknown:
+            what = "option" if unknown[0].startswith("-") else "word"
+            nearest = did_you_mean(unknown[0], re.findall(r"--[\w-]+", self.format_usage()))
+            raise ConfigError(f"{self.prog}: unknown {what} {unknown[0]!r}.{nearest}")
+        return stated
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+def _kind(text: str) -> str:
+    """A kind of component as people write it: `buffer-filter` or `buffer_filter`."""
+    kind = text.replace("-", "_")
+    if kind not in KINDS:
+        shown = [name.replace("_", "-") for name in KINDS]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a kind of component; expected one of {', '.join(shown)}.{did_you_mean(text, shown)}"
+        )
+    return kind
+
+
+# --- list --------------------------------------------------------------------------------------------
+
+
+def _list(words: Sequence[str]) -> int:
+    parser = _Arguments("slime plugins")
+    parser.add_argument("--kind", type=_kind)
+    for switch in ("--json", "--no-load", "--check", "--freeze"):
+        parser.add_argument(switch, action="store_true")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("--compare", type=Path)
+    parser.add_argument("--for", dest="run", nargs=argparse.REMAINDER)
+    # --for takes all words after it, and --json may be one of them.
+    stated = parser.read(sorted(words, key=lambda word: word != "--json"))
+    _refuse_combinations(stated)
+    if stated.run is not None:
+        from slime.cli.plugins_for_run import print_used
+
+        return print_used(stated.run, json=stated.json)
+    if stated.freeze:
+        return _freeze()
+    if stated.compare is not None:
+        return _compare(stated.compare)
+    from slime.cli.plugins_list import installed
+
+    with _prints_to_stderr():
+        found = installed(kind=stated.kind, load=not stated.no_load)
+    print(found.content.model_dump_json(indent=2) if stated.json else found.text(verbose=stated.verbose))
+    return int(stated.check and found.has_problems)
+
+
+def _refuse_combinations(stated: argparse.Namespace) -> None:
+    """Refuse two options of which one would be ignored."""
+    given = {f"--{name.replace('_', '-')}" for name, value in vars(stated).items() if value not in (None, False)}
+    if stated.run is not None:
+        given = given - {"--run"} | {"--for"}
+    for option, beside in {"--for": {"--json"}, "--freeze": set(), "--compare": set()}.items():
+        ignored = given - {option} - beside
+        if option in given and ignored:
+            raise ConfigError(f"slime plugins {option} cannot be combined with {' and '.join(sorted(ignored))}")
+
+
+def _freeze() -> int:
+    """Print one line for each package that has plugins; no plugin's code runs."""
+    from slime.plugins.provenance import pins_of
+
+    print(f"{_PINS_HEADER}, slime {__version__}")
+    for pin in pins_of(find_plugins()):
+        print(pin.line)
+    return 0
+
+
+def _compare(path: Path) -> int:
+    """Print how the installed packages differ from the pins in a file; returns 1 when they do."""
+    from slime.plugins.provenance import pins_of
+
+    pinned = _pins_in(path)
+    found = {canonical(pin.distribution): pin for pin in pins_of(find_plugins())}
+    differences: list[str] = []
+    for name in sorted(pinned.keys() | found.keys()):
+        if name not in pinned:
+            differences.append(f"{found[name].distribution}: installed ({found[name].version}), but not pinned")
+        elif name not in found:
+            differences.append(f"{pinned[name].distribution}: pinned ({pinned[name].version}), but not installed")
+        else:
+            for what, before, now in pinned[name].compared(found[name]):
+                differences.append(f"{found[name].distribution}: {what} {now}, pinned {before}")
+    print("\n".join(differences) if differences else f"the installed plugin packages are those of {path}")
+    return int(bool(differences))
+
+
+def _pins_in(path: Path) -> dict[str, Pin]:
+    from slime.plugins.provenance import Pin
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--compare {path}: cannot be read: {error}") from None
+    if not lines or not lines[0].startswith(_PINS_HEADER):
+        raise ConfigError(
+            f"--compare {path}: expected what `slime plugins --freeze` printed, which begins {_PINS_HEADER!r}"
+        )
+    pins = [Pin.read(line) for line in lines[1:] if line.strip() and not line.startswith("#")]
+    return {canonical(pin.distribution): pin for pin in pins}
+
+
+# --- show, check, new --------------------------------------------------------------------------------
+
+
+def _show(words: Sequence[str]) -> int:
+    from slime.cli.plugins_show import component_text
+
+    parser = _Arguments("slime plugins show")
+    parser.add_argument("id", metavar="ID")
+    parser.add_argument("--kind", type=_kind)
+    stated = parser.read(words)
+    with _prints_to_stderr():
+        texts = [component_text(component) for component in _selected(survey_plugins(), stated.id, stated.kind)]
+    print("\n\n".join(texts))
+    return 0
+
+
+def _check(words: Sequence[str]) -> int:
+    """Print one line for each component, and its problems; returns 1 when there are any."""
+    from slime.cli.text_layout import count
+    from slime.testing.check import check_component
+
+    parser = _Arguments("slime plugins check")
+    parser.add_argument("ids", nargs="*", metavar="ID")
+    parser.add_argument("--kind", type=_kind)
+    stated = parser.read(words)
+    plugins = survey_plugins()
+    components = [] if stated.ids else plugins.components(stated.kind)
+    for name in stated.ids:
+        components += [one for one in _selected(plugins, name, stated.kind) if one not in components]
+    failed = 0
+    for component in components:
+        with _prints_to_stderr():
+            checked = check_component(component)
+        failed += bool(checked.problems)
+        word = "broken" if checked.problems else "ok" if checked.kept else "-"
+        print(f"{word:<8}{component.title}: {len(checked.kept)} rules kept", flush=True)
+        for line in (*checked.problems, *checked.notes):
+            print(f"        {line}", flush=True)
+    broken = () if stated.ids else plugins.failures
+    for failure in broken:
+        print(f"broken  {failure}")
+    total = f"{count(len(components), 'component')} checked"
+    print(f"{total}, {failed} with problems" if failed else total)
+    return int(bool(failed or broken))
+
+
+def _new(words: Sequence[str]) -> int:
+    """Write a package and print what to do next."""
+    from slime.testing.scaffold import Names, write_package
+
+    parser = _Arguments("slime plugins new")
+    parser.add_argument("kind", metavar="KIND", type=_kind)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--into", type=Path, default=Path())
+    stated = parser.read(words)
+    names = Names.of(stated.kind, stated.name)
+    folder = write_package(names, stated.into)
+    print(f"wrote {folder}/")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        print(f"  {path.relative_to(folder)}")
+    print(
+        f"""
+next:
+  pip install -e {folder}
+  pytest {folder}
+  slime plugins
+  slime plugins check {names.plugin}
+  slime train RUN.toml {KINDS[stated.kind].slots[-1].flag} {names.plugin}/{names.plugin}
+
+The component is in {folder}/{names.module}/impl.py, its options in {names.module}/__init__.py."""
+    )
+    return 0
+
+
+def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component]:
+    """The components that NAME or PLUGIN/NAME means, and all components of the plugin or package `name`.
+
+    Raises:
+        PluginLoadError: The name is that of a broken plugin.
+        PluginConflictError: Several components of one kind have the name.
+        PluginNotFoundError: Nothing has the name; the message offers the nearest one.
+    """
+    found: list[Component] = []
+    for candidate in (kind,) if kind else KINDS:
+        try:
+            found.append(_find(plugins, candidate, name))
+        except PluginConflictError:
+            raise
+        except PluginNotFoundError:
+            if kind and is_reference(name):
+                raise
+    found += [
+        component
+        for component in plugins.components(kind)
+        if component not in found and (name == component.plugin or canonical(name) == canonical(component.distribution))
+    ]
+    if found:
+        return found
+    for failure in plugins.failures:
+        if name == failure.found.name or canonical(name) == canonical(failure.found.distribution):
+            raise PluginLoadError(str(failure))
+    what = f"{KINDS[kind].title} or plugin" if kind else "component or plugin"
+    known = {spelling for c in plugins.components(kind) for spelling in (c.id, c.name, c.plugin, c.distribution)}
+    raise PluginNotFoundError(f"no {what} is called {name!r}.{did_you_mean(name, known)} `slime plugins` lists them.")
+
+
+def _find(plugins: PluginSet, kind: str, name: str) -> Component:
+    """An installed component, or a function of the user's own."""
+    if not is_reference(name):
+        return plugins.find(kind, name)
+    from slime.compat.functions import find_function
+
+    return find_function(kind, name)
+
+
+@contextlib.contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """Send what plugins print to stderr: stdout holds the answer, which may be JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

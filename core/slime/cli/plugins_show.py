@@ -1,0 +1,143 @@
+"""`slime plugins show`: where a component comes from, what it needs, and its options."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+from urllib.parse import unquote, urlparse
+
+from pydantic.fields import FieldInfo
+
+from slime.cli.text_layout import table
+from slime.plugin import Options
+from slime.plugins import Component
+from slime.plugins.component import Limits, unmet_requirements
+from slime.plugins.find import FoundPlugin
+from slime.plugins.kinds import KINDS
+from slime.plugins.provenance import source_of
+
+#: fields of specs that are shown with their values
+_FIELDS = ("ratio", "takes_kl", "scope", "deterministic", "isolation", "needs_engine")
+#: attribute of a pydantic constraint -> how it reads
+_CONSTRAINTS = {
+    "gt": "> {}",
+    "ge": ">= {}",
+    "lt": "< {}",
+    "le": "<= {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "at least {} long",
+    "max_length": "at most {} long",
+    "pattern": "matches {}",
+}
+_TYPES = {int: "integer", float: "number", bool: "true or false", str: "text"}
+
+
+def component_text(component: Component) -> str:
+    """Everything about one component."""
+    spec = component.spec
+    kind = KINDS[component.kind]
+    flag = f"--{kind.slots[-1].prefixes[0]}"
+    parts = [f"{kind.title} {component.id}"]
+    parts += [f"  {spec.summary}"] if spec.summary else []
+    parts += ["", *_facts(component), "", "options"]
+    parts.append(_options(spec.options, flag) if spec.options.model_fields else "  none")
+    if kind.limited:
+        timeout = "the run's --rollout-timeout-s" if spec.timeout_s is None else f"{spec.timeout_s:g}"
+        parts += ["", "limits of slime's own", _options(Limits, flag, {"timeout_s": timeout})]
+    return "\n".join(parts)
+
+
+def source_text(found: FoundPlugin) -> str:
+    """`package index`, `editable /folder, commit 1a2b3c4d, modified`, or the URL it was installed from."""
+    source = source_of(found)
+    url = source.get("url")
+    if url is None:
+        return "package index"
+    location = unquote(urlparse(url).path) if url.startswith("file:") else url
+    parts = [f"editable {location}" if source["editable"] else location]
+    if source.get("commit"):
+        parts.append(f"commit {source['commit'][:12]}")
+    if source.get("dirty"):
+        parts.append("modified")
+    return ", ".join(parts)
+
+
+def _facts(component: Component) -> Iterator[str]:
+    spec = component.spec
+    unmet = dict(unmet_requirements(component))
+    facts = {
+        "package": [f"{component.found.package}, {source_text(component.found)}"],
+        "class": [spec.factory, *_class_line(spec.factory)],
+        "hook": [component.origin],
+        "docs": [spec.docs] if spec.docs else [],
+        "requires": [f"{needed}  ({unmet.get(needed, 'installed')})" for needed in spec.requires],
+        **{name: [str(getattr(spec, name))] for name in _FIELDS if hasattr(spec, name)},
+        "needs": [", ".join(sorted(spec.needs))] if getattr(spec, "needs", None) else [],
+    }
+    for name, values in facts.items():
+        for number, value in enumerate(values):
+            yield f"  {'' if number else name:<13}  {value}"
+
+
+def _class_line(factory: str) -> list[str]:
+    """`FILE:LINE` of a class, without importing it; empty when its module is not Python source."""
+    module, _, name = factory.partition(":")
+    found = find_spec(module)
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        return []
+    try:
+        body = ast.parse(Path(found.origin).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return [found.origin]
+    lines = [node.lineno for node in body if getattr(node, "name", None) == name]
+    return [f"{found.origin}:{line}" for line in lines[:1]] or [found.origin]
+
+
+def _options(model: type[Options], flag: str, defaults: Mapping[str, str] | None = None) -> str:
+    """The options in a table; `defaults` replaces what stands for the default of some."""
+    rows = [
+        (
+            f"{flag}.{name.replace('_', '-')}",
+            _type(info.annotation),
+            (defaults or {}).get(name) or _default(info),
+            _allowed(info),
+            info.description or "",
+        )
+        for name, info in model.model_fields.items()
+    ]
+    return table(("OPTION", "TYPE", "DEFAULT", "ALLOWED", "MEANING"), rows, indent="  ")
+
+
+def _type(annotation: Any) -> str:
+    """`number`, `text or none`, `'a' or 'b'`, or the annotation itself."""
+    if annotation in (None, type(None)):
+        return "none"
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(map(_type, get_args(annotation)))
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return _TYPES.get(annotation, annotation.__name__)
+    return str(annotation).replace("typing.", "")
+
+
+def _default(info: FieldInfo) -> str:
+    """The default as written on a command line, or `required`."""
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _allowed(info: FieldInfo) -> str:
+    """The constraints of an option: `> 0, <= 1`."""
+    return ", ".join(
+        text.format(getattr(constraint, name))
+        for constraint in info.metadata
+        for name, text in _CONSTRAINTS.items()
+        if getattr(constraint, name, None) is not None
+    )

@@ -1,0 +1,52 @@
+"""How the command line lays out plain text: titled blocks, entries beside their meaning, and tables."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+_WIDTH, _COLUMN = 112, 34
+#: columns of a pipe or a file, whose lines are never wrapped
+_UNLIMITED = 1_000_000
+
+
+def block(title: str, lines: Iterable[str]) -> str:
+    """A title with lines below it."""
+    return "\n".join([title, *lines]) + "\n"
+
+
+def entry(head: str, parts: Sequence[str], default: str) -> Iterator[str]:
+    """`head` with its explanation beside it, and its default in brackets unless that goes without saying."""
+    shown = [*parts, *([f"[{default}]"] if default not in ("", "None", "False", "[]") else [])]
+    lines = textwrap.wrap(" ".join(shown), _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
+    if len(head) >= _COLUMN - 1:
+        yield head
+    else:
+        yield head.ljust(_COLUMN) + lines.pop(0)
+    for line in lines:
+        yield " " * _COLUMN + line
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> str:
+    """Rows in columns, wrapped to fit the terminal (or COLUMNS); in a pipe or a file no row is wrapped."""
+    # Importing rich would take longer than printing a help text does.
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    # The first column holds names, which must stay whole.
+    columns = Table(
+        *(Column(name, overflow="fold", no_wrap=name == header[0]) for name in header), box=None, pad_edge=False
+    )
+    for row in rows:
+        columns.add_row(*row)
+    width = shutil.get_terminal_size((_UNLIMITED, 0)).columns - len(indent)
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as printed:
+        console.print(columns)
+    return "\n".join((indent + line).rstrip() for line in printed.get().splitlines())
+
+
+def count(number: int, noun: str) -> str:
+    """`1 plugin`, `2 plugins`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

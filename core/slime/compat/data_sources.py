@@ -1,0 +1,196 @@
+"""Data source classes given by path as data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from slime.compat.signatures import ByName, args_of
+from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.errors import CheckpointError, PluginContractError
+from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
+from slime.kit.readers.rows import PromptRow
+from slime.kit.readers.tokenize import longest_training_prompt, prompt_ids
+from slime.plugin import Context, Group, NoOptions, Sample
+from slime.plugins.reference import LocalFunction
+
+_FORMAT = 1
+
+
+class LocalDataSource:
+    """Makes whole groups of the prompts that a class hands out.
+
+    Its `get_samples(n)` returns n prompts: samples, one for each, or lists of the samples of a prompt. Samples that
+    stand alone but share a `group_index` share a prompt.  slime numbers groups and samples, fills every group up to
+    --n-samples-per-prompt, and tokenises prompts that have no tokens. A sample that has been generated is asked again.
+    """
+
+    def __init__(self, local: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        data, rollout = context.config.data, context.config.rollout
+        self._title = local.title
+        self._dataset = dataset_of(context)
+        self._source = made_source(local, self._dataset, context)
+        self._copies: int = rollout.n_samples_per_prompt
+        self._longest = longest_training_prompt(context.config)
+        self._template: bool = data.apply_chat_template
+        self._template_kwargs = data.apply_chat_template_kwargs
+        self._tokenizer = context.tokenizer
+        self._logger = context.logger
+        self._next_group, self._next_index = 0, 0
+        self._in_lists = False
+
+    def take(self, n: int) -> list[Group]:
+        """The class's next `n` prompts; it is asked again while it gave too few.
+
+        Raises:
+            PluginContractError: It gave nothing, or something else than samples.
+        """
+        groups: list[Group] = []
+        while len(groups) < n:
+            missing = n - len(groups)
+            given = self._source.get_samples(missing)
+            families = list(self._families(given))
+            if not families:
+                raise PluginContractError(f"gave nothing for get_samples({missing})")
+            groups += [self._group(family) for family in families]
+        return groups
+
+    def generated(self, groups: Sequence[Group]) -> None:
+        """Pass what was generated for a batch to the class's own `add_samples`, if it has one.
+
+        It gets samples, or lists of the samples of each prompt if that is how it hands out prompts.
+        """
+        own = getattr(type(self._source), "add_samples", None)
+        if own in (None, RolloutDataSource.add_samples, RolloutDataSourceWithBuffer.add_samples):
+            return
+        if self._in_lists:
+            self._source.add_samples([list(group.samples) for group in groups])
+        else:
+            self._source.add_samples([sample for group in groups for sample in group.samples])
+
+    def metrics(self) -> dict[str, float]:
+        """`data/...`: how far it is in the dataset, and what was left out of it."""
+        return {} if self._dataset is None else self._dataset.metrics()
+
+    def close(self) -> None:
+        """End what reads ahead, and close the files."""
+        if self._dataset is not None:
+            self._dataset.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Indices, the position in the dataset, and the class's own `state_dict`."""
+        own = getattr(self._source, "state_dict", None)
+        return {
+            "format": _FORMAT,
+            "next_group": self._next_group,
+            "next_index": self._next_index,
+            "dataset": None if self._dataset is None else self._dataset.state_dict(),
+            "own": own() if callable(own) else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. A class without `load_state_dict` continues from the position in the dataset alone."""
+        if state.get("format") != _FORMAT:
+            raise CheckpointError(f"the data source's state has format {state.get('format')!r}, expected {_FORMAT}")
+        self._next_group, self._next_index = state["next_group"], state["next_index"]
+        if self._dataset is not None and state["dataset"] is not None:
+            self._dataset.load_state_dict(state["dataset"])
+        load = getattr(self._source, "load_state_dict", None)
+        if callable(load) and state["own"] is not None:
+            load(state["own"])
+        else:
+            self._logger.warning(
+                "%s has no state_dict and load_state_dict: it continues from its position in --prompt-data alone",
+                self._title,
+            )
+
+    # --- prompts to groups ---------------------------------------------------------------------------
+
+    def _families(self, given: object) -> Iterable[list[Sample]]:
+        """The samples of each prompt, in the order in which prompts first appear."""
+        if not isinstance(given, list | tuple):
+            raise PluginContractError(f"gave a {type(given).__name__} from get_samples, expected a list of Samples")
+        families: dict[object, list[Sample]] = {}
+        for position, item in enumerate(given):
+            self._in_lists = isinstance(item, list | tuple)
+            samples = list(item) if isinstance(item, list | tuple) else [item]
+            if not samples or not all(isinstance(sample, Sample) for sample in samples):
+                kind = "an empty list" if item == [] else f"a {type(item).__name__}"
+                raise PluginContractError(
+                    f"gave {kind} in the list of get_samples, expected Samples or lists of the Samples of a prompt"
+                )
+            alone = self._in_lists or samples[0].group_index is None
+            families.setdefault(("new", position) if alone else samples[0].group_index, []).extend(samples)
+        return families.values()
+
+    def _group(self, family: list[Sample]) -> Group:
+        number = self._next_group
+        self._next_group += 1
+        distinct = _rollouts(Group(number, family))
+        templates = distinct + [distinct[-1]] * (self._copies - len(distinct))
+        samples = []
+        for template in templates:
+            indices = Sample(group_index=number, index=self._next_index)
+            self._next_index += 1
+            samples.append(self._complete(_asked_again(template, indices), template))
+        return Group(number, samples)
+
+    def _complete(self, sample: Sample, template: Sample) -> Sample:
+        """Fill in the label of the sample's row, if it has none, and the tokens of its prompt."""
+        row = self._dataset.row_of(template.prompt) if self._dataset is not None else None
+        if row is not None and sample.label is None and not sample.metadata:
+            sample.label, sample.metadata = row.label, deepcopy(row.metadata)
+        # A list of messages may have been added to since it was drawn; a text is as it was.
+        if not sample.tokens and row is not None and row.tokens is not None and isinstance(row.prompt, str):
+            sample.tokens = list(row.tokens)
+        if not sample.tokens:
+            where = row.where if row is not None else f"get_samples of {self._title}"
+            sample.tokens = prompt_ids(
+                PromptRow(sample.prompt, sample.label, where=where),
+                self._tokenizer,
+                apply_chat_template=self._template,
+                max_tokens=self._longest,
+                template_kwargs=self._template_kwargs,
+            )
+        return sample
+
+
+def dataset_of(context: Context) -> PromptDataset | None:
+    """The prompts of --prompt-data; None if the run has none."""
+    data = context.config.data
+    if not data.prompt_data:
+        return None
+    options = FeedOptions.of(data, longest_training_prompt(context.config))
+    return PromptDataset(data.prompt_data, options=options, tokenizer=context.tokenizer)
+
+
+def made_source(local: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:
+    """An object of the class. One whose constructor does not ask for them gets `dataset` and `args` afterwards."""
+    given = {"dataset": dataset, "args": args_of(context)}
+    source = ByName.load(local)(**given)
+    for name, value in given.items():
+        if not hasattr(source, name):
+            setattr(source, name, value)
+    return source
+
+
+def _asked_again(sample: Sample, indices: Sample) -> Sample:
+    """The prompt of `sample` as a pending sample with the indices of `indices`."""
+    return Sample(
+        group_index=indices.group_index,
+        index=indices.index,
+        prompt=deepcopy(sample.prompt),
+        tokens=sample.tokens[: sample.prompt_length],
+        label=sample.label,
+        metadata=deepcopy(sample.metadata),
+        multimodal_inputs=sample.multimodal_inputs,
+    )
+
+
+def _rollouts(group: Group) -> list[Sample]:
+    """One sample for each rollout of a group: several of one rollout are asked for once."""
+    seen: dict[object, Sample] = {}
+    for position, sample in enumerate(group.samples):
+        seen.setdefault(("new", position) if sample.index is None else sample.index, sample)
+    return list(seen.values())

@@ -1,0 +1,213 @@
+"""Flags and names that mean a function of the user's own, turned into components.
+
+`--custom-rm-path custom_rm.py` becomes the reward `/path/to/custom_rm.py:reward_func`, and so on: from there on it is a
+component like any other. Each file is probed once, by the process that the user started; the components are plain data
+that it sends to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.compat.probe import ProbedFile, probe
+from slime.compat.rewards import ModelOptions, RequiredModelOptions, ScoreOptions
+from slime.compat.shapes import ROLES, Role, Shape, role_of_kind
+from slime.compat.signatures import Definition
+from slime.config import RunConfig
+from slime.config.eval_options import EvalSetOptions
+from slime.config.function_flags import BATCH_FUNCTIONS, rival_choice
+from slime.errors import PluginConflictError, PluginLoadError, PluginNotFoundError, SlimeError, did_you_mean
+from slime.plugin import NoOptions, Options, RewardSpec
+from slime.plugins.component import LocalComponent, found_locally
+from slime.plugins.kinds import SLOTS, Slot, kind_of
+from slime.plugins.reference import LocalFunction, Reference, is_reference
+
+
+def find_function(kind: str, text: str, role: Role | None = None) -> LocalComponent:
+    """The component that a reference means where one of `kind` is wanted. Its file is probed, not run in this process.
+
+    Args:
+        kind: Kind of component, or the name of a function over a finished batch.
+        text: `FILE.py`, `FILE.py:NAME` or `package.module:NAME`.
+        role: What exactly it is wanted for, if that is known.
+
+    Raises:
+        ConfigError: The text is not a reference.
+        PluginNotFoundError: There is no such file, module or name.
+        PluginLoadError: It cannot be imported, or its parameters fit no shape.
+        PluginConflictError: Several functions could be meant.
+    """
+    role = role or role_of_kind(kind)
+    reference = Reference.parse(text)
+    probed = probe(reference)
+    found = _guessed(role, probed) if reference.name is None else _named(reference.name, probed)
+    shape = role.shape_of(found)
+    if shape is None:
+        raise PluginLoadError(
+            f"{found.file}:{found.line}: got {found}, which does not fit a {role.title}: {role.why_not(found)}."
+            f" Expected, parameters by name, {role.expected}"
+        )
+    function = LocalFunction(
+        Reference(reference.file, reference.module, found.name),
+        probed.path,
+        probed.sha256,
+        probed.source if reference.file is not None else None,
+    )
+    spec = _spec(role, shape, found, function)
+    return LocalComponent(kind, spec, found_locally(function), f"{found.file}:{found.line}", function, role.title)
+
+
+def _named(name: str, probed: ProbedFile) -> Definition:
+    for found in probed.definitions:
+        if found.name == name:
+            return found
+    names = [own.name for own in probed.definitions if own.own and own.name[0] != "_"]
+    has = f"It defines {', '.join(names)}." if names else "It defines nothing public."
+    raise PluginNotFoundError(f"{probed.path} has no {name}.{did_you_mean(name, names)} {has}")
+
+
+def _guessed(role: Role, probed: ProbedFile) -> Definition:
+    """What is meant without a name: what has a usual name, else the only public definition that fits."""
+    for names in role.usual:
+        if usual := [found for found in probed.definitions if found.name in names]:
+            return _only(usual, probed)
+    own = [found for found in probed.definitions if found.own and found.name[0] != "_"]
+    fitting = [found for found in own if role.shape_of(found) is not None]
+    # A class that another one refines is not meant itself.
+    refined = {name for found in fitting for name in found.ancestors}
+    if fitting := [found for found in fitting if found.name not in refined]:
+        return _only(fitting, probed)
+    has = "; ".join(f"line {found.line}: {found} ({role.why_not(found)})" for found in own) or "nothing public"
+    usual_names = [name for names in role.usual for name in names]
+    called = f", best called {usual_names[0]}" if usual_names else ""
+    raise PluginNotFoundError(
+        f"{probed.path} has nothing that fits a {role.title}. Got {has}. Expected{called}, parameters by name,"
+        f" {role.expected}"
+    )
+
+
+def _only(candidates: list[Definition], probed: ProbedFile) -> Definition:
+    if len(candidates) > 1:
+        choices = " or ".join(f"{probed.path.name}:{found.name} (line {found.line})" for found in candidates)
+        raise PluginConflictError(f"{probed.path} has several that could be meant: write {choices}")
+    return candidates[0]
+
+
+def _spec(role: Role, shape: Shape, found: Definition, function: LocalFunction) -> Any:
+    where = function.reference.module or function.path.stem
+    common: dict[str, Any] = {"name": f"{where}.{found.name}", "factory": shape.adapter, "summary": shape.text}
+    if role.spec is not RewardSpec:
+        return role.spec(options=NoOptions, **common)
+    options: type[Options] = ScoreOptions
+    if found.is_class:
+        required = found.signature is not None and "model_path" in found.signature.required
+        options = RequiredModelOptions if required else ModelOptions
+    # Nothing is known about whether it is deterministic, so nothing is promised.
+    scope = "group" if shape.whole_groups else "sample"
+    return RewardSpec(options=options, scope=scope, deterministic=False, **common)  # type: ignore[arg-type]  # a dict of mixed values
+
+
+# --- a run's functions -----------------------------------------------------------------------------
+
+
+@dataclass
+class PlacedFunctions:
+    """A configuration whose functions are named as components."""
+
+    config: RunConfig
+    #: the components, for `slime.plugins.load_plugins`
+    components: list[LocalComponent] = field(default_factory=list)
+    #: what is wrong with references that the configuration states, each with its flag
+    problems: list[str] = field(default_factory=list)
+
+    def has_failed(self, name: str) -> bool:
+        """Whether a name is a reference that could not be resolved; `problems` has the reason."""
+        return is_reference(name) and all(name != one.id for one in self.components)
+
+    def find(self, kind: str, text: str, flag: str, role: Role | None = None) -> LocalComponent | None:
+        """The component that a reference means; None if it cannot be resolved, with the reason added to `problems`."""
+        try:
+            component = find_function(kind, text, role)
+        except SlimeError as error:
+            self.problems.append(f"{flag} {text}: {error}")
+            return None
+        if component not in self.components:
+            self.components.append(component)
+        return component
+
+
+def place_functions(config: RunConfig) -> PlacedFunctions:
+    """Name every function that the configuration gives by path as a component, with its absolute path and its name.
+
+    What cannot be found is left unchanged. Idempotent.
+    """
+    placed = PlacedFunctions(config)
+    for slot in SLOTS.values():
+        _place_slot(placed, slot)
+    for batch_function in BATCH_FUNCTIONS:
+        text = getattr(getattr(config, batch_function.section), batch_function.key)
+        if text is not None and (found := placed.find(batch_function.name, text, batch_function.flag)) is not None:
+            placed.config = placed.config.with_options(batch_function.section, **{batch_function.key: found.id})
+    sets = [_placed_set(placed, one) for one in config.evaluation.sets]
+    if sets != config.evaluation.sets:
+        placed.config = placed.config.with_options("evaluation", sets=sets)
+    return placed
+
+
+def _place_slot(placed: PlacedFunctions, slot: Slot) -> None:
+    config, kind = placed.config, kind_of(slot.name)
+    options = getattr(config, slot.section)
+    grouped = slot.name == "reward" and config.reward.group_rm
+    role = ROLES.get("group_reward" if grouped else slot.name)
+    by_path = getattr(options, slot.path_key) if slot.path_key else None
+    changed: dict[str, Any] = {}
+    if by_path is not None and rival_choice(config, slot) is None:
+        found = placed.find(kind.name, by_path, slot.path_flag, role)
+        if found is not None:
+            changed = {slot.path_key or "": None, slot.key: found.id}
+    elif not slot.repeated and is_reference(getattr(options, slot.key) or ""):
+        found = placed.find(kind.name, getattr(options, slot.key), slot.flag, role if grouped else None)
+        changed = {} if found is None else {slot.key: found.id}
+    if slot.list_key is not None:
+        stated = getattr(options, slot.list_key)
+        where = f"[[{slot.section}.{slot.list_key}]]"
+        several = [_placed_choice(placed, kind.name, choice, where) for choice in stated]
+        changed |= {slot.list_key: several} if several != stated else {}
+    if changed:
+        placed.config = config.with_options(slot.section, **changed)
+    if slot.name == "datasource" and by_path is not None and changed:
+        _place_own_filter(placed, changed[slot.key])
+
+
+def _place_own_filter(placed: PlacedFunctions, source: str) -> None:
+    """Make the `buffer_filter` of a data source class the run's, unless the run has another."""
+    rollout = placed.config.rollout
+    if rollout.buffer_filter is not None or rollout.buffer_filter_path is not None:
+        return
+    reference = Reference.parse(source)
+    method = _named(reference.name or "", probe(reference)).methods.get("buffer_filter")
+    if method is not None and method.module != "slime.data.data_source":
+        found = placed.find("buffer_filter", source, SLOTS["datasource"].path_flag, ROLES["buffer_filter"])
+        if found is not None:
+            placed.config = placed.config.with_options("rollout", buffer_filter=found.id)
+
+
+def _placed_set(placed: PlacedFunctions, one: EvalSetOptions) -> EvalSetOptions:
+    choices: Mapping[str, Any] = {"reward": one.reward, "generator": one.generator}
+    return one.model_copy(
+        update={
+            kind: _placed_choice(placed, kind, choice, f"[[evaluation.sets]] {one.name}: {kind}")
+            for kind, choice in choices.items()
+            if choice is not None
+        }
+    )
+
+
+def _placed_choice(placed: PlacedFunctions, kind: str, choice: Any, where: str) -> Any:
+    """One of several components, or the one of an evaluation set."""
+    if not is_reference(choice.name):
+        return choice
+    found = placed.find(kind, choice.name, where)
+    return choice if found is None else choice.model_copy(update={"name": found.id})

@@ -1,0 +1,223 @@
+"""Generate functions as generators."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import asdict
+from functools import cached_property
+from numbers import Real
+from typing import Any
+
+from slime.compat.signatures import ByName, args_of
+from slime.errors import PluginContractError
+from slime.kit.chat import ChatTemplate
+from slime.kit.readers.tokenize import tokenize_prompt
+from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits, TextsOnly, answering
+from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
+from slime.plugins.reference import LocalFunction
+
+#: of a sample that comes back pending, by its `finish_reason`
+_STATUS = {"length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+class LocalGenerator:
+    """A function over one sample or `[sample]`, whose answer is completed where it has only text.
+
+    A function may ask by name for `sample` or `samples`, `args`, `sampling_params` (a dictionary with the engine's
+    names), `sampling` (the same as `slime.plugin.SamplingParams`), `evaluation`, `policy`
+    (`slime.plugin.PolicyClient`) and `tokenizer`.
+
+    A sample that comes back with tokens is passed on as it is. One that comes back without gets those that
+    `slime.kit.sessions.generate_single` recorded, in one sample for each conversation. If the function did not ask in
+    that way, its text is tokenised: the tokens trained on may then differ from those that were sampled, and there are
+    no log-probs of the engine. A run that needs those refuses such a sample.
+    """
+
+    def __init__(self, local: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
+        config = context.config
+        self._function = ByName.load(local)
+        self._args = args_of(context)
+        self._tokenizer = context.tokenizer
+        self._logger = context.logger
+        self._template: bool = config.data.apply_chat_template
+        self._variables: dict[str, Any] = config.data.apply_chat_template_kwargs
+        self._limits = SessionLimits(config.rollout.rollout_max_context_len)
+        supervised = config.algorithm.loss_type == "sft_loss"
+        self._own_rewards = not (supervised or config.reward.reward is not None or config.reward.terms)
+        self._needs_log_probs = _needs_log_probs(config)
+        self._warned = False
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        """What the function returns for the sample, with tokens."""
+        prompt, prompt_tokens = sample.prompt, list(sample.tokens)
+        # Siblings share the prompt, and functions like to append to a conversation.
+        sample.prompt = deepcopy(prompt)
+        inline = Inline(lambda: self._session(str(sample.index), policy, sampling))
+        try:
+            with answering(inline):
+                answer = await self._function(
+                    args=self._args,
+                    sampling_params=_by_name(sampling),
+                    sampling=sampling,
+                    evaluation=sampling.evaluation,
+                    policy=policy,
+                    tokenizer=self._tokenizer,
+                    sample=sample,
+                    samples=[sample],
+                )
+        except ContextFull:
+            if inline.session is None or inline.session.counts.answered == 0:
+                raise
+            inline.session.cut()
+            answer = sample
+        finally:
+            await inline.close()
+        produced = [answer] if isinstance(answer, Sample) else answer
+        if isinstance(produced, list) and all(isinstance(one, Sample) for one in produced):
+            produced = _with_recorded(produced, inline.session, prompt, prompt_tokens)
+            for one in produced:
+                self._finish(one, prompt, prompt_tokens)
+        # Whatever else it is, the kernel's own check names it.
+        return produced
+
+    def _session(self, key: str, policy: PolicyClient, sampling: SamplingParams) -> Session:
+        """Raises `ValueError` for a tokenizer without chat template."""
+        return Session(
+            key, policy, sampling, self._chat, self._tokenizer, limits=self._limits, parser=lambda _: TextsOnly()
+        )
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        """Made once, when a function first asks in this way: other runs need no chat template."""
+        return ChatTemplate(self._tokenizer, **self._variables)
+
+    def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
+        """Fill in what the function left out. Raises `PluginContractError` if that cannot be done."""
+        if sample.status is Status.PENDING and sample.response:
+            sample.status = _STATUS.get(sample.finish_reason or "", Status.COMPLETED)
+        if not sample.trainable:
+            return
+        if sample.response_length == 0:
+            self._tokenise(sample, prompt, prompt_tokens)
+        if self._own_rewards:
+            _check_own_reward(sample.reward)
+
+    def _tokenise(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
+        if not sample.response:
+            raise PluginContractError("returned a sample without a response, neither as tokens nor as text")
+        if self._needs_log_probs:
+            raise PluginContractError(
+                f"returned a text without tokens, and {self._needs_log_probs} needs the engine's log-probs of the very"
+                " tokens: ask for `policy` and keep its tokens and log_probs"
+            )
+        if not self._warned:
+            self._warned = True
+            self._logger.warning(
+                "%s returns texts without tokens: they are tokenised, which need not give the tokens that were sampled",
+                self._function.title,
+            )
+        before = prompt_tokens
+        if sample.prompt != prompt:
+            before = tokenize_prompt(
+                self._tokenizer, sample.prompt, apply_chat_template=self._template, template_kwargs=self._variables
+            )
+        response: list[int] = self._tokenizer.encode(sample.response, add_special_tokens=False)
+        sample.tokens = before + response
+        sample.response_length = len(response)
+        sample.rollout_log_probs = None
+
+
+def _with_recorded(
+    produced: list[Sample], session: Session | None, prompt: str | list[dict[str, Any]], prompt_tokens: list[int]
+) -> list[Sample]:
+    """What a function returned, with a sample that has no tokens replaced by one for each recorded conversation.
+
+    Text, reward, metadata and the rest stay as the function set them; tokens, log-probs, weight versions and status are
+    the engine's. Raises what the policy raised, and `PluginContractError` if it is not clear which
+    sample a conversation belongs to.
+    """
+    if session is None:
+        return produced
+    if session.error is not None:
+        raise session.error
+    without = [sample for sample in produced if sample.response_length == 0 and sample.status is not Status.FAILED]
+    if not without:
+        return produced
+    if len(without) > 1:
+        raise PluginContractError(
+            f"returned {len(without)} samples without tokens, expected one, of which slime makes one for each"
+            " conversation; or set the tokens of each"
+        )
+    [asked] = without
+    if session.aborted is not None:
+        asked.status, asked.failure = Status.ABORTED, session.aborted
+        return produced
+    # The function may have appended to the prompt: it is part of the recorded conversation.
+    text, mask = asked.response, asked.loss_mask
+    asked.prompt, asked.tokens = prompt, prompt_tokens
+    recorded = session.samples(asked)
+    if not recorded:
+        return produced
+    if mask is not None:
+        recorded[-1].loss_mask = _narrowed(mask, recorded[-1].loss_mask or [])
+    if text:
+        recorded[-1].response = text
+    others = [sample for sample in produced if sample is not asked]
+    return others + recorded
+
+
+def _narrowed(mask: list[int], recorded: list[int]) -> list[int]:
+    """The function's own mask, which may leave out some of the tokens that the policy wrote."""
+    if len(mask) != len(recorded):
+        raise PluginContractError(
+            f"returned a loss_mask of {len(mask)} entries for a conversation of {len(recorded)} tokens after the"
+            " prompt: leave it None, and what the policy wrote is trained on, or start from"
+            " slime.kit.sessions.build_loss_mask(sample)"
+        )
+    foreign = sum(1 for own, written in zip(mask, recorded, strict=True) if own and not written)
+    if foreign:
+        raise PluginContractError(f"returned a loss_mask with {foreign} tokens in it that the policy did not write")
+    return mask
+
+
+def _check_own_reward(reward: object) -> None:
+    """Check the `Sample.reward` that a function sets when nothing else scores its samples.
+
+    Raises `PluginContractError`.
+    """
+    if reward is None:
+        raise PluginContractError(
+            "returned a sample without a reward, and the run has no other: set Sample.reward, or state --reward or"
+            " --custom-rm-path"
+        )
+    value = reward.get("score") if isinstance(reward, dict) else reward
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise PluginContractError(
+            f"returned a sample with reward {reward!r}, expected a finite number, or a dictionary with one as 'score'"
+        )
+
+
+def _by_name(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters as the engine takes them, without those that are not stated."""
+    values = asdict(sampling)
+    del values["evaluation"]
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: value for name, value in lists.items() if value not in (None, [])}
+
+
+def _needs_log_probs(config: Any) -> str:
+    """The run's flag that needs the engine's log-probs; empty if there is none."""
+    algorithm = config.algorithm
+    if algorithm.loss_type != "policy_loss":
+        return ""
+    flags = {
+        "--true-on-policy-mode": algorithm.true_on_policy_mode,
+        "--use-tis": algorithm.use_tis,
+        "--off-policy-correction": algorithm.off_policy_correction is not None,
+        "--off-policy-sequence-delta": algorithm.off_policy_sequence_delta is not None,
+        "--use-rollout-logprobs (the default with --async, filters and over-sampling)": bool(
+            algorithm.use_rollout_logprobs
+        ),
+    }
+    return next((flag for flag, stated in flags.items() if stated), "")

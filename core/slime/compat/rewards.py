@@ -1,0 +1,165 @@
+"""Reward functions and reward model classes as rewards.
+
+What is written as `def` becomes a plain `score`, so that a worker process that hangs in it can be killed; what is
+written as `async def` becomes one that overlaps with others and is cancelled at its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from slime.compat.signatures import ByName, args_of
+from slime.errors import PluginContractError
+from slime.plugin import Context, Options, Reward, Sample
+from slime.plugins.reference import LocalFunction
+
+
+class ScoreOptions(Options):
+    """Options of a reward function."""
+
+    reward_key: str | None = Field(
+        default=None,
+        description="entry of the dictionary it returns that is the reward; default: --reward-key, else `score`",
+    )
+
+
+class ModelOptions(Options):
+    """Options of a reward model class."""
+
+    model_path: str | None = Field(default=None, description="model_path of its constructor")
+
+
+class RequiredModelOptions(Options):
+    """Options of a reward model class whose constructor requires a path."""
+
+    model_path: str = Field(description="model_path of its constructor")
+
+
+class PlainReward:
+    """A reward that computes its answers."""
+
+    def __init__(self, answers: Callable[[Sequence[Sample]], object], reward_of: Callable[[object], Reward]) -> None:
+        self._answers = answers
+        self._reward_of = reward_of
+
+    def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample. Raises `PluginContractError` for an invalid answer."""
+        return [self._reward_of(answer) for answer in _as_many(_plain(self._answers(samples)), len(samples))]
+
+
+class AsyncReward:
+    """A reward that waits for its answers."""
+
+    def __init__(
+        self, answers: Callable[[Sequence[Sample]], Awaitable[object]], reward_of: Callable[[object], Reward]
+    ) -> None:
+        self._answers = answers
+        self._reward_of = reward_of
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One reward per sample. Raises `PluginContractError` for an invalid answer."""
+        return [self._reward_of(answer) for answer in _as_many(await self._answers(samples), len(samples))]
+
+
+def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
+    """A function `(args, sample)` that returns a number, or a dictionary with one."""
+    function, args = ByName.load(local), args_of(context)
+
+    async def together(samples: Sequence[Sample]) -> object:
+        return list(await asyncio.gather(*(function(args=args, sample=sample) for sample in samples)))
+
+    def one_by_one(samples: Sequence[Sample]) -> object:
+        return [_plain(function(args=args, sample=sample)) for sample in samples]
+
+    reward_of = _reader(options, context)
+    return AsyncReward(together, reward_of) if function.is_async else PlainReward(one_by_one, reward_of)
+
+
+def batch_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
+    """A function `(args, samples)` that returns one number or dictionary for each."""
+    function, args = ByName.load(local), args_of(context)
+
+    def answers(samples: Sequence[Sample]) -> Any:
+        return function(args=args, samples=list(samples))
+
+    return (AsyncReward if function.is_async else PlainReward)(answers, _reader(options, context))
+
+
+def model_reward(
+    local: LocalFunction, options: ModelOptions | RequiredModelOptions, context: Context
+) -> PlainReward | AsyncReward:
+    """A class whose `compute_reward(prompts, responses)` returns one number for each; made once."""
+    constructed = {} if options.model_path is None else {"model_path": options.model_path}
+    model = ByName.load(local)(**constructed, args=args_of(context))
+    method = getattr(model, "compute_reward", None)
+    if not callable(method):
+        raise PluginContractError(f"{local.title} has no method compute_reward(prompts, responses)")
+    compute = ByName(method, local.title)
+
+    def answers(samples: Sequence[Sample]) -> Any:
+        return compute(
+            prompts=[sample.prompt for sample in samples],
+            responses=[sample.response for sample in samples],
+            labels=[sample.label for sample in samples],
+        )
+
+    return (AsyncReward if compute.is_async else PlainReward)(answers, lambda answer: Reward(_number(answer)))
+
+
+def _reader(options: ScoreOptions, context: Context) -> Callable[[object], Reward]:
+    """Reads a number, or a dictionary that has the reward under a key and its parts under the others."""
+    run_key = None if context.config is None else context.config.reward.reward_key
+    key = options.reward_key or run_key or "score"
+
+    def reward_of(answer: object) -> Reward:
+        if not isinstance(answer, Mapping):
+            return Reward(_number(answer))
+        if key not in answer:
+            keys = ", ".join(map(repr, answer)) or "none"
+            raise PluginContractError(
+                f"returned a dictionary with the keys {keys}, expected {key!r} among them (--reward-key names another)"
+            )
+        parts = {str(name): float(value) for name, value in answer.items() if name != key and _is_number(value)}
+        return Reward(_number(answer[key]), parts)
+
+    return reward_of
+
+
+def _number(value: object) -> float:
+    if not _is_number(value):
+        raise PluginContractError(f"returned {_shown(value)}, expected a number")
+    return float(value)  # type: ignore[arg-type]  # numbers of numpy and torch convert themselves
+
+
+def _is_number(value: object) -> bool:
+    """Python's numbers, and those of numpy and torch."""
+    return not isinstance(value, str | bytes) and hasattr(type(value), "__float__")
+
+
+def _as_many(answers: object, count: int) -> Sequence[object]:
+    """The answers for `count` samples: a list, a tuple, or the one-dimensional array of a library."""
+    to_list = getattr(answers, "tolist", None)
+    listed = to_list() if callable(to_list) else answers
+    if not isinstance(listed, list | tuple):
+        raise PluginContractError(f"returned {_shown(answers)}, expected a list with one reward for each sample")
+    if len(listed) != count:
+        raise PluginContractError(f"returned {len(listed)} rewards for {count} samples, expected one each")
+    return listed
+
+
+def _plain(answer: object) -> object:
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise PluginContractError("returned an awaitable from a plain def: write `async def` and await it")
+    return answer
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -1,0 +1,70 @@
+"""Fills in options that follow from others, so that the saved configuration is complete."""
+
+from __future__ import annotations
+
+from slime.config.run_config import RunConfig, batch_shape
+from slime.errors import ConfigError
+
+#: small enough to be safe for reinforcement learning of a pretrained model
+DEFAULT_LEARNING_RATE = 1e-6
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Fill in batch sizes, devices, engines, generator, clip range, lengths and learning rate.
+
+    Idempotent. Invalid values stay unchanged, for `slime.config.checks` to report.
+    """
+    config = config.with_options("cluster", **_cluster(config))
+    config = config.with_options("rollout", **_rollout(config))
+    config = config.with_options("algorithm", **_algorithm(config))
+    config = config.with_options("evaluation", **_evaluation(config))
+    return config.model_copy(update={"megatron": {"lr": DEFAULT_LEARNING_RATE, **config.megatron}})
+
+
+def _cluster(config: RunConfig) -> dict[str, object]:
+    """The device of `auto`, and the engines. --sglang-tp-size also sets --rollout-num-gpus-per-engine."""
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    if "rollout_num_gpus_per_engine" not in config.cluster.model_fields_set:
+        per_engine = int(config.sglang.get("tp_size", per_engine))
+    return {
+        "device": "cuda" if config.on_gpu else "cpu",
+        "rollout_num_gpus_per_engine": per_engine,
+        "rollout_num_gpus": config.cluster.rollout_num_gpus or per_engine,
+    }
+
+
+def _rollout(config: RunConfig) -> dict[str, object]:
+    # The path of a function stays if it was not found; a default generator would look like a second choice.
+    named = config.rollout.custom_generate_function_path is None
+    filled: dict[str, object] = {"generator": config.generator_name} if named else {}
+    if config.rollout.rollout_max_context_len is None and "seq_length" in config.megatron:
+        filled["rollout_max_context_len"] = config.megatron["seq_length"]
+    try:
+        batch = batch_shape(config.rollout)
+    except ConfigError:
+        return filled
+    return filled | {"global_batch_size": batch.samples_per_step, "num_steps_per_rollout": batch.steps}
+
+
+def _algorithm(config: RunConfig) -> dict[str, object]:
+    options = config.algorithm
+    correction = options.off_policy_correction or ("truncate" if options.use_tis else None)
+    # Samples that are generated ahead, or kept in the buffer, come from older weights than the trainer's. Their ratio
+    # needs the engines' log-probs, unless a correction accounts for the difference.
+    older = config.rollout.async_mode or config.keeps_groups
+    stale = older and options.loss_type == "policy_loss" and correction is None
+    by_engine = stale if options.use_rollout_logprobs is None else options.use_rollout_logprobs
+    return {
+        "eps_clip_high": options.eps_clip if options.eps_clip_high is None else options.eps_clip_high,
+        "use_rollout_logprobs": by_engine,
+        "off_policy_correction": correction,
+    }
+
+
+def _evaluation(config: RunConfig) -> dict[str, object]:
+    options = config.evaluation
+    return {
+        # Without sets there is nothing to evaluate; `config_notes` warns about it.
+        "eval_interval": options.eval_interval if options.eval_prompt_data or options.sets else None,
+        "eval_max_response_len": options.eval_max_response_len or config.rollout.rollout_max_response_len,
+    }

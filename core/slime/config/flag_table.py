@@ -1,0 +1,165 @@
+"""All flags of `slime train`: slime's own, derived from its options, and those of Megatron and SGLang."""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
+from slime.config.megatron_options import megatron_flags
+from slime.config.options import ComponentChoice, Section
+from slime.config.run_config import SECTIONS
+from slime.config.sglang_options import sglang_flags
+from slime.config.values import Arity, type_of
+from slime.errors import did_you_mean
+from slime.plugins.kinds import SLOTS, slot_prefixes
+
+_OWN = "own"
+#: other spellings of own flags
+_ALIASES = {"rm-type": "reward", "strict-plugins": "plugins.strict"}
+#: flags that this release recognises but does not implement: name -> (type, what it would do)
+_UNAVAILABLE: dict[str, tuple[Any, str]] = {
+    "colocate": (
+        bool,
+        "training and inference share the devices; asynchronous training does not support colocation, since it would"
+        " need the same devices at the same time",
+    ),
+    "use-fault-tolerance": (bool, "restart engines that die and repeat their work"),
+    "spec": (list[str], "build the model with a function of the user's"),
+    "post-self-attn-layernorm": (bool, "models with a norm after attention"),
+    "post-mlp-layernorm": (bool, "models with a norm after the MLP"),
+    "use-gated-attention": (bool, "models with gated attention"),
+    "enable-experimental": (bool, "Megatron's experimental models"),
+    "allgather-cp": (bool, "context parallelism by all-gather"),
+}
+#: prefix of option flags -> slot
+_SLOTS = dict(slot_prefixes())
+_COMPONENT_OPTION = re.compile(rf"({'|'.join(_SLOTS)})\.([^=]+)")
+
+
+class FlagTable:
+    """All flags by name. Megatron's and SGLang's are read from the installed packages when first needed."""
+
+    def __init__(self) -> None:
+        self._tables = {_OWN: {flag.name: flag for flag in _own_flags()}}
+
+    def find(self, name: str) -> Flag | None:
+        """The flag with exactly this name (no leading dashes) on a command line.
+
+        `no-NAME` is the switch NAME with the opposite value. slime's own flags take precedence.
+        """
+        for target in _targets(name):
+            table = self._table(target)
+            flag, negated = table.get(name), table.get(_without_no(name, target))
+            if flag is None and negated is not None and negated.is_switch:
+                flag = replace(negated, on=not negated.on)
+            if flag is not None and not flag.file_only:
+                return flag
+        return None
+
+    def find_key(self, target: str, key: str) -> Flag | None:
+        """The flag that sets `key` in the run file's table `target`, by the name of its flag or of its field."""
+        name = key.replace("-", "_")
+        # The field's own name comes second: some spellings of a switch set the opposite of their field.
+        return next(
+            (flag for flag in self.of(target) if flag.file_key == name),
+            next((flag for flag in self.of(target) if key == flag.key), None),
+        )
+
+    def nearest(self, name: str) -> str:
+        """` Did you mean --X?` for an unknown name, or an empty string."""
+        flags = [flag for target in _targets(name) for flag in self._table(target).values() if not flag.file_only]
+        return did_you_mean(f"--{name}", [flag.spelled for flag in flags])
+
+    def of(self, target: str) -> Iterator[Flag]:
+        """The flags of one target, in the order of its options."""
+        return (flag for flag in self._table(target).values() if flag.target == target)
+
+    def _table(self, target: str) -> dict[str, Flag]:
+        own = self._tables[_OWN]
+        if target not in (MEGATRON, SGLANG):
+            return own
+        if target not in self._tables:
+            flags = megatron_flags() if target == MEGATRON else sglang_flags()
+            # An option of both slime and Megatron is slime's, where it is checked and used.
+            shared = {flag.key for flag in own.values()} if target == MEGATRON else set()
+            self._tables[target] = {flag.name: flag for flag in flags if flag.key not in shared}
+        return self._tables[target]
+
+
+@functools.cache
+def flag_table() -> FlagTable:
+    """The flags of `slime train`."""
+    return FlagTable()
+
+
+def _targets(name: str) -> tuple[str, ...]:
+    return (SGLANG,) if name.startswith(("sglang-", "no-sglang-")) else (_OWN, MEGATRON)
+
+
+def _without_no(name: str, target: str) -> str:
+    """The switch that `name` may negate: `--no-NAME`, of Megatron's also `--disable-NAME`, `--sglang-no-NAME`."""
+    if target == SGLANG:
+        return "sglang-" + name.replace("sglang-", "", 1).removeprefix("no-")
+    positive = name.removeprefix("no-")
+    return positive.removeprefix("disable-") if target == MEGATRON and positive == name else positive
+
+
+def _own_flags() -> Iterator[Flag]:
+    aliases = {name: alias for alias, name in _ALIASES.items()}
+    for section, options in SECTIONS.items():
+        for key, field in options.model_fields.items():
+            name = (field.alias or key).replace("_", "-")
+            kind = type_of(field.annotation)
+            flag = Flag(
+                name=f"plugins.{name}" if section == "plugins" else name,
+                target=section,
+                key=key,
+                type=kind,
+                help=" ".join((field.description or "").split()),
+                default=_default(field.get_default(call_default_factory=True)),
+                accumulates=kind.arity is Arity.PAIRS or section == "components",
+                file_only=_has_tables(field.annotation),
+            )
+            yield flag
+            if flag.name in aliases:
+                yield replace(flag, name=aliases[flag.name], alias_of=flag.name)
+    for name, (annotation, text) in _UNAVAILABLE.items():
+        refusal = f"is not in this release of slime ({text}). Drop it."
+        yield Flag(name, UNAVAILABLE, name.replace("-", "_"), type_of(annotation), help=text, refusal=refusal)
+
+
+def _default(value: Any) -> str:
+    """A default for help texts."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None or value is False or value == {} else str(value).lower() if value is True else str(value)
+
+
+def _has_tables(annotation: Any) -> bool:
+    """Whether an option is a list of tables, which flags cannot set. (Choices of components can be set by name.)"""
+    item = next(iter(typing.get_args(annotation)), None)
+    return isinstance(item, type) and issubclass(item, Section) and item is not ComponentChoice
+
+
+def component_option(name: str) -> tuple[str, str] | None:
+    """(slot, option) of a flag like `reward.timeout-s`; None for any other name.
+
+    If a slot takes several components, the option may be qualified by one's name: `SLOT.NAME.OPTION`.
+    """
+    match = _COMPONENT_OPTION.fullmatch(name)
+    if match is None:
+        return None
+    component, dot, option = match[2].rpartition(".")
+    slot = SLOTS[_SLOTS[match[1]]]
+    return None if dot and not slot.repeated else (slot.name, component + dot + option.replace("-", "_"))
+
+
+def nearest_component_option(name: str) -> str:
+    """` Did you mean --reward.X?` for a name like `rewrad.X`; an empty string for a name without a dot."""
+    component, dot, option = name.partition(".")
+    return did_you_mean(f"--{component}.{option}", [f"--{slot}.{option}" for slot in _SLOTS]) if dot else ""

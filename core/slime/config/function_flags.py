@@ -1,0 +1,73 @@
+"""Flags that name the user's own functions, and conflicts with flags that name components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.flags import Settings
+from slime.config.run_config import RunConfig
+from slime.plugins.kinds import SLOTS, Slot
+from slime.plugins.reference import is_reference
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """A function over a finished batch; it has no component, only a path."""
+
+    name: str
+    section: str
+    key: str
+
+    @property
+    def flag(self) -> str:
+        """As written on a command line."""
+        return f"--{self.key.replace('_', '-')}"
+
+
+BATCH_FUNCTIONS = (
+    BatchFunction("rollout_sample_filter", "rollout", "rollout_sample_filter_path"),
+    BatchFunction("reward_post_process", "reward", "custom_reward_post_process_path"),
+)
+
+
+def without_rivals(earlier: Settings, later: Settings) -> Settings:
+    """`earlier` without the components that `later` replaces by a different kind of option.
+
+    This lets `--custom-rm-path` override the reward of a run file, as `--reward` does.
+    """
+    stated = {(setting.target, setting.key) for setting in later.items}
+    dropped: set[tuple[str, str]] = set()
+    for slot in SLOTS.values():
+        options = {(slot.section, key) for key in (slot.key, slot.list_key, slot.path_key) if key is not None}
+        if options & stated:
+            dropped |= options - stated
+    kept = [setting for setting in earlier.items if (setting.target, setting.key) not in dropped]
+    return Settings(kept, earlier.problems)
+
+
+def rival_choice(config: RunConfig, slot: Slot) -> str | None:
+    """The option, other than a path, that chooses the component of a slot; None if there is none."""
+    options: Any = getattr(config, slot.section)
+    chosen = getattr(options, slot.key)
+    # A default is not a choice.
+    if chosen is not None and slot.key in options.model_fields_set:
+        return f"{slot.flag} {chosen}"
+    return f"[[{slot.section}.{slot.list_key}]]" if slot.list_key and getattr(options, slot.list_key) else None
+
+
+def choice_problems(config: RunConfig) -> Iterator[str]:
+    """Components that are chosen twice, and options of functions without a function."""
+    for slot in SLOTS.values():
+        stated = getattr(getattr(config, slot.section), slot.path_key) if slot.path_key else None
+        if stated is not None and (rival := rival_choice(config, slot)) is not None:
+            yield f"{slot.path_flag} {stated} and {rival} both choose the {slot.title}: state one of them"
+    reward = config.reward
+    if reward.group_rm and reward.custom_rm_path is None and not is_reference(reward.reward or ""):
+        yield "--group-rm has no effect without --custom-rm-path: it changes how that function is called"
+    if reward.reward_key is not None and reward.terms:
+        yield (
+            f"--reward-key {reward.reward_key} applies to a single reward, and [[reward.terms]] has several."
+            " Set reward-key in the term of the function instead"
+        )

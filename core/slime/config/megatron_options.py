@@ -1,0 +1,180 @@
+"""Megatron's options: the fields of its configuration dataclasses, the spellings of Megatron-LM's command line, and the
+few options that are not fields (what the model is, precision, the learning-rate schedule).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from slime.config.flags import MEGATRON, Flag
+from slime.config.installed import (
+    Declaration,
+    annotation_of,
+    class_named,
+    declarations,
+    enum_members,
+    literal,
+    package_folder,
+    parse_source,
+)
+from slime.config.values import Arity, ValueType, type_of
+from slime.errors import ConfigError
+
+#: fields that slime sets itself -> what users set instead
+RESERVED: dict[str, str] = {
+    "params_dtype": "use --bf16, --fp16 or neither",
+    "pipeline_dtype": "use --bf16, --fp16 or neither",
+    "autocast_dtype": "use --bf16, --fp16 or neither",
+    "variable_seq_lengths": "sequences are always packed, and vary in length",
+}
+
+#: Megatron-LM's spelling -> field
+_ALIASES: dict[str, str] = {
+    "num-experts": "num_moe_experts",
+    "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+    "ddp-bucket-size": "bucket_size",
+    "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    "use-nccl-ub": "nccl_ub",
+    "fp8-param-gather": "fp8_param",
+    "check-for-nan-in-loss-and-grad": "check_for_nan_in_grad",
+    "accumulate-allreduce-grads-in-fp32": "grad_reduce_in_fp32",
+    "ddp-average-in-collective": "average_in_collective",
+}
+#: Megatron-LM's spelling of a switch that turns a field off -> field
+_NEGATIONS: dict[str, str] = {
+    "no-rope-fusion": "apply_rope_fusion",
+    "no-masked-softmax-fusion": "masked_softmax_fusion",
+    "no-bias-dropout-fusion": "bias_dropout_fusion",
+    "no-bias-swiglu-fusion": "bias_activation_fusion",
+    "no-bias-gelu-fusion": "bias_activation_fusion",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
+    "no-overlap-p2p-communication": "overlap_p2p_comm",
+    "no-gradient-reduce-div-fusion": "gradient_reduce_div_fusion",
+    "no-persist-layer-norm": "persist_layer_norm",
+    "muon-no-split-qkv": "muon_split_qkv",
+}
+#: Megatron-LM's options that are not fields: name -> (type, help)
+_EXTRA: dict[str, tuple[Any, str]] = {
+    "vocab_size": (int, "number of tokens in the vocabulary"),
+    "max_position_embeddings": (int, "longest sequence that the model is built for"),
+    "seq_length": (int, "maximum length of prompt plus response; the same as --rollout-max-context-len"),
+    "position_embedding_type": (Literal["rope", "learned_absolute", "none"], "how positions are encoded"),
+    "use_rotary_position_embeddings": (bool, "the same as --position-embedding-type rope"),
+    "no_position_embedding": (bool, "no table of learned positions"),
+    "rotary_percent": (float, "fraction of each attention head that is rotated"),
+    "rotary_base": (float, "base of the rotary frequencies"),
+    "use_rope_scaling": (bool, "scale the rotary frequencies for long contexts"),
+    "rope_scaling_factor": (float, "factor of --use-rope-scaling"),
+    "make_vocab_size_divisible_by": (int, "pad the vocabulary of each tensor-parallel rank to a multiple of this"),
+    "untie_embeddings_and_output_weights": (bool, "give the output layer weights of its own"),
+    "swiglu": (bool, "gated MLP with SiLU"),
+    "squared_relu": (bool, "MLP with squared ReLU"),
+    "quick_geglu": (bool, "gated MLP with quick GELU"),
+    "group_query_attention": (bool, "fewer key-value heads than attention heads; see --num-query-groups"),
+    "recompute_activations": (bool, "recompute attention in the backward pass to save memory"),
+    "bf16": (bool, "train in bfloat16 with float32 master weights"),
+    "fp16": (bool, "train in float16 with float32 master weights"),
+    "lr_decay_style": (Literal["constant", "linear", "cosine", "inverse-square-root"], "learning rate schedule"),
+    "lr_warmup_iters": (int, "warm-up of the learning rate, in optimizer steps"),
+    "lr_warmup_fraction": (float, "warm-up of the learning rate, as a fraction of --lr-decay-iters"),
+    "lr_decay_iters": (int, "decay of the learning rate, in optimizer steps; default: the whole run"),
+    "num_layers_per_virtual_pipeline_stage": (int, "layers in each chunk of an interleaved pipeline"),
+    "transformer_impl": (
+        Literal["local", "transformer_engine"],
+        "implementation of the layers; default: transformer_engine if it is installed",
+    ),
+    "tokenizer_type": (Literal["HuggingFaceTokenizer"], "slime always uses the tokenizer of --hf-checkpoint"),
+}
+#: source file -> dataclasses, base classes first: a field that is declared again keeps its first declaration
+_SOURCES: dict[str, tuple[str, ...]] = {
+    "model_parallel_config.py": ("ModelParallelConfig",),
+    "transformer/transformer_config.py": ("TransformerConfig", "MLATransformerConfig"),
+    "optimizer/optimizer_config.py": ("OptimizerConfig",),
+    "distributed/distributed_data_parallel_config.py": ("DistributedDataParallelConfig",),
+}
+
+
+@dataclass(frozen=True)
+class MegatronField:
+    """A field of one of Megatron's dataclasses."""
+
+    name: str
+    annotation: Any | None  #: None if users cannot set it (callables, objects)
+    default: str  #: as written in the source
+    doc: str
+    spellings: tuple[str, ...]  #: flags that Megatron gives the field, with leading dashes
+
+
+@functools.cache
+def megatron_fields() -> Mapping[str, MegatronField]:
+    """Every field by name. Raises `ConfigError` if megatron-core is not installed or its source has changed."""
+    core = package_folder("megatron", "megatron-core", "core")
+    enums = enum_members(parse_source(core / "transformer" / "enums.py"))
+    fields: dict[str, MegatronField] = {}
+    for file, classes in _SOURCES.items():
+        tree = parse_source(core / file)
+        for name in classes:
+            owner = class_named(tree, name)
+            if owner is None:
+                raise ConfigError(f"{core / file} has no class {name}: slime does not support this megatron-core.")
+            for declaration in declarations(owner.body):
+                if declaration.name not in fields:
+                    fields[declaration.name] = _field(declaration, enums)
+    return MappingProxyType(fields)
+
+
+def _field(declaration: Declaration, enums: dict[str, tuple[str, ...]]) -> MegatronField:
+    value = declaration.value
+    metadata: dict[str, Any] = {}
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        metadata = literal(keywords.get("metadata")) or {}
+        value = keywords.get("default", keywords.get("default_factory"))
+    return MegatronField(
+        name=declaration.name,
+        annotation=annotation_of(declaration.annotation, enums),
+        default="" if value is None else ast.unparse(value),
+        doc=declaration.doc,
+        spellings=tuple(metadata.get("argparse_meta", {}).get("arg_names", ())),
+    )
+
+
+def megatron_flags() -> list[Flag]:
+    """Every Megatron flag. Raises `ConfigError` if megatron-core is not installed."""
+    fields = megatron_fields()
+    flags: dict[str, Flag] = {}
+
+    def add(name: str, key: str, kind: ValueType, **more: Any) -> None:
+        # The first flag of a name wins.
+        flags.setdefault(name, Flag(name, MEGATRON, key, kind, **more))
+
+    for key, (annotation, text) in _EXTRA.items():
+        add(_name(key), key, type_of(annotation), help=text)
+    for name, key in _NEGATIONS.items():
+        if key in fields:
+            add(name, key, type_of(bool), on=False, alias_of=_name(key))
+    for key, field in fields.items():
+        if key in RESERVED:
+            refusal = f"is set by slime: {RESERVED[key]}."
+            add(_name(key), key, ValueType(str, Arity.OPTIONAL), help=field.doc, refusal=refusal)
+        elif field.annotation is not None and not key.startswith("_"):
+            kind = type_of(field.annotation)
+            add(_name(key), key, kind, help=field.doc, default=field.default)
+            for spelling in field.spellings:
+                # Megatron's other spelling of a switch is the one that changes its default.
+                on = field.default == "False" if kind.arity is Arity.SWITCH else True
+                add(spelling.lstrip("-"), key, kind, on=on, alias_of=_name(key))
+    for name, key in _ALIASES.items():
+        if key in fields:
+            add(name, key, type_of(fields[key].annotation), alias_of=_name(key))
+    return list(flags.values())
+
+
+def _name(key: str) -> str:
+    return key.replace("_", "-")

@@ -1,0 +1,260 @@
+"""A conversation as the engine saw it: token ids, which of them the policy wrote, and their log-probs."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from slime.kit.chat.template import ChatTemplate
+from slime.plugin import Generation
+from slime.types import Sample, SpecInfo, Status
+
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+class Conversation:
+    """Grows by answers and by messages between them; `to_sample` turns it into a training sample.
+
+        talk = Conversation(template, sample.tokens)
+        answer = await policy.generate(talk.tokens, sampling, session=str(sample.index))
+        text = talk.generated(answer)
+        talk.add([{"role": "tool", "content": "4"}])
+        ...
+        return [talk.to_sample(sample)]
+
+    The next request always consists of the tokens of the last one, its answer, and the tokens of the new messages.
+    """
+
+    __slots__ = ("_answers", "_last_answer", "_prompt", "log_probs", "loss_mask", "messages", "template", "tokens")
+
+    def __init__(
+        self, template: ChatTemplate, tokens: Sequence[int], *, prompt: str | list[dict[str, Any]] | None = None
+    ) -> None:
+        """Begin a conversation.
+
+        Args:
+            template: Turns messages into tokens.
+            tokens: Token ids of the prompt [P].
+            prompt: What the tokens were made from, if not from the `prompt` of the later sample.
+        """
+        self.template = template
+        #: [P + T] prompt, answers and messages
+        self.tokens: list[int] = list(tokens)
+        #: [T] 1 for tokens that the policy wrote
+        self.loss_mask: list[int] = []
+        #: [T] the engine's log-probs, 0 for tokens that the policy did not write
+        self.log_probs: list[float] = []
+        #: answers and messages after the prompt, as text
+        self.messages: list[dict[str, Any]] = []
+        self._prompt = prompt
+        self._answers = Answers()
+        #: start and end of the last answer in the response
+        self._last_answer = (0, 0)
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens P."""
+        return len(self.tokens) - len(self.loss_mask)
+
+    @property
+    def response_length(self) -> int:
+        """Number of tokens T after the prompt."""
+        return len(self.loss_mask)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the last answer ended, as the engine reports it; None before the first."""
+        return self._answers.finish_reason
+
+    @property
+    def last_answer(self) -> list[int]:
+        """The tokens of the last answer."""
+        start, end = (index + self.prompt_length for index in self._last_answer)
+        return self.tokens[start:end]
+
+    def generated(self, answer: Generation) -> str:
+        """Append the policy's answer to `tokens`.
+
+        Returns:
+            Its text for parsers, with all special tokens except the one that ends the answer.
+        """
+        start = len(self.loss_mask)
+        self.tokens.extend(answer.tokens)
+        self.loss_mask.extend([1] * len(answer.tokens))
+        self.log_probs.extend(answer.log_probs)
+        self._last_answer = (start, len(self.loss_mask))
+        self._answers.add(answer)
+        text = self.template.text(answer.tokens)
+        self.messages.append({"role": "assistant", "content": text})
+        return text
+
+    def continuation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens that `add(messages)` would append, to see whether they fit."""
+        return self.template.continuation(
+            messages, self.last_answer if self._last_answer[1] == len(self.loss_mask) else ()
+        )
+
+    def add(self, messages: Sequence[Mapping[str, Any]], tokens: Sequence[int] | None = None) -> None:
+        """Append messages after an answer, and the generation prompt. None of these tokens are trained on.
+
+        Args:
+            messages: All messages of the turn.
+            tokens: The result of `continuation(messages)`, if it was called before.
+
+        Raises:
+            ValueError: If no answer precedes them, or the template refuses them.
+        """
+        if self._last_answer[1] != len(self.loss_mask) or not self.messages:
+            raise ValueError("messages must follow an answer; add all messages of a turn in one call")
+        new = self.continuation(messages) if tokens is None else tokens
+        self.tokens.extend(new)
+        self.loss_mask.extend([0] * len(new))
+        self.log_probs.extend([0.0] * len(new))
+        self.messages.extend(dict(message) for message in messages)
+
+    def fork(self, *, train_past: bool = False) -> Conversation:
+        """An independent copy, for another branch.
+
+        Args:
+            train_past: Whether the copy trains on the answers so far too. By default only the original does, so that no
+                answer counts twice.
+        """
+        other = copy(self)
+        other.tokens, other.log_probs = list(self.tokens), list(self.log_probs)
+        other.loss_mask = list(self.loss_mask) if train_past else [0] * len(self.loss_mask)
+        if not train_past:
+            other.log_probs = [0.0] * len(self.loss_mask)
+        other.messages = list(self.messages)
+        other._answers = self._answers.fork()
+        return other
+
+    def to_sample(self, like: Sample) -> Sample:
+        """A finished sample: a copy of `like` with this conversation as its response.
+
+        Everything that engines report is filled in; status and finish reason are those of the last answer. `response`
+        is the last answer's text without special tokens; `messages` in the metadata are the answers and messages after
+        the prompt. Messages added after the last answer are left out, because no engine has seen them.
+
+        Several samples of one call share the rollout and count once.
+
+        Raises:
+            ValueError: If the policy has not answered yet.
+        """
+        end = self._last_answer[1]
+        if self.finish_reason is None:
+            raise ValueError(f"sample {like.index}: the policy has not answered anything yet")
+        prompt_length = self.prompt_length
+        num_messages = next(n for n in range(len(self.messages), 0, -1) if self.messages[n - 1]["role"] == "assistant")
+        sample = replace(
+            like,
+            prompt=like.prompt if self._prompt is None else self._prompt,
+            tokens=self.tokens[: prompt_length + end],
+            response_length=end,
+            response=self.template.plain_text(self.last_answer, self.messages[num_messages - 1]["content"]),
+            loss_mask=self.loss_mask[:end],
+            rollout_log_probs=self.log_probs[:end],
+            metadata={**like.metadata, "messages": self.messages[:num_messages]},
+            metrics=dict(like.metrics),
+        )
+        self._answers.fork().fill(sample)
+        return sample
+
+
+class Answers:
+    """Adds up what the engine reported of a sample's answers: `add` each, then `fill` the sample.
+
+    Keeps only totals, not the engine's `meta_info` with its row for each token.
+    """
+
+    __slots__ = ("_abort", "_cached", "_routed", "_spec", "finish_reason", "weight_versions")
+
+    def __init__(self) -> None:
+        #: finish reason of the last answer; None before the first
+        self.finish_reason: str | None = None
+        #: weight versions of all answers, in order, without repeats
+        self.weight_versions: list[str] = []
+        self._spec: SpecInfo | None = None
+        self._cached: float | None = None
+        self._abort: str | None = None
+        self._routed: str | None = None
+
+    @classmethod
+    def of(cls, sample: Sample) -> Answers:
+        """The totals of an interrupted sample's earlier answers; empty for a new sample."""
+        answers = cls()
+        answers.weight_versions = list(sample.weight_versions)
+        answers._spec = SpecInfo(**vars(sample.spec_info)) if sample.spec_info.spec_verify_ct else None
+        answers._cached = sample.metrics.get("cached_tokens")
+        return answers
+
+    def add(self, answer: Generation) -> None:
+        """Add the latest answer."""
+        meta = answer.meta
+        self.finish_reason = answer.finish_reason
+        for version in answer.weight_versions:
+            if version not in self.weight_versions:
+                self.weight_versions.append(version)
+        if answer.finish_reason == "abort":
+            self._abort = abort_message(meta)
+        if "spec_verify_ct" in meta:
+            self._add_spec_info(meta)
+        if (cached := meta.get("cached_tokens")) is not None:
+            self._cached = (self._cached or 0.0) + cached
+        # The latest covers the whole sequence, including the prompt and all earlier answers.
+        self._routed = meta.get("routed_experts")
+
+    def fork(self) -> Answers:
+        """An independent copy."""
+        other = copy(self)
+        other.weight_versions = list(self.weight_versions)
+        other._spec = None if self._spec is None else SpecInfo(**vars(self._spec))
+        return other
+
+    def fill(self, sample: Sample) -> None:
+        """Set status, failure, weight versions, finish reason and counters of a sample.
+
+        Status and failure follow from how the last answer ended. The metric `cached_tokens` counts the prompt tokens
+        that engines had in their prefix cache, over all answers. `rollout_routed_experts` is set if the engine reports
+        them: [P + T - 1] rows, one for each computed token, of layers x experts per token.
+        """
+        sample.weight_versions = list(self.weight_versions)
+        sample.finish_reason = self.finish_reason
+        sample.spec_info = SpecInfo() if self._spec is None else self._spec
+        if self._cached is not None:
+            sample.metrics["cached_tokens"] = self._cached
+        if self._routed is not None:
+            sample.rollout_routed_experts = _rows(self._routed, len(sample.tokens) - 1)
+        status = _STATUS.get(self.finish_reason or "")
+        sample.status = Status.FAILED if status is None else status
+        sample.failure = None
+        if status is None:
+            sample.failure = f"unknown finish reason {self.finish_reason!r}"
+        elif status is Status.ABORTED:
+            sample.failure = f"the engine aborted the request: {self._abort or 'no reason given'}"
+
+    def _add_spec_info(self, meta: Mapping[str, Any]) -> None:
+        spec = self._spec = self._spec or SpecInfo()
+        spec.spec_accept_token_num += meta.get("spec_num_correct_drafts", 0)
+        spec.spec_draft_token_num += meta.get("spec_num_proposed_drafts", 0)
+        spec.spec_verify_ct += meta["spec_verify_ct"]
+        spec.completion_token_num += meta.get("completion_tokens", 0)
+
+
+def abort_message(meta: Mapping[str, Any]) -> str | None:
+    """Why the engine aborted a request, if its `meta_info` says so."""
+    reason = meta.get("finish_reason")
+    message = reason.get("message") if isinstance(reason, Mapping) else None
+    return None if message is None else str(message)
+
+
+def _rows(encoded: str, rows: int) -> list[list[int]] | None:
+    """SGLang's base64 of int32 [rows, layers, top k] as one list for each row; None if the rows do not divide it."""
+    flat = array("i", base64.b64decode(encoded))
+    if rows <= 0 or len(flat) % rows:
+        return None
+    width = len(flat) // rows
+    return [flat[start : start + width].tolist() for start in range(0, len(flat), width)]

@@ -1,0 +1,36 @@
+"""Child processes that never outlive their parent, and pools of workers that are killed and replaced when they hang.
+
+`child` starts a process in a group of its own, ties its life to its parent's and kills the whole group.
+`fork_server` forks processes from one that has done the slow imports. `pool` distributes calls among workers:
+`worker_handle` is the parent's side of a worker, `worker` the program that runs in it, `frames` their messages.
+"""
+
+from slime.kit.processes.child import (
+    Child,
+    DirectChild,
+    describe_exit,
+    end_group,
+    end_with_parent,
+    kill_group,
+    living_members,
+)
+from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
+from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
+
+__all__ = [
+    "Call",
+    "CallDiedError",
+    "CallFailedError",
+    "CallRaisedError",
+    "CallTimedOutError",
+    "Child",
+    "DirectChild",
+    "ForkServer",
+    "ForkedChild",
+    "WorkerPool",
+    "describe_exit",
+    "end_group",
+    "end_with_parent",
+    "kill_group",
+    "living_members",
+]

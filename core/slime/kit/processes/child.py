@@ -1,0 +1,166 @@
+"""One child process that leads a process group of its own and does not outlive its parent.
+
+The parent holds the writing end of a pipe that is the child's standard input: its lifeline. When the parent ends, even
+by SIGKILL, the kernel closes that end; a child that called `end_with_parent` has asked the kernel to answer that with
+SIGKILL to its whole process group. No thread is needed, so this also works for a child whose native code never lets
+another Python thread run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+
+class Child(Protocol):
+    """A process that leads its own process group and dies when `close` is called or its parent ends."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process and group id; None until it exists."""
+        ...
+
+    def poll(self) -> int | None:
+        """None while it runs, then its exit status; negative: minus the signal that ended it."""
+        ...
+
+    def close(self) -> None:
+        """Close its lifeline, upon which the kernel kills its group."""
+        ...
+
+
+class DirectChild:
+    """A child made by fork and exec."""
+
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path | None, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Start it.
+
+        Args:
+            argv: The program and its arguments.
+            env: Its whole environment.
+            log_path: Where its output is appended; None: to this process's standard error.
+            pass_fds: Descriptors that it inherits under the same numbers.
+
+        Raises:
+            OSError: If the program cannot be started.
+        """
+        log = open_log(log_path)
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        finally:
+            os.close(log)
+
+    @property
+    def pid(self) -> int:
+        """Its process and group id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """None while it runs, then its exit status."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """Close its lifeline."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def open_log(path: Path | None) -> int:
+    """A descriptor to append to the file, or to write to this process's standard error."""
+    if path is None:
+        return os.dup(2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def end_with_parent() -> None:
+    """SIGKILL this process's group as soon as the other end of standard input is closed.
+
+    The process must lead its group. Does nothing when standard input is no pipe, as when a person starts the program
+    from a terminal. Linux only (`F_SETSIG`, fcntl(2)).
+    """
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    hung_up = select.poll()
+    hung_up.register(0, 0)
+    if hung_up.poll(0):  # the parent ended before the kernel was asked
+        os.killpg(0, signal.SIGKILL)
+
+
+def describe_exit(status: int) -> str:
+    """`ended with exit code 3`, or `was killed by SIGSEGV`."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+
+
+def living_members(group: int) -> list[int]:
+    """Process ids of process group `group`, zombies left out."""
+    members = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            status = Path("/proc", name, "stat").read_text()
+        except OSError:  # it has ended in the meantime
+            continue
+        state, _parent, member_of = status.rpartition(")")[2].split()[:3]
+        if int(member_of) == group and state not in "ZX":
+            members.append(int(name))
+    return members
+
+
+def kill_group(group: int, timeout_s: float = 10.0) -> list[int]:
+    """SIGKILL every process of `group` and wait until they are gone; returns those that are not after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while members := living_members(group):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return []
+        if time.monotonic() > deadline:
+            return members
+        time.sleep(0.01)
+    return []
+
+
+async def end_group(process: asyncio.subprocess.Process, grace_s: float = 0.0) -> None:
+    """End a process that was started with `start_new_session=True`, and everything in its group.
+
+    Args:
+        process: A process of asyncio's; its standard input is closed, if it has one.
+        grace_s: Seconds it may take to leave by itself before its group is killed.
+    """
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        if grace_s:
+            async with asyncio.timeout(grace_s):
+                await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.shield(process.wait())

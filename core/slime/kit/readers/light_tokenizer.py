@@ -1,0 +1,166 @@
+"""A tokenizer without transformers, whose import takes seconds, for counting tokens and for worker processes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from slime.errors import DataError
+from slime.kit.readers.tokenize import PromptFormat, prompt_text
+
+
+class LightTokenizer:
+    """The part of a transformers tokenizer that `slime.kit.readers.tokenize` uses.
+
+    It wraps the `tokenizers` object inside a transformers tokenizer, so tokens are the same, and renders the chat
+    template with the functions that transformers offers to templates.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: str | None, special: Mapping[str, Any]) -> None:
+        """Initialize.
+
+        Args:
+            tokenizer: A tokenizer of the `tokenizers` library.
+            chat_template: Jinja source; None if the model has no template.
+            special: Special tokens by the names that templates use.
+
+        Raises:
+            jinja2.TemplateSyntaxError: The template uses tags that only transformers defines.
+        """
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._special = dict(special)
+        self._compiled = None if chat_template is None else _compile(chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The wrapped tokenizer, under the name it has in transformers."""
+        return self._tokenizer
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Render a chat as text. `tokenize` must be False."""
+        assert not tokenize and self._compiled is not None
+        text: str = self._compiled.render(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=None,
+            **(self._special | variables),
+        )
+        return text
+
+
+def _compile(template: str) -> Any:
+    """Compile a template with the filters and functions that transformers offers."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Templates may pass these by position.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)
+
+
+_TEXTS = ("Hello, world! 1+2=", " é\n\t<|end|> <s>x</s>", "名前 🙂")
+_CHAT = [{"role": "user", "content": " 1+1=?\n"}]
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """A tokenizer on its way to a worker process: the parts of a `LightTokenizer`, or a pickled tokenizer."""
+
+    pickled: bytes = b""
+    definition: str = ""
+    chat_template: str | None = None
+    special: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Any:
+        """Build the tokenizer."""
+        if self.pickled:
+            return pickle.loads(self.pickled)
+        from tokenizers import Tokenizer
+
+        return LightTokenizer(Tokenizer.from_str(self.definition), self.chat_template, self.special)
+
+
+def recipe_of(tokenizer: Any, form: PromptFormat) -> TokenizerRecipe:
+    """The light tokenizer if it agrees with `tokenizer` on a few texts, else `tokenizer` pickled.
+
+    Raises:
+        DataError: The tokenizer can be neither rebuilt nor pickled.
+    """
+    light = _light(tokenizer)
+    if light is not None and _same(light.make(), tokenizer, form):
+        return light
+    try:
+        return TokenizerRecipe(pickled=pickle.dumps(tokenizer))
+    except Exception as error:  # the boundary around a tokenizer's own pickling
+        raise DataError(
+            f"the tokenizer cannot be sent to data workers: {type(error).__name__}: {error}. Use --num-data-workers 0"
+        ) from error
+
+
+def _light(tokenizer: Any) -> TokenizerRecipe | None:
+    import jinja2
+
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    template = getattr(tokenizer, "chat_template", None)
+    if not hasattr(backend, "to_str") or not (template is None or isinstance(template, str)):
+        return None
+    special = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items() if token}
+    recipe = TokenizerRecipe(definition=backend.to_str(), chat_template=template, special=special)
+    try:
+        recipe.make()
+    except jinja2.TemplateSyntaxError:
+        return None  # the template uses tags that only transformers defines
+    return recipe
+
+
+def _same(one: Any, other: Any, form: PromptFormat) -> bool:
+    for text in _TEXTS:
+        if one.encode(text, add_special_tokens=False) != other.encode(text, add_special_tokens=False):
+            return False
+    if not form.apply_chat_template or not other.chat_template:
+        return True
+    return _rendered(one, form) == _rendered(other, form)
+
+
+def _rendered(tokenizer: Any, form: PromptFormat) -> str:
+    try:
+        return prompt_text(tokenizer, _CHAT, None, form)
+    except DataError as error:
+        return str(error)

@@ -1,0 +1,143 @@
+"""One row of a prompt file, and the check that it is usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from slime.errors import DataError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The keys of a row: `--input-key`, `--label-key`, `--metadata-key`, `--tool-key`."""
+
+    input_key: str
+    #: None: rows have no label
+    label_key: str | None
+    metadata_key: str = "metadata"
+    #: None: rows have no tools
+    tool_key: str | None = None
+
+    def flags(self) -> dict[str, str]:
+        """The columns that a table must have, with the flags that name them. The tools column is optional."""
+        flags = {self.input_key: "--input-key"}
+        if self.label_key is not None:
+            flags[self.label_key] = "--label-key"
+        return flags
+
+
+@dataclass(slots=True)
+class PromptRow:
+    """One usable row."""
+
+    #: text, or a chat as a list of {"role", "content"} messages
+    prompt: str | list[dict[str, Any]]
+    #: the expected answer; None where the file has no labels
+    label: str | None
+    #: includes the row's tools as "tools", if it has any
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: "FILE:LINE", for messages
+    where: str = ""
+    #: schemas of the tools that the chat template describes to the model
+    tools: list[dict[str, Any]] | None = None
+    #: token ids [P] of the prompt, once it has been tokenized
+    tokens: list[int] | None = None
+
+
+class RowError(DataError):
+    """What is wrong with a row. The message continues a sentence that starts with the row's location."""
+
+
+def check_row(row: object, columns: Columns, where: str = "") -> PromptRow:
+    """Return the row as slime uses it.
+
+    Raises:
+        RowError: A key is missing or a value has the wrong type.
+    """
+    if not isinstance(row, dict):
+        raise RowError(f" is {_kind(row)}, expected an object like {{{columns.input_key!r}: ...}}")
+    key = columns.input_key
+    prompt = _prompt(row[key] if key in row else _missing(row, key, "--input-key"), key)
+    label = None
+    if (label_key := columns.label_key) is not None:
+        label = _label(row[label_key] if label_key in row else _missing(row, label_key, "--label-key"), label_key)
+    metadata = row.get(columns.metadata_key)
+    if metadata is None:
+        metadata = {}
+    elif not isinstance(metadata, dict):
+        raise RowError(f": {columns.metadata_key!r} is {_kind(metadata)}, expected an object")
+    tools = None if columns.tool_key is None else _tools(row.get(columns.tool_key), columns.tool_key)
+    if tools is not None:
+        metadata = {**metadata, "tools": tools}
+    return PromptRow(prompt, label, metadata, where, tools)
+
+
+def require_columns(names: Iterable[str], columns: Columns, table: str) -> None:
+    """Raise `DataError` if a table lacks a required column; the message names the nearest one."""
+    there = list(names)
+    for key, flag in columns.flags().items():
+        if key not in there:
+            raise DataError(
+                f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, there)) or 'none'}."
+                f"{did_you_mean(key, there)}"
+            )
+
+
+def _missing(row: Mapping[str, Any], key: str, flag: str) -> Any:
+    keys = ", ".join(map(repr, row)) or "none"
+    raise RowError(f" has no key {key!r} ({flag}). Its keys: {keys}.{did_you_mean(key, row)}")
+
+
+def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+    if isinstance(value, str):
+        if not value:
+            raise RowError(f": {key!r} is an empty string, expected a prompt")
+        return value
+    if not isinstance(value, list) or not value:
+        got = "an empty list" if value == [] else _kind(value)
+        raise RowError(f": {key!r} is {got}, expected a string or a list of chat messages")
+    for i, message in enumerate(value):
+        if not isinstance(message, dict):
+            raise RowError(
+                f": {key!r}[{i}] is {_kind(message)}, expected a message like {{'role': 'user', 'content': '...'}}"
+            )
+        if not isinstance(message.get("role"), str) or "content" not in message:
+            raise RowError(f": {key!r}[{i}] has the keys {sorted(message)}, expected 'role' (a string) and 'content'")
+    return value
+
+
+def _label(value: Any, key: str) -> str:
+    """The label as text: rewards compare text, but labels in data are often bare numbers."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise RowError(f": {key!r} is {_kind(value)}, expected a string or a number")
+
+
+def _tools(value: Any, key: str) -> list[dict[str, Any]] | None:
+    """Tool schemas, given as a list or as JSON text (common in tables); None if the row has none."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value) if value.strip() else None
+        except orjson.JSONDecodeError as error:
+            raise RowError(f": {key!r} is a string, but not valid JSON: {error.msg}") from None
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise RowError(f": {key!r} is {_kind(value)}, expected a list of tool schemas")
+    for i, tool in enumerate(value):
+        if not isinstance(tool, dict):
+            raise RowError(f": {key!r}[{i}] is {_kind(tool)}, expected the schema of a tool, an object")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "a number"
+    return names.get(type(value), f"a {type(value).__name__}")

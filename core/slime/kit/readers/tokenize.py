@@ -1,0 +1,198 @@
+"""Turns prompts into token ids: the one implementation for training, evaluation and checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from slime.errors import DataError
+from slime.kit.readers.rows import PromptRow
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.config.options import DataOptions
+
+#: texts on which batch encoding must agree with single encoding
+_PROBES = ("Hello, world! 1+2=", " é\n\t<|end|> <s>x</s>", "")
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How a prompt is turned into text."""
+
+    apply_chat_template: bool
+    #: extra variables for the template
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: DataOptions) -> PromptFormat:
+        """The format that a run's options state."""
+        return cls(data.apply_chat_template, data.apply_chat_template_kwargs)
+
+
+#: prompts are text already
+PLAIN = PromptFormat(apply_chat_template=False)
+
+
+def tokenize_prompt(
+    tokenizer: Any,
+    prompt: str | list[dict[str, Any]],
+    *,
+    apply_chat_template: bool,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids [P] of a prompt, up to where the response begins.
+
+    With `apply_chat_template`, the chat (or a text, as a single user message) is rendered by the tokenizer's template,
+    including its generation prompt. No special tokens are added: a prompt that needs a begin-of-sequence token
+    contains it.
+
+    Args:
+        tokenizer: A transformers tokenizer, or a `LightTokenizer`.
+        prompt: Text, or chat messages.
+        apply_chat_template: Whether to use the chat template.
+        tools: Tool schemas for the template.
+        template_kwargs: Extra variables for the template.
+
+    Raises:
+        DataError: A chat is given without `apply_chat_template`, the tokenizer has no template, the template refuses
+            the messages or does not support tools, or the prompt has no tokens.
+    """
+    text = prompt_text(tokenizer, prompt, tools, PromptFormat(apply_chat_template, template_kwargs or {}))
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    if not ids:
+        raise DataError(f"the prompt {text!r} has no tokens")
+    return ids
+
+
+def prompt_text(
+    tokenizer: Any, prompt: str | list[dict[str, Any]], tools: list[dict[str, Any]] | None, form: PromptFormat
+) -> str:
+    """The text to tokenize. Raises `DataError`, as `tokenize_prompt` does."""
+    if form.apply_chat_template:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return _render(tokenizer, messages, tools, form.template_kwargs)
+    if isinstance(prompt, str):
+        return prompt
+    raise DataError("the prompt is a list of chat messages, which needs --apply-chat-template")
+
+
+def longest_training_prompt(config: RunConfig) -> int | None:
+    """The most tokens a training prompt may have; None if there is no limit.
+
+    Sampled responses need room in the context; supervised answers are part of the data. Without
+    `--rollout-max-context-len` the context is the engines', which defaults to the model's.
+    """
+    supervised = config.algorithm.loss_type == "sft_loss"
+    rollout = config.rollout
+    context = rollout.rollout_max_context_len or config.sglang.get("context_length")
+    if context is None and config.checkpoint.hf_checkpoint is not None:
+        context = _model_context(Path(config.checkpoint.hf_checkpoint))
+    room = None if context is None else int(context) - (1 if supervised else rollout.rollout_max_response_len)
+    return min((limit for limit in (rollout.rollout_max_prompt_len, room) if limit is not None), default=None)
+
+
+def _model_context(folder: Path) -> int | None:
+    """`max_position_embeddings` of a model folder; None if it does not state one."""
+    try:
+        described = orjson.loads((folder / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    context = described.get("max_position_embeddings")
+    return int(context) if isinstance(context, int) else None
+
+
+def prompt_ids(
+    row: PromptRow,
+    tokenizer: Any,
+    *,
+    apply_chat_template: bool,
+    max_tokens: int | None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """`tokenize_prompt` of a row, of at most `max_tokens`; every error names the row."""
+    try:
+        ids = tokenize_prompt(
+            tokenizer,
+            row.prompt,
+            apply_chat_template=apply_chat_template,
+            tools=row.tools,
+            template_kwargs=template_kwargs,
+        )
+    except DataError as error:
+        raise DataError(f"{row.where}: {error}") from None
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise DataError(f"{row.where}{too_long(len(ids), max_tokens)}")
+    return ids
+
+
+def too_long(tokens: int, limit: int) -> str:
+    """The message for an overlong prompt; continues a sentence that starts with its location."""
+    return (
+        f": the prompt has {tokens} tokens, expected at most {limit}. Shorten it, leave such prompts out with"
+        " --overlong-prompts drop, or change --rollout-max-prompt-len, --rollout-max-context-len or"
+        " --rollout-max-response-len."
+    )
+
+
+class BatchEncoder:
+    """Tokenizes many texts at once if the tokenizer can, which is several times faster than one by one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Initialize.
+
+        Args:
+            tokenizer: A transformers tokenizer, or anything with its `encode`.
+        """
+        self.tokenizer = tokenizer
+        self._fast = _fast_part(tokenizer)
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens."""
+        if self._fast is None:
+            return [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [one.ids for one in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def _fast_part(tokenizer: Any) -> Any:
+    """The backend that encodes batches; None if there is none, or if it gives different tokens."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "encode_batch_fast") or backend.padding is not None or backend.truncation is not None:
+        return None
+    single = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
+    batch = [one.ids for one in backend.encode_batch_fast(list(_PROBES), add_special_tokens=False)]
+    return backend if single == batch else None
+
+
+def _render(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise DataError("--apply-chat-template needs a chat template, and the tokenizer of --hf-checkpoint has none")
+    if tools is not None:
+        if not knows_tools(template):
+            raise DataError(
+                "the row has tools, and the chat template of --hf-checkpoint does not use them (it does not"
+                " mention `tools`). Use a model whose template does, or drop --tool-key"
+            )
+        variables = {**variables, "tools": tools}
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables)
+    except Exception as error:  # the boundary around the model's own template
+        raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}") from error
+    return str(text)
+
+
+def knows_tools(template: Any) -> bool:
+    """Whether a chat template mentions tools; named templates are assumed to."""
+    return not isinstance(template, str) or re.search(r"\btools\b", template) is not None

@@ -1,0 +1,90 @@
+"""Unnamed temporary files: they disappear when closed, and when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from slime.errors import DataError
+
+_PIECE = 1 << 20
+
+
+class Unpacked:
+    """The content of a file in another format, in a temporary file."""
+
+    def __init__(self, write: Callable[[BinaryIO], None], source: str) -> None:
+        """Initialize.
+
+        Args:
+            write: Fills the file.
+            source: Name of the original, for messages.
+
+        Raises:
+            DataError: The disk is full.
+        """
+        self._file = tempfile.TemporaryFile(prefix="slime-prompts-")  # noqa: SIM115 - open as long as this object lives
+        try:
+            write(self._file)
+            self._file.flush()
+        except OSError as error:
+            self._file.close()
+            if isinstance(error, gzip.BadGzipFile):
+                raise
+            raise DataError(
+                f"{source} cannot be unpacked into {tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to"
+                " another folder"
+            ) from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """A path by which this process and its children can open it until it is closed."""
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Free the space."""
+        self._file.close()
+
+
+def unpack_gzip(path: Path, most: int | None = None) -> Unpacked:
+    """Unpack a gzip file, or its first `most` bytes up to the end of a line.
+
+    Raises:
+        DataError: The file is damaged or truncated.
+    """
+
+    def write(target: BinaryIO) -> None:
+        with _gzip_errors(path), gzip.open(path, "rb") as source:
+            if most is None:
+                shutil.copyfileobj(source, target, _PIECE)
+            else:
+                target.write(source.read(most))
+                target.write(source.readline())
+
+    return Unpacked(write, str(path))
+
+
+@contextmanager
+def _gzip_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a damaged gzip file into `DataError`."""
+    try:
+        yield
+    except EOFError:
+        raise DataError(f"{path} is a gzip file that ends too early: it is truncated. Copy it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is a damaged gzip file: {error}") from None

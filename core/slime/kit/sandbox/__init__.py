@@ -1,0 +1,17 @@
+"""Runs untrusted programs in a locked-down process of their own."""
+
+from slime.kit.sandbox.limits import Isolation, Kind, Limits, Outcome
+from slime.kit.sandbox.machine import Machine, machine_isolation
+from slime.kit.sandbox.run import python_argv, run_program, run_program_sync
+
+__all__ = [
+    "Isolation",
+    "Kind",
+    "Limits",
+    "Machine",
+    "Outcome",
+    "machine_isolation",
+    "python_argv",
+    "run_program",
+    "run_program_sync",
+]

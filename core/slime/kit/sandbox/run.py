@@ -1,0 +1,139 @@
+"""Runs one program in a locked-down process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from slime.errors import SandboxError
+from slime.kit.sandbox.launcher import Launcher
+from slime.kit.sandbox.limits import Isolation, Limits, Outcome
+from slime.kit.sandbox.machine import machine_isolation
+from slime.kit.sandbox.scratch import scratch_folder
+
+#: seconds that starting and ending may take in addition to the program's own time, on a busy machine
+_SPARE_S = 30.0
+_NO_FILES: Mapping[str, bytes] = {}
+#: one thread waits for each program of `run_program`
+_THREADS = ThreadPoolExecutor(256, thread_name_prefix="slime-sandbox")
+
+
+async def run_program(
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] = _NO_FILES,
+    limits: Limits | None = None,
+    readable: Sequence[str | Path] = (),
+    require: Isolation = Isolation.LIMITS,
+    isolation: Isolation | None = None,
+) -> Outcome:
+    """Run an untrusted program. Returns within `limits.wall_s` and a few seconds, whatever the program does.
+
+    Cancelling the call ends the program.
+
+    Args:
+        argv: The program by its absolute path, and its arguments.
+        stdin: Its standard input.
+        files: Name to content, in its working folder, where it can also write.
+        limits: Default: `Limits()`.
+        readable: Folders and files that it may read, in addition to the system's and Python's own. Only needed with
+            namespaces, which hide everything else.
+        require: The least isolation to accept.
+        isolation: Default: the best that this machine permits (`machine_isolation`).
+
+    Raises:
+        SandboxError: If the machine does not permit the required isolation, or the program cannot be started.
+    """
+    with Launcher() as launcher:
+        running = asyncio.get_running_loop().run_in_executor(
+            _THREADS, _run, launcher, argv, stdin, files, limits or Limits(), readable, require, isolation
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            launcher.abandon()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+
+
+def run_program_sync(
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] = _NO_FILES,
+    limits: Limits | None = None,
+    readable: Sequence[str | Path] = (),
+    require: Isolation = Isolation.LIMITS,
+    isolation: Isolation | None = None,
+) -> Outcome:
+    """`run_program` for code without an event loop."""
+    with Launcher() as launcher:
+        return _run(launcher, argv, stdin, files, limits or Limits(), readable, require, isolation)
+
+
+def _run(
+    launcher: Launcher,
+    argv: Sequence[str],
+    stdin: bytes,
+    files: Mapping[str, bytes],
+    limits: Limits,
+    readable: Sequence[str | Path],
+    require: Isolation,
+    isolation: Isolation | None,
+) -> Outcome:
+    machine = machine_isolation()
+    level = machine.isolation if isolation is None else isolation
+    if level.rank < require.rank:
+        raise SandboxError(
+            f"isolation {require.value!r} is required for untrusted programs, but only {level.value!r} is available"
+            f" here ({machine.reason or 'as requested'}). SECURITY.md explains what each of them stops and needs."
+        )
+    for name in files:
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise ValueError(f"file {name!r} is outside the program's working folder")
+    with scratch_folder() as scratch:
+        request = {
+            "argv": list(argv),
+            "stdin": stdin,
+            "files": dict(files),
+            "limits": asdict(limits),
+            "readable": [*_python_folders(), *map(str, readable)],
+            "scratch": scratch,
+            "level": level.value,
+        }
+        try:
+            answer, output = launcher.run(request, limits.wall_s + _SPARE_S)
+        except TimeoutError:
+            raise SandboxError(
+                f"{argv[0]}: no answer {_SPARE_S:g} s after its time of {limits.wall_s:g} s was over"
+            ) from None
+    if answer is None:
+        raise SandboxError(
+            f"the process that watches {argv[0]} ended without an answer: {output[-500:] or 'it wrote nothing'}"
+        )
+    if "refused" in answer:
+        raise SandboxError(
+            f"{argv[0]} cannot be started with isolation {level.value!r}: {answer['refused']}. The program must be"
+            " given by its absolute path, and be readable by an unprivileged user."
+        )
+    if "lost" in answer:  # process 1 was killed: by the kernel, for lack of memory
+        return Outcome("memory", None, b"", b"", 0.0, 0.0, 0.0, level)
+    return Outcome(**answer, isolation=level)
+
+
+def python_argv(*arguments: str) -> list[str]:
+    """The command that runs this process's Python with its installed libraries, but without the user's own packages."""
+    return [sys.executable, "-s", "-P", "-B", *arguments]
+
+
+def _python_folders() -> list[str]:
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    folders |= {os.path.realpath(folder) for folder in folders}
+    folders.add(os.path.dirname(os.path.dirname(os.path.realpath(sys.executable))))
+    return sorted(folder for folder in folders if folder != "/")

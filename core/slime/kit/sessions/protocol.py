@@ -1,0 +1,339 @@
+"""OpenAI's API: reading and refusing requests, and writing answers, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from slime.kit.sessions.session import Completion
+
+#: roles of messages; newer clients say `developer` for `system`
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+#: options that would sample from another distribution than the trained one, with the values that change nothing
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+}
+
+
+class ApiError(Exception):
+    """A request that gets no completion, with the status and JSON that OpenAI's API would answer."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    def body(self) -> bytes:
+        """The JSON of the error."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One request."""
+
+    #: the conversation so far, oldest first; None for a text completion
+    messages: list[dict[str, Any]] | None
+    #: the text to continue; None for a chat
+    prompt: str | None
+    #: tools that the answer may call, as OpenAI's API describes them
+    tools: list[dict[str, Any]]
+    #: limit of the answer; None: the run's
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    #: whether a streamed answer ends with the token counts
+    include_usage: bool
+    logprobs: bool
+    #: the client's name for the model, repeated in the answer
+    model: str
+
+
+def parse_request(body: bytes, *, chat: bool) -> CompletionRequest:
+    """Parse the body of `/v1/chat/completions` (`chat`) or `/v1/completions`. Raises like `request_of`."""
+    try:
+        row = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ApiError(400, f"the body is {_kind(row)}, expected a JSON object")
+    return request_of(row, chat=chat)
+
+
+def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
+    """Read a request from a JSON object.
+
+    Sampling is the run's: `temperature`, `top_p`, `top_k`, `min_p` and `seed` are accepted and ignored.
+
+    Raises:
+        ApiError: If the request is malformed, or asks for another distribution in a way that the client would notice:
+            `n` over 1, penalties, `logit_bias`, a `response_format`, a forced `tool_choice`.
+    """
+    for name, neutral in _NEUTRAL.items():
+        value = row.get(name)
+        if value is not None and value not in neutral:
+            one_of = " or ".join(orjson.dumps(one).decode() for one in neutral) or "nothing"
+            raise ApiError(
+                400,
+                f"{name} = {orjson.dumps(value).decode()[:80]} is not supported: answers come from the run's own"
+                f" distribution; expected {one_of}",
+                code="unsupported_parameter",
+                param=name,
+            )
+    tools = _tools(row)
+    if row.get("tool_choice") == "none":
+        tools = []
+    options = row.get("stream_options") or {}
+    return CompletionRequest(
+        messages=_messages(row) if chat else None,
+        prompt=None if chat else _prompt(row),
+        tools=tools,
+        max_tokens=_max_tokens(row),
+        stop=_stop(row),
+        stream=_flag(row, "stream"),
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        logprobs=_flag(row, "logprobs") if chat else _no_logprobs(row),
+        model=row["model"] if isinstance(row.get("model"), str) else "policy",
+    )
+
+
+def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, f"messages is {_kind(messages)}, expected a list of one or more", param="messages")
+    return [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _parse_message(message: object, field: str) -> dict[str, Any]:
+    """A message as chat templates expect it: without empty fields, its content a string."""
+    if not isinstance(message, dict):
+        raise ApiError(400, f"{field} is {_kind(message)}, expected an object", param=field)
+    role = message.get("role")
+    if role not in _ROLES:
+        raise ApiError(400, f"{field}.role is {role!r}, expected one of {', '.join(sorted(_ROLES))}", param=field)
+    clean: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    clean["content"] = _content(message.get("content"), f"{field}.content")
+    calls = message.get("tool_calls")
+    if calls is not None and calls != []:
+        if role != "assistant" or not isinstance(calls, list):
+            raise ApiError(400, f"{field}.tool_calls: expected a list, in an assistant's message", param=field)
+        clean["tool_calls"] = [_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    for name in ("name", "tool_call_id"):
+        value = message.get(name)
+        if value is not None:
+            if not isinstance(value, str):
+                raise ApiError(400, f"{field}.{name} is {_kind(value)}, expected a string", param=field)
+            clean[name] = value
+    return clean
+
+
+def _content(content: object, field: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{field} is {_kind(content)}, expected a string or a list of text parts", param=field)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "input_text") else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            raise ApiError(400, f"{field} has a part of type {kind!r}; only text is supported", param=field)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: object, field: str) -> dict[str, Any]:
+    """A tool call whose arguments are parsed if they are a JSON object, as templates expect."""
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(call, dict) or not isinstance(name, str) or not isinstance(arguments, str | dict | None):
+        raise ApiError(400, f'{field}: expected {{"id", "type": "function", "function": {{...}}}}', param=field)
+    if isinstance(arguments, str):
+        try:
+            parsed = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**known, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        [prompt] = prompt
+    if not isinstance(prompt, str) or not prompt:
+        raise ApiError(400, f"prompt is {_kind(prompt)}, expected one string", param="prompt")
+    return prompt
+
+
+def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tools = row.get("tools")
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise ApiError(400, f"tools is {_kind(tools)}, expected a list", param="tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(
+                400, f'tools[{index}]: expected {{"type": "function", "function": {{"name", ...}}}}', param="tools"
+            )
+    return tools
+
+
+def _max_tokens(row: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = row.get(name)
+        if value is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ApiError(400, f"{name} is {value!r}, expected a whole number of at least 1", param=name)
+            return value
+    return None
+
+
+def _stop(row: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = row.get("stop")
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ApiError(400, "stop: expected a string or a list of strings", param="stop")
+    return tuple(texts)
+
+
+def _flag(row: Mapping[str, Any], name: str) -> bool:
+    value = row.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ApiError(400, f"{name} is {value!r}, expected true or false", param=name)
+    return bool(value)
+
+
+def _no_logprobs(row: Mapping[str, Any]) -> bool:
+    if row.get("logprobs") not in (None, 0, False):
+        raise ApiError(400, "logprobs of text completions are not supported", param="logprobs")
+    return False
+
+
+def _kind(value: object) -> str:
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
+    return "missing" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+# --- answers ---
+
+
+def answer_body(request: CompletionRequest, completion: Completion, tokens: Sequence[str]) -> bytes:
+    """The JSON of an answer. `tokens` [A]: the text of each token, if log-probs were requested."""
+    row = _head(request, completion, stream=False)
+    if request.messages is None:
+        choice: dict[str, Any] = {"text": completion.node.text, "logprobs": None}
+    else:
+        choice = {
+            "message": {**_answer_message(completion), "refusal": None},
+            "logprobs": _log_probs(completion, tokens),
+        }
+    row["choices"] = [{"index": 0, "finish_reason": completion.finish_reason, **choice}]
+    row["usage"] = _usage(completion)
+    return orjson.dumps(row)
+
+
+def answer_events(request: CompletionRequest, completion: Completion, tokens: Sequence[str]) -> Iterator[bytes]:
+    """The same as server-sent events. The whole text is in one event, because the engine returns whole answers."""
+    head = _head(request, completion, stream=True)
+    reason = completion.finish_reason
+    if request.messages is None:
+        yield _event(head, {"text": completion.node.text, "finish_reason": None})
+        yield _event(head, {"text": "", "finish_reason": reason})
+    else:
+        message = _answer_message(completion)
+        calls = message.pop("tool_calls", None)
+        yield _event(head, {"delta": message, "finish_reason": None, "logprobs": _log_probs(completion, tokens)})
+        if calls:
+            delta = [{"index": index, **call} for index, call in enumerate(calls)]
+            yield _event(head, {"delta": {"tool_calls": delta}, "finish_reason": None})
+        yield _event(head, {"delta": {}, "finish_reason": reason})
+    if request.include_usage:
+        yield b"data: " + orjson.dumps({**head, "choices": [], "usage": _usage(completion)}) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _head(request: CompletionRequest, completion: Completion, *, stream: bool) -> dict[str, Any]:
+    text = request.messages is None
+    kind = "text_completion" if text else "chat.completion.chunk" if stream else "chat.completion"
+    return {
+        "id": f"{'cmpl' if text else 'chatcmpl'}-{completion.node.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
+def _event(head: dict[str, Any], choice: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps({**head, "choices": [{"index": 0, **choice}]}) + b"\n\n"
+
+
+def _answer_message(completion: Completion) -> dict[str, Any]:
+    """The answer as clients expect it, with the arguments of tool calls as JSON strings."""
+    message = dict(completion.node.answer)
+    calls = message.get("tool_calls")
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return message
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    answered = len(completion.node.tokens)
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": answered,
+        "total_tokens": completion.prompt_tokens + answered,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def _log_probs(completion: Completion, tokens: Sequence[str]) -> dict[str, Any] | None:
+    if not tokens:
+        return None
+    content = [
+        {"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, log_prob in zip(tokens, completion.node.log_probs, strict=True)
+    ]
+    return {"content": content, "refusal": None}

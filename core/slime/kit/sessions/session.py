@@ -1,0 +1,378 @@
+"""One agent's requests to the policy: exact tokens in, every answer recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from slime.errors import RequestRefusedError
+from slime.kit.chat import Answers, ChatTemplate, SGLangParser, TagParser, ToolCall, ToolCallParser
+from slime.kit.sessions.conversation_tree import ConversationTree, MessageKey, Node, key_of, tools_key
+from slime.kit.sessions.protocol import ApiError, CompletionRequest
+from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.types import Sample
+
+#: kind of text completions, unlike that of chats without tools
+_TEXT = b"text"
+#: makes a parser for the tools of a request
+ParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolCallParser]
+#: parsers kept, for agents that declare other tools for every task
+_PARSERS_KEPT = 64
+
+
+def parser_factory(name: str, tokenizer: Any) -> ParserFactory:
+    """Tool-call parsers for tools that a client declares with its requests.
+
+    Args:
+        name: `tags` for `slime.kit.chat.TagParser`, else the name of one of SGLang's (`--tool-call-parser`).
+        tokenizer: The policy's.
+
+    Raises:
+        ValueError: If SGLang has no such parser.
+    """
+    if name == "tags":
+        tags = TagParser()
+        return lambda _: tags
+    SGLangParser(name, [], tokenizer)
+    made: dict[bytes, ToolCallParser] = {}
+
+    def parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+        key = tools_key(tools)
+        if key not in made:
+            if len(made) >= _PARSERS_KEPT:
+                made.clear()
+            made[key] = SGLangParser(name, tools, tokenizer)
+        return made[key]
+
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Limits of one session; None: no limit."""
+
+    #: tokens of each conversation, including its prompt; everything after the prompt is also limited by the run's
+    #: `SamplingParams.max_new_tokens`, as in other generators
+    max_context: int | None = None
+    #: answered requests
+    max_requests: int | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of what happened in a session."""
+
+    #: answered requests
+    answered: int = 0
+    #: refused requests: malformed, unsupported, too long or too many
+    refused: int = 0
+    #: requests whose client disconnected before it received the answer
+    disconnected: int = 0
+    #: tool calls in answers
+    tool_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer."""
+
+    node: Node
+    prompt_tokens: int
+    #: "stop", "length" or "tool_calls"
+    finish_reason: str
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A request as the policy sees it."""
+
+    parent: Node | None
+    kind: bytes
+    messages: list[dict[str, Any]]
+    keys: tuple[MessageKey, ...]
+    new_tokens: list[int]
+
+
+class Session:
+    """All requests of one agent, and their answers.
+
+    A request that continues an answer of the session is sent as the tokens of that conversation plus the tokens of the
+    new messages: the policy's tokens are never encoded again, whatever the client or the chat template made of the
+    text. Any other request begins a new conversation.
+
+    Sampling is the run's, so that training samples come from the policy's own distribution: a client chooses only
+    `max_tokens` up to the run's, and further `stop` strings. Every request has its own seed.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        policy: PolicyClient,
+        sampling: SamplingParams,
+        template: ChatTemplate,
+        tokenizer: Any,
+        *,
+        limits: SessionLimits | None = None,
+        parser: ParserFactory | None = None,
+    ) -> None:
+        """Open a session.
+
+        Args:
+            key: Identifies the session to its client and to the engines.
+            policy: Answers the requests.
+            sampling: The run's sampling parameters.
+            template: The policy's chat template.
+            tokenizer: The policy's tokenizer.
+            limits: Limits of the session.
+            parser: Makes the parser that finds tool calls in answers; default: `slime.kit.chat.TagParser`.
+        """
+        self.key = key
+        self.counts = Counts()
+        #: what the policy raised, after which the session cannot continue
+        self.error: BaseException | None = None
+        #: why the engine aborted a request
+        self.aborted: str | None = None
+        #: whether a request was refused because the session or its context was full
+        self.full = False
+        #: set together with `error` or `aborted`
+        self.broken = asyncio.Event()
+        self._policy = policy
+        self._sampling = sampling
+        self._template = template
+        self._tokenizer = tokenizer
+        self._limits = limits or SessionLimits()
+        self._parser: ParserFactory = parser or (lambda _: TagParser())
+        self._tree = ConversationTree()
+        self._requests = 0
+        self._closed = False
+        self._calls: set[asyncio.Future[Generation]] = set()
+        self._stopwatch = _Stopwatch()
+
+    @property
+    def engine_seconds(self) -> float:
+        """Seconds during which the policy worked on at least one request."""
+        return self._stopwatch.seconds
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        """Get the policy's answer. Cancelling cancels the engine's work, and records nothing.
+
+        Raises:
+            ApiError: If the request gets no answer.
+        """
+        if self._closed or self.broken.is_set():
+            raise ApiError(410, "the session is over", code="session_over")
+        self._requests += 1
+        number = self._requests
+        try:
+            turn = self._turn(request)
+            before = [] if turn.parent is None else turn.parent.context()
+            prompt = before + turn.new_tokens
+            sampling = self._sampling_of(request, turn, len(prompt), number)
+        except ApiError:
+            self.counts.refused += 1
+            raise
+        answer = await self._ask(prompt, sampling)
+        node = self._node(number, turn, answer, request)
+        self._tree.add(node)
+        self.counts.answered += 1
+        calls = len(node.answer.get("tool_calls", ()))
+        self.counts.tool_calls += calls
+        reason = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
+        return Completion(node, len(prompt), reason, int(answer.meta.get("cached_tokens") or 0))
+
+    def undelivered(self, completion: Completion) -> None:
+        """Forget an answer that its client did not receive: it is not trained on."""
+        self.counts.disconnected += 1
+        self._tree.remove(completion.node)
+
+    def cut(self) -> None:
+        """Mark the last answer as truncated, because the session ended before the agent."""
+        for leaf in self._tree.leaves()[-1:]:
+            leaf.cut = True
+
+    def samples(self, like: Sample) -> list[Sample]:
+        """The training samples of the session; see `ConversationTree.samples`."""
+        return self._tree.samples(like, self._template)
+
+    async def close(self) -> None:
+        """Refuse further requests, and cancel those that wait for the policy."""
+        self._closed = True
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    # --- one request ---------------------------------------------------------------------------------
+
+    def _turn(self, request: CompletionRequest) -> _Turn:
+        if request.messages is None:
+            prompt = request.prompt or ""
+            tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False)
+            message = {"role": "user", "content": prompt}
+            return _Turn(None, _TEXT, [message], (key_of(message),), tokens)
+        if request.messages[-1]["role"] == "assistant":
+            raise ApiError(400, "the last message is the assistant's, expected a message to answer", param="messages")
+        kind = tools_key(request.tools)
+        keys = [key_of(message) for message in request.messages]
+        parent, start = self._tree.find(kind, keys, request.messages)
+        messages = request.messages[start:]
+        try:
+            if parent is None:
+                tokens = self._template.prompt(messages, tools=request.tools or None, trusted=False)
+            else:
+                messages = _with_names(messages, parent)
+                tokens = self._template.continuation(messages, parent.tokens)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from None
+        return _Turn(parent, kind, messages, tuple(keys[start:]), tokens)
+
+    def _sampling_of(self, request: CompletionRequest, turn: _Turn, length: int, number: int) -> SamplingParams:
+        run, limits = self._sampling, self._limits
+        if limits.max_requests is not None and self.counts.answered + len(self._calls) >= limits.max_requests:
+            self._refuse_for_room(turn.parent)
+            raise ApiError(400, f"the session has used its {limits.max_requests} requests", code="too_many_requests")
+        root = length if turn.parent is None else len(turn.parent.path()[0].new_tokens)
+        most = run.max_new_tokens - (length - root)
+        if limits.max_context is not None:
+            most = min(most, limits.max_context - length)
+        if most < 1:
+            self._refuse_for_room(turn.parent)
+            context = "any" if limits.max_context is None else limits.max_context
+            raise ApiError(
+                400,
+                f"the conversation has {length} tokens, {length - root} of them after its first request; the context"
+                f" may have {context}, and {run.max_new_tokens} of them after the first request",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        if request.max_tokens is not None:
+            most = min(most, request.max_tokens)
+        seed = run.sampling_seed
+        # A different seed for every request; otherwise equal requests would get equal answers.
+        seed = None if seed is None else (seed + (number - 1) * 0x9E3779B1) % 2**31
+        stop = tuple(dict.fromkeys((*run.stop, *request.stop)))
+        return replace(run, max_new_tokens=most, stop=stop, sampling_seed=seed)
+
+    def _refuse_for_room(self, parent: Node | None) -> None:
+        """Mark the session full, and the conversation that the request would have continued as cut."""
+        self.full = True
+        if parent is not None:
+            parent.cut = True
+
+    async def _ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Generation:
+        call = asyncio.ensure_future(self._policy.generate(prompt, sampling, session=self.key))
+        self._calls.add(call)
+        self._stopwatch.start()
+        try:
+            answer = await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise ApiError(410, "the session is over", code="session_over") from None
+        except RequestRefusedError as error:
+            self.counts.refused += 1
+            raise ApiError(400, str(error), code="request_refused") from None
+        except Exception as error:  # noqa: BLE001 - the generator raises it again
+            self.error = error
+            self.broken.set()
+            raise ApiError(503, f"the policy failed: {error}", code="policy_failed") from None
+        finally:
+            self._stopwatch.stop()
+            self._calls.discard(call)
+        if answer.finish_reason not in ("stop", "length"):
+            reason = answer.meta.get("finish_reason")
+            message = reason.get("message") if isinstance(reason, Mapping) else None
+            self.aborted = f"the engine aborted the request: {message or 'no reason given'}"
+            self.broken.set()
+            raise ApiError(503, self.aborted, code="aborted")
+        return answer
+
+    def _node(self, number: int, turn: _Turn, answer: Generation, request: CompletionRequest) -> Node:
+        text = self._template.text(answer.tokens)
+        calls: list[ToolCall] = []
+        content = _without_stop(text, answer)
+        if request.tools:
+            rest, found = self._parser(request.tools).split(text)
+            calls = [call for call in found if not call.problem and _fits_json(call)]
+            content = rest if calls else content
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = [_call_row(call, number, index) for index, call in enumerate(calls)]
+        reports = Answers() if turn.parent is None else turn.parent.reports.fork()
+        reports.add(answer)
+        return Node(
+            number=number,
+            parent=turn.parent,
+            kind=turn.kind,
+            messages=turn.messages,
+            keys=turn.keys,
+            new_tokens=turn.new_tokens,
+            tokens=answer.tokens,
+            log_probs=answer.log_probs,
+            answer=message,
+            answer_key=key_of(message),
+            text=text,
+            reports=reports,
+        )
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """Seconds during which at least one request was running."""
+
+    seconds: float = 0.0
+    _running: int = 0
+    _since: float = 0.0
+
+    def start(self) -> None:
+        if self._running == 0:
+            self._since = time.monotonic()
+        self._running += 1
+
+    def stop(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self.seconds += time.monotonic() - self._since
+
+
+def _with_names(messages: Sequence[dict[str, Any]], parent: Node) -> list[dict[str, Any]]:
+    """The messages, with the names of the calls that tool messages answer, which some templates print."""
+    names = {call["id"]: call["function"]["name"] for call in parent.answer.get("tool_calls", ())}
+    return [
+        {**message, "name": name}
+        if message["role"] == "tool" and "name" not in message and (name := names.get(message.get("tool_call_id")))
+        else message
+        for message in messages
+    ]
+
+
+def _without_stop(text: str, answer: Generation) -> str:
+    """The answer up to the stop string that ended it, as OpenAI's API returns it."""
+    reason = answer.meta.get("finish_reason")
+    matched = reason.get("matched") if isinstance(reason, Mapping) else None
+    return text.partition(matched)[0] if isinstance(matched, str) and matched else text
+
+
+def _fits_json(call: ToolCall) -> bool:
+    """False for integers of more than 64 bits and lone surrogates, which not all clients could read."""
+    try:
+        orjson.dumps([call.name, dict(call.arguments)])
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+def _call_row(call: ToolCall, number: int, index: int) -> dict[str, Any]:
+    """A call as in messages. Its id has nine letters and digits, as the strictest templates require."""
+    arguments = orjson.loads(orjson.dumps(dict(call.arguments)))
+    return {
+        "id": f"{number:05d}{index:04d}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }

@@ -1,0 +1,152 @@
+"""Samples for people: files with one line per sample, and excerpts for the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime.types import Group, Sample
+
+FOLDER = "rollouts"
+
+
+def sample_row(sample: Sample) -> dict[str, Any]:
+    """One sample as a line of a file, without token ids and log-probs.
+
+    `trained_tokens` counts the ones in the loss mask. Conversations have `messages`; if the generator reports metrics,
+    samples have `metrics`.
+    """
+    row = {
+        "group": sample.group_index,
+        "index": sample.index,
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "reward": sample.reward,
+        "status": sample.status.value,
+        "finish_reason": sample.finish_reason,
+        "prompt_tokens": sample.prompt_length,
+        "response_tokens": sample.response_length,
+        "trained_tokens": sample.response_length if sample.loss_mask is None else sum(sample.loss_mask),
+        "weight_versions": sample.weight_versions,
+        "failure": sample.failure,
+    }
+    if "messages" in sample.metadata:
+        row["messages"] = sample.metadata["messages"]
+    if sample.metrics:
+        row["metrics"] = sample.metrics
+    return row
+
+
+def write_rollout(run_dir: Path, rollout: int, groups: Sequence[Group]) -> Path:
+    """Write `RUN_DIR/rollouts/000012.jsonl` and return its path. Raises `OSError`."""
+    return _write(run_dir / FOLDER / f"{rollout:06d}.jsonl", (sample for group in groups for sample in group.samples))
+
+
+def write_dropped(run_dir: Path, rollout: int, dropped: Sequence[tuple[Group, str]]) -> Path:
+    """Write `RUN_DIR/rollouts/dropped_000012.jsonl`, each sample with the reason. Raises `OSError`."""
+    rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)
+    return _write_rows(run_dir / FOLDER / f"dropped_{rollout:06d}.jsonl", rows)
+
+
+def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
+    """Write `RUN_DIR/rollouts/eval_NAME_000012.jsonl` and return its path. Raises `OSError`.
+
+    Each sample comes with further entries for its line.
+    """
+    rows = ({**sample_row(sample), **more} for sample, more in samples)
+    return _write_rows(run_dir / FOLDER / f"eval_{name}_{rollout:06d}.jsonl", rows)
+
+
+def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
+    """Write `RUN_DIR/rollouts/failed_NAME.jsonl` and return its path. Raises `OSError`."""
+    return _write(run_dir / FOLDER / f"failed_{name}.jsonl", samples)
+
+
+def _write(path: Path, samples: Iterable[Sample]) -> Path:
+    return _write_rows(path, map(sample_row, samples))
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    lines = [_dump(row) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(b"".join(lines))
+    os.replace(partial, path)
+    return path
+
+
+def _dump(row: dict[str, Any]) -> bytes:
+    options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(row, option=options, default=str)
+    except orjson.JSONEncodeError:
+        # A lone surrogate in a response is not valid UTF-8, and an integer may exceed 64 bits.
+        readable = {name: _without_surrogates(value) for name, value in row.items()}
+        return orjson.dumps(readable, option=options, default=str)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value if isinstance(value, int | float | None) else _without_surrogates(repr(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """What the terminal shows of one sample. Cheap to send between processes."""
+
+    group: int
+    question: str
+    label: str | None
+    answer: str
+    reward: float | None
+    status: str
+    failure: str | None = None
+
+
+def question_text(prompt: str | list[dict[str, object]]) -> str:
+    """The text of a prompt; of a conversation, its last message that is not the assistant's."""
+    if isinstance(prompt, str):
+        return prompt
+    for message in reversed(prompt):
+        if message.get("role") != "assistant":
+            return str(message.get("content", ""))
+    return ""
+
+
+def excerpt_of(sample: Sample) -> Excerpt:
+    """The excerpt of one sample."""
+    return Excerpt(
+        group=-1 if sample.group_index is None else sample.group_index,
+        question=question_text(sample.prompt),
+        label=sample.label,
+        answer=sample.response,
+        reward=sample.reward_value,
+        status=sample.status.value,
+        failure=sample.failure,
+    )
+
+
+def excerpts_of(groups: Sequence[Group], rollout: int) -> list[Excerpt]:
+    """The best and the worst answer to one question, or a single answer if no group has answers of different reward.
+
+    The choice depends on the rollout number alone, so that it varies over a run and repeats when the run is repeated.
+    """
+    scored = [
+        sorted(with_reward, key=lambda sample: sample.reward_value or 0.0)
+        for group in groups
+        if (with_reward := [sample for sample in group.samples if sample.reward is not None])
+    ]
+    if not scored:
+        return []
+    mixed = [ranked for ranked in scored if ranked[0].reward_value != ranked[-1].reward_value]
+    if mixed:
+        ranked = mixed[rollout % len(mixed)]
+        return [excerpt_of(ranked[-1]), excerpt_of(ranked[0])]
+    return [excerpt_of(scored[rollout % len(scored)][0])]

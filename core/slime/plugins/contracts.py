@@ -1,0 +1,357 @@
+"""What each kind of component must return, as functions that raise `PluginContractError`.
+
+The kernel calls them on everything that a component returns during a run, and `slime.testing` on what it returns in an
+author's tests. Messages have no subject; the caller puts the component's name in front.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from slime.errors import PluginContractError
+from slime.plugin import Advantages, EstimatorBatch, Reward, Selection
+from slime.types import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check_groups(groups: Sequence[Group], count: int, samples_per_prompt: int) -> None:
+    """`count` groups of `samples_per_prompt` pending samples, each with its `group_index` and an `index` of its own.
+
+    Raises `PluginContractError`.
+    """
+    if len(groups) != count:
+        raise PluginContractError(f"gave {len(groups)} groups, expected {count}")
+    if len({group.index for group in groups}) != count:
+        raise PluginContractError(f"gave one group index to several of {count} groups")
+    for group in groups:
+        _check_group(group, samples_per_prompt)
+    if len({sample.index for group in groups for sample in group.samples}) != count * samples_per_prompt:
+        raise PluginContractError("gave one sample index to several samples")
+
+
+def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `state` as a checkpoint would restore it.
+
+    Raises `PluginContractError` if it is not JSON.
+    """
+    try:
+        detached: dict[str, Any] = orjson.loads(orjson.dumps(state))
+    except TypeError as error:
+        raise PluginContractError(f"gave a state_dict that is not JSON: {error}") from None
+    return detached
+
+
+def _check_group(group: Group, samples_per_prompt: int) -> None:
+    if len(group.samples) != samples_per_prompt:
+        raise PluginContractError(
+            f"gave group {group.index} {len(group.samples)} samples,"
+            f" expected --n-samples-per-prompt = {samples_per_prompt}"
+        )
+    for sample in group.samples:
+        if sample.group_index != group.index or sample.index is None or sample.status is not Status.PENDING:
+            raise PluginContractError(
+                f"gave group {group.index} a sample with group_index {sample.group_index}, index"
+                f" {sample.index}, status {sample.status.name}; expected that group_index, an index, status PENDING"
+            )
+
+
+_MASK_VALUES = frozenset((0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a pending sample was before its generator, which may change it in place, saw it."""
+
+    group_index: int | None
+    index: int | None
+    prompt: str | list[dict[str, Any]]
+    prompt_tokens: list[int]  #: [P]
+    #: response tokens that were there already, where an earlier generation was cut short, and their log-probs
+    begun: list[int] = field(default_factory=list)
+    begun_log_probs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Asked:
+        """Remember `sample`."""
+        length = sample.prompt_length
+        return cls(
+            sample.group_index,
+            sample.index,
+            sample.prompt,
+            sample.tokens[:length],
+            sample.tokens[length:],
+            list(sample.rollout_log_probs or ()) if sample.response_length else [],
+        )
+
+    def restore_identity(self, sample: Sample) -> None:
+        """Restore the indices of a sample that failed."""
+        sample.group_index, sample.index, sample.rollout_id = self.group_index, self.index, self.index
+
+
+def check_generated(produced: object, asked: Asked) -> list[Sample]:
+    """The samples a generator returned for the pending sample `asked`, with their `rollout_id` set.
+
+    One call is one rollout, named after the sample asked for. An id of the generator's own is replaced: it
+    may be unique in its group only, and would merge the rollouts of unrelated prompts in the loss.
+
+    Raises `PluginContractError` saying what was got and what was expected.
+    """
+    if not isinstance(produced, list) or not produced or not all(isinstance(s, Sample) for s in produced):
+        raise PluginContractError(f"returned {_describe(produced)}, expected a list of one or more Samples")
+    if len({sample.rollout_id for sample in produced} | {None}) > 2:
+        ids = sorted(str(sample.rollout_id) for sample in produced)
+        raise PluginContractError(
+            f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
+        )
+    if len({id(sample) for sample in produced}) != len(produced):
+        raise PluginContractError("returned one sample twice, expected distinct Samples")
+    for sample in produced:
+        sample.rollout_id = asked.index
+        if sample.group_index != asked.group_index:
+            raise PluginContractError(
+                f"returned group_index {sample.group_index}, expected {asked.group_index} (siblings share it)"
+            )
+        _check_status(sample)
+        if not isinstance(sample.weight_versions, list) or not all(isinstance(v, str) for v in sample.weight_versions):
+            raise PluginContractError(f"returned weight_versions {sample.weight_versions!r}, expected a list of texts")
+        _check_metrics(sample)
+        if sample.trainable:
+            _check_tokens(sample)
+    if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
+        _check_prompt(produced[0], asked.prompt_tokens)
+        if asked.begun:
+            _check_begun(produced[0], asked)
+    return produced
+
+
+def check_cut_short(produced: Sequence[Sample], asked: Asked) -> None:
+    """What a generator that resumes returned when its response was cut short: it can be continued.
+
+    One ABORTED sample of the same prompt, with tokens, and log-probs for all or none of them. Raises
+    `PluginContractError`.
+    """
+    if len(produced) != 1 or produced[0].status is not Status.ABORTED:
+        states = ", ".join(sample.status.name for sample in produced)
+        raise PluginContractError(
+            f"returned {states} for a response that was aborted, expected one ABORTED sample with the tokens so far"
+            " (its spec says resumes=True)"
+        )
+    [sample] = produced
+    _check_prompt(sample, asked.prompt_tokens)
+    if sample.response_length:
+        _check_tokens(sample)
+    _check_begun(sample, asked)
+
+
+def _check_begun(sample: Sample, asked: Asked) -> None:
+    """Tokens that a continued response began with are its beginning, and their log-probs too."""
+    count, start = len(asked.begun), len(asked.prompt_tokens)
+    log_probs = (sample.rollout_log_probs or [])[: len(asked.begun_log_probs)]
+    if sample.tokens[start : start + count] != asked.begun or log_probs != asked.begun_log_probs:
+        raise PluginContractError(
+            f"returned a response that does not begin with the {count} tokens and log-probs it was to continue"
+        )
+
+
+def _check_status(sample: Sample) -> None:
+    if sample.status is Status.PENDING:
+        raise PluginContractError("returned a sample with status PENDING, expected a final status")
+    if not sample.trainable and sample.failure is None:
+        sample.failure = f"{sample.status.value} (finish reason {sample.finish_reason or 'unknown'})"
+
+
+def _check_metrics(sample: Sample) -> None:
+    metrics = sample.metrics
+    if not isinstance(metrics, dict) or not all(
+        isinstance(name, str) and isinstance(value, (int, float)) and math.isfinite(value)
+        for name, value in metrics.items()
+    ):
+        raise PluginContractError(f"returned metrics {metrics!r}, expected names with finite numbers")
+
+
+def _check_tokens(sample: Sample) -> None:
+    """Lengths and finiteness of what is trained on."""
+    length = sample.response_length
+    if not 0 < length < len(sample.tokens):
+        raise PluginContractError(
+            f"returned response_length {length} with {len(sample.tokens)} tokens, expected prompt tokens followed by"
+            " response tokens, at least one of each"
+        )
+    if sample.loss_mask is not None:
+        if len(sample.loss_mask) != length:
+            raise PluginContractError(
+                f"returned a loss_mask of {len(sample.loss_mask)} entries, expected response_length = {length}"
+            )
+        if not _MASK_VALUES.issuperset(sample.loss_mask):
+            raise PluginContractError("returned a loss_mask with values other than 0 and 1")
+    if sample.rollout_log_probs is not None:
+        if len(sample.rollout_log_probs) != length:
+            raise PluginContractError(
+                f"returned {len(sample.rollout_log_probs)} rollout_log_probs, expected response_length = {length}"
+            )
+        try:
+            total = sum(sample.rollout_log_probs)
+        except TypeError as error:
+            raise PluginContractError(f"returned rollout_log_probs that are not numbers: {error}") from None
+        if not math.isfinite(total):
+            raise PluginContractError("returned rollout_log_probs that are not finite")
+
+
+def _check_prompt(sample: Sample, prompt_tokens: Sequence[int]) -> None:
+    """Token-in-token-out: the tokens before the response are those the sample came with."""
+    expected = len(prompt_tokens)
+    if sample.prompt_length != expected or sample.tokens[:expected] != prompt_tokens:
+        raise PluginContractError(
+            f"returned {sample.prompt_length} prompt tokens that are not the {expected} it was given, for an unchanged"
+            " Sample.prompt; expected tokens = prompt tokens + response tokens (a generator that builds another"
+            " prompt must also set Sample.prompt)"
+        )
+
+
+def _describe(produced: object) -> str:
+    if isinstance(produced, list):
+        kinds = sorted({type(item).__name__ for item in produced})
+        return f"a list of {', '.join(kinds)}" if kinds else "an empty list"
+    return f"a {type(produced).__name__}"
+
+
+def check_rewards(rewards: object, count: int) -> list[Reward]:
+    """The list a reward returned for `count` samples: its length is right. Its entries are `check_reward`'s.
+
+    Raises `PluginContractError`.
+    """
+    if not isinstance(rewards, list):
+        raise PluginContractError(f"returned a {type(rewards).__name__}, expected a list of Reward")
+    if len(rewards) != count:
+        raise PluginContractError(f"returned {len(rewards)} rewards for {count} samples, expected one each")
+    return rewards
+
+
+def check_reward(reward: object) -> Reward:
+    """One sample's reward: a `Reward` of finite numbers. Raises `PluginContractError`."""
+    if not isinstance(reward, Reward):
+        raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
+    for name, value in {**reward.parts, "value": reward.value}.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise PluginContractError(f"returned {name} = {value!r}, expected a finite number")
+    return reward
+
+
+def check_selection(selection: object, size: int, want: int) -> Selection:
+    """A selection from a buffer of `size` groups: at most `want` kept, indices valid and disjoint, reasons given.
+
+    Raises `PluginContractError`.
+    """
+    if not isinstance(selection, Selection):
+        raise PluginContractError(f"returned a {type(selection).__name__}, expected a slime.plugin.Selection")
+    keep, drop = selection.keep, selection.drop
+    for index in (*keep, *drop):
+        if type(index) is not int or not 0 <= index < size:
+            raise PluginContractError(f"returned index {index!r}, expected whole numbers from 0 to {size - 1}")
+    if len(keep) > want:
+        raise PluginContractError(f"kept {len(keep)} groups, expected at most {want}")
+    if len(set(keep)) != len(keep):
+        raise PluginContractError("kept one index twice")
+    if both := sorted(set(keep) & set(drop)):
+        raise PluginContractError(f"both kept and dropped index {both[0]}")
+    for index, reason in drop.items():
+        if not isinstance(reason, str) or not reason:
+            raise PluginContractError(f"dropped index {index} with reason {reason!r}, expected a text")
+    return selection
+
+
+def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool = False) -> Advantages:
+    """An estimator's answer, as N x [T_i] float32 on the CPU.
+
+    masks     N x [T_i] the loss masks of its input
+    returns   whether a critic waits for returns
+
+    Raises `PluginContractError` when the tensors do not fit the masks, are not finite, or advantages are not zero where
+    the mask is zero.
+    """
+    if not isinstance(answer, Advantages):
+        raise PluginContractError(f"returned {type(answer).__name__}; expected slime.plugin.Advantages.")
+    advantages = _checked("advantages", answer.advantages, masks, zero_outside=True)
+    if not returns:
+        return Advantages(advantages)
+    if answer.returns is None:
+        raise PluginContractError("returned no returns; expected one per token, which the critic is trained on.")
+    return Advantages(advantages, _checked("returns", answer.returns, masks, zero_outside=False))
+
+
+def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> EstimatorBatch:
+    """A copy that shares no memory with `batch`.
+
+    Args:
+        batch: A batch of N samples.
+        order: [N] indices of the samples in the order of the copy; default: the same order.
+    """
+    import torch
+
+    indices = range(len(batch.loss_masks)) if order is None else order
+    columns: dict[str, Any] = {}
+    for column in fields(batch):
+        value = getattr(batch, column.name)
+        if isinstance(value, list):
+            columns[column.name] = [value[index].clone() for index in indices]
+        elif value is not None:
+            columns[column.name] = value[torch.tensor(list(indices), dtype=torch.int64)]
+    return replace(batch, **columns)
+
+
+def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
+    """Raise `PluginContractError` if an estimator wrote to its input."""
+    import torch
+
+    for column in fields(before):
+        old, new = _parts(getattr(before, column.name)), _parts(getattr(after, column.name))
+        same = len(old) == len(new) and all(a.shape == b.shape for a, b in zip(old, new, strict=True))
+        if not same or (old and not torch.equal(torch.cat(old), torch.cat(new))):
+            raise PluginContractError(
+                f"changed batch.{column.name}; an estimator must not write to its input (clone it first)."
+            )
+
+
+def _parts(value: Tensor | list[Tensor] | None) -> list[Tensor]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _checked(column: str, values: Sequence[Tensor], masks: Sequence[Tensor], *, zero_outside: bool) -> list[Tensor]:
+    import torch
+
+    if len(values) != len(masks):
+        raise PluginContractError(
+            f"returned {len(values)} {column}; expected one tensor for each of {len(masks)} samples."
+        )
+    for i, (part, mask) in enumerate(zip(values, masks, strict=True)):
+        if not isinstance(part, torch.Tensor) or part.shape != mask.shape:
+            got = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
+            raise PluginContractError(
+                f"returned {column} of sample {i} as {got}; expected a tensor of the mask's shape {tuple(mask.shape)}."
+            )
+    if not masks:
+        return []
+    # One vector for the rest: a batch has thousands of short samples.
+    flat, mask = torch.cat(list(values)).detach().to("cpu", torch.float32), torch.cat(list(masks))
+    lengths = [part.numel() for part in masks]
+    checks = [(~torch.isfinite(flat), "finite numbers")]
+    if zero_outside:
+        checks.append((flat.ne(0) & mask.eq(0), "0, because the token's loss mask is 0"))
+    for wrong, expected in checks:
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            value, sample = float(flat[at]), 0
+            while at >= lengths[sample]:
+                at, sample = at - lengths[sample], sample + 1
+            raise PluginContractError(
+                f"returned {column} of sample {sample}: token {at} is {value}; expected {expected}."
+            )
+    return list(torch.split(flat, lengths))

@@ -1,0 +1,198 @@
+"""The policy client for one sample, and the state shared by the samples of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from slime.errors import EngineError, PluginContractError
+from slime.observe.timing import BusyClock
+from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.types import Sample
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.config.eval_sets import EvalSetSettings
+
+#: seconds that a request may take beyond the sample's timeout, so that the client's own timeout, whose message is more
+#: precise, fires first
+GRACE_S = 5.0
+#: the finish reason of a request that was never sent, because the batch was full
+_STOPPED = {"finish_reason": {"type": "abort", "message": "the batch was full before the request was sent"}}
+_MASK = 2**64 - 1
+
+
+@runtime_checkable
+class AbortablePolicy(Protocol):
+    """A policy whose requests can be aborted by name: `slime.engine.client.HttpPolicyClient`."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
+    ) -> Generation:
+        """One response; `rid` names the request for `abort`."""
+        ...
+
+    async def abort(self, rids: Collection[str]) -> None:
+        """Abort these requests; they return the tokens generated so far. Unknown names are ignored."""
+        ...
+
+
+def sampling_seed(rollout_seed: int, index: int) -> int:
+    """A seed in [0, 2^31) for sample `index`: the same in every run, different between siblings.
+
+    SplitMix64 (Steele et al., 2014) of the two numbers. Siblings share a prompt, so a shared seed would make them
+    identical wherever the engine samples deterministically.
+    """
+    z = (rollout_seed * 0x9E3779B97F4A7C15 + index + 1) * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return (z ^ z >> 31) >> 33
+
+
+def training_sampling(config: RunConfig) -> SamplingParams:
+    """How responses are sampled in training: the `--rollout-...` options."""
+    rollout = config.rollout
+    return SamplingParams(
+        max_new_tokens=rollout.rollout_max_response_len,
+        temperature=rollout.rollout_temperature,
+        top_p=rollout.rollout_top_p,
+        top_k=rollout.rollout_top_k,
+        stop=tuple(rollout.rollout_stop),
+        stop_token_ids=tuple(rollout.rollout_stop_token_ids),
+    )
+
+
+def evaluation_sampling(settings: EvalSetSettings) -> SamplingParams:
+    """How responses of an evaluation set are sampled. Temperature 0 is greedy."""
+    return SamplingParams(
+        max_new_tokens=settings.max_response_len,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
+        evaluation=True,
+    )
+
+
+@dataclass(slots=True)
+class BatchContext:
+    """State shared by the samples of one rollout or of one evaluation set."""
+
+    #: None if the run has no engines
+    policy: PolicyClient | None
+    #: sampling parameters of every sample, except the seed
+    sampling: SamplingParams
+    #: seed of the run, from which each sample's seed is derived
+    seed: int
+    #: names of requests that may be running, including those of cancelled callers; None: this batch is never aborted,
+    #: and its requests have no names
+    open_requests: set[str] | None = None
+    #: the batch is full: no more requests are sent, and aborted responses are continued later
+    stopping: bool = False
+    #: run while at least one request to the engines, or one reward call, is in progress
+    engine_clock: BusyClock = field(default_factory=BusyClock)
+    reward_clock: BusyClock = field(default_factory=BusyClock)
+    #: samples
+    done: int = 0
+    total: int = 0
+    #: called when `done` or `total` changed
+    on_progress: Callable[[], None] = lambda: None
+
+    def sampling_of(self, sample: Sample) -> SamplingParams:
+        """How the response of one sample is sampled."""
+        return replace(self.sampling, sampling_seed=sampling_seed(self.seed, sample.index or 0))
+
+    def expect(self, samples: int) -> None:
+        """Add `samples` to the expected total."""
+        self.total += samples
+        self.on_progress()
+
+    def sample_done(self) -> None:
+        """Count one sample as generated and scored."""
+        self.done += 1
+        self.on_progress()
+
+    async def abort(self) -> None:
+        """Abort the open requests at the engines. A request that has not reached them yet needs another call."""
+        if self.open_requests and isinstance(self.policy, AbortablePolicy):
+            await self.policy.abort(tuple(self.open_requests))
+
+
+class PolicySession:
+    """The policy client that a generator receives for one sample.
+
+    - Every request extends the deadline, so it bounds each request and each pause between requests (a tool that hangs,
+      for example), but not the number of turns.
+    - When the batch is full, new requests return an empty response immediately. Running requests have names, by which
+      `BatchContext.abort` aborts them at the engines.
+    - `engine_error` keeps an `EngineError`, even if the generator catches it.
+    """
+
+    __slots__ = ("_context", "_loop_time", "_timeout_s", "cut_short", "deadline", "engine_error", "recorded", "waiting")
+
+    def __init__(self, context: BatchContext, timeout_s: float, recorded: list[Generation] | None = None) -> None:
+        """
+        Args:
+            context: Context of the sample's batch.
+            timeout_s: Seconds without progress after which `deadline` expires.
+            recorded: List that receives copies of all answers, to compare them with the trained tokens.
+        """
+        self._context = context
+        self._timeout_s = timeout_s
+        self._loop_time = asyncio.get_running_loop().time
+        #: to be entered around the generator's call
+        self.deadline = asyncio.timeout(timeout_s)
+        self.recorded = recorded
+        #: whether a response was aborted because the batch was full
+        self.cut_short = False
+        self.engine_error: EngineError | None = None
+        #: requests without an answer, including one that exceeded the deadline
+        self.waiting = 0
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+    ) -> Generation:
+        """One response to `tokens`: see `slime.plugin.PolicyClient`."""
+        self._move_deadline(GRACE_S)
+        self._context.engine_clock.start()
+        self.waiting += 1
+        try:
+            answer = await self._ask(tokens, sampling, session)
+        except EngineError as error:
+            self.engine_error = error
+            raise
+        finally:
+            self._context.engine_clock.stop()
+            self.waiting -= not self.deadline.expired()
+            self._move_deadline(0.0)
+        if self._context.stopping and answer.finish_reason == "abort":
+            self.cut_short = True
+        if self.recorded is not None:
+            self.recorded.append(replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs)))
+        return answer
+
+    async def _ask(self, tokens: Sequence[int], sampling: SamplingParams, session: str | None) -> Generation:
+        context, policy = self._context, self._context.policy
+        if policy is None:
+            raise PluginContractError(
+                "asked the policy for a response, but this run has no engines: the generator's spec says"
+                " needs_engine=False"
+            )
+        if context.stopping:
+            return Generation([], [], "abort", [], _STOPPED)
+        if context.open_requests is None or not isinstance(policy, AbortablePolicy):
+            return await policy.generate(tokens, sampling, session=session)
+        # SGLang aborts every request whose name begins with the one given, so all names are equally long.
+        rid = uuid.uuid4().hex
+        context.open_requests.add(rid)
+        answer = await policy.generate(tokens, sampling, session=session, rid=rid)
+        context.open_requests.remove(rid)
+        return answer
+
+    def _move_deadline(self, grace_s: float) -> None:
+        if not self.deadline.expired():
+            self.deadline.reschedule(self._loop_time() + self._timeout_s + grace_s)

@@ -1,0 +1,368 @@
+"""Where every prompt of the run is: nothing that was taken is lost, and nothing is trained on more often than asked."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from slime.errors import CheckpointError, PluginContractError, SlimeError
+from slime.rollout.boundaries import CheckedSource
+from slime.types import Group, Sample
+
+#: events kept of a group's history; a longer one is cut in the middle
+HISTORY_LENGTH = 12
+#: what is counted over the whole run; `given_back` and `reused` count how often it happened
+_TOTALS = ("taken", "trained", "reused", "given_back")
+#: characters of a prompt in messages
+PROMPT_LENGTH = 60
+
+
+class GroupState(Enum):
+    """State of a group. Groups that are dropped, or trained on for the last time, are removed and have no state."""
+
+    WAITING = "waiting"  #: taken from the data source, and no generator is working on it
+    IN_FLIGHT = "in flight"  #: being generated and scored
+    BUFFERED = "buffered"  #: finished, and not in a batch
+    IN_BATCH = "in a batch"  #: chosen for a batch that is not trained on yet
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """The ledger's record of one group."""
+
+    index: int
+    #: how many groups were taken from the data source before it
+    sequence: int
+    #: indices of the samples that were taken
+    sample_indices: tuple[int | None, ...]
+    #: the beginning of its prompt, for messages
+    prompt: str
+    state: GroupState = GroupState.WAITING
+    #: waiting or in flight: the group as generators are given it. Pickled, because generators change their samples in
+    #: place, and because one bytes object costs the garbage collector nothing.
+    pending: bytes = b""
+    #: buffered or in a batch: the group with its responses and rewards
+    finished: Group | None = None
+    #: the rollout it was generated for
+    finished_for: int | None = None
+    #: the rollout in whose batch it is
+    batch: int | None = None
+    #: how often it was trained on
+    uses: int = 0
+    history: list[str] = field(default_factory=list)
+
+    def note(self, event: str) -> None:
+        """Add an event to the history."""
+        if len(self.history) == HISTORY_LENGTH:
+            del self.history[HISTORY_LENGTH // 2]
+        self.history.append(event)
+
+    def describe(self) -> str:
+        """The group in one line: its prompt, its state and its history."""
+        history = ", ".join(self.history)
+        return f"group {self.index} ({self.prompt!r}), {self.state.value}; its history: {history}"
+
+
+class PromptLedger:
+    """Owns every group from the data source to the training step.
+
+        data source -> in flight -> buffered -> in a batch -> trained on
+                        |     ^        ^  |        |
+                        v     |        |  '-> dropped
+                        waiting        '-----------'  to be trained on again, at most `max_reuse` times
+
+    Each group has one record and is in exactly one state. Groups that are restored from a checkpoint, or whose
+    generation was stopped, are waiting and are taken before new ones from the data source. A batch is kept until the
+    trainer has finished with it; a checkpoint written earlier stores its groups as buffered.
+    """
+
+    def __init__(self, source: CheckedSource, *, max_reuse: int = 0) -> None:
+        """
+        Args:
+            source: Source of new groups.
+            max_reuse: How often a group may be trained on again.
+        """
+        self._source = source
+        self._max_reuse = max_reuse
+        #: by group index, in the order in which the groups came to their present states
+        self._records: dict[int, GroupRecord] = {}
+        self._sample_indices: set[int | None] = set()
+        #: how many groups are in each state
+        self._counts: Counter[GroupState] = Counter()
+        #: groups over the whole run, including the run that it continues
+        self._totals = dict.fromkeys(_TOTALS, 0)
+        #: dropped groups over the whole run, by reason
+        self._dropped: Counter[str] = Counter()
+
+    @property
+    def reuses(self) -> bool:
+        """Whether groups may be trained on more than once."""
+        return self._max_reuse > 0
+
+    def count(self, state: GroupState) -> int:
+        """How many groups are in `state`."""
+        return self._counts[state]
+
+    def buffered(self, rollout: int) -> list[Group]:
+        """The buffered groups in the order of the data source, with their ages at rollout number `rollout`."""
+        groups = []
+        for record in sorted(self._in_state(GroupState.BUFFERED), key=lambda record: record.sequence):
+            assert record.finished is not None and record.finished_for is not None
+            # A group that a later rollout finished ahead of time has no negative age.
+            record.finished.age = max(0, rollout - record.finished_for)
+            groups.append(record.finished)
+        return groups
+
+    # --- from state to state -------------------------------------------------------------------------
+
+    def take(self, count: int, rollout: int = 0) -> list[Group]:
+        """Groups to generate for `rollout`: those that wait, then new ones.
+
+        Raises:
+            PluginContractError: for an index that another group still has, or a group that cannot be copied; and what
+                the data source raises.
+        """
+        waiting = self._in_state(GroupState.WAITING)[:count]
+        new = self._source.take(count - len(waiting)) if len(waiting) < count else []
+        groups: list[Group] = [pickle.loads(record.pending) for record in waiting] + new
+        for group in new:
+            samples = tuple(sample.index for sample in group.samples)
+            record = GroupRecord(
+                group.index, self._totals["taken"], samples, _prompt_start(group), pending=self._pickled(group)
+            )
+            record.note("taken")
+            self._add(record)
+            self._totals["taken"] += 1
+        for group in groups:
+            self._move(group.index, GroupState.WAITING, GroupState.IN_FLIGHT, f"in flight for rollout {rollout}")
+        return groups
+
+    def finish(self, groups: Sequence[Group], rollout: int) -> None:
+        """These groups were generated and scored for `rollout`: from in flight into the buffer."""
+        for group in groups:
+            record = self._move(
+                group.index, GroupState.IN_FLIGHT, GroupState.BUFFERED, f"finished for rollout {rollout}"
+            )
+            record.pending, record.finished, record.finished_for = b"", group, rollout
+
+    def give_back(self, index: int, kept: Sequence[Sequence[Sample] | None], rollout: int) -> None:
+        """The generation of a group for `rollout` was stopped: it waits.
+
+        Args:
+            index: of the group.
+            kept: for each of its samples those to hand out in its place; None: the sample as it was taken.
+            rollout: the number of the rollout.
+        """
+        record = self._move(index, GroupState.IN_FLIGHT, GroupState.WAITING, f"stopped in rollout {rollout}")
+        taken: Group = pickle.loads(record.pending)
+        samples = [
+            sample
+            for original, replacement in zip(taken.samples, kept, strict=True)
+            for sample in ([original] if replacement is None else replacement)
+        ]
+        record.pending = self._pickled(Group(index, samples))
+        self._totals["given_back"] += 1
+
+    def drop(self, reasons: Mapping[int, str]) -> None:
+        """The buffered groups with these indices are not trained on (again).
+
+        A group that has been trained on before counts as trained on, and not as dropped.
+        """
+        for index in reasons:
+            self._require(index, GroupState.BUFFERED, "dropped")
+        for index, reason in reasons.items():
+            if self._remove(index).uses:
+                self._totals["trained"] += 1
+            else:
+                self._dropped[reason] += 1
+
+    def choose(self, groups: Sequence[Group], rollout: int) -> None:
+        """These buffered groups are the batch of `rollout`."""
+        for group in groups:
+            record = self._move(group.index, GroupState.BUFFERED, GroupState.IN_BATCH, f"chosen for rollout {rollout}")
+            record.batch = rollout
+
+    def trained(self, done: int) -> None:
+        """Rollouts 0 to `done` - 1 have been trained on."""
+        for record in self._in_state(GroupState.IN_BATCH):
+            rollout = record.batch
+            if rollout is None or rollout >= done:
+                continue
+            self._totals["reused"] += record.uses > 0
+            record.uses += 1
+            if record.uses > self._max_reuse:
+                self._totals["trained"] += 1
+                self._remove(record.index)
+                continue
+            self._move(record.index, GroupState.IN_BATCH, GroupState.BUFFERED, f"trained on in rollout {rollout}")
+            record.batch = None
+            assert record.finished is not None
+            record.finished.uses = record.uses
+
+    # --- the account ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise `SlimeError`, with the numbers, unless every group is in one state, trained on or dropped."""
+        found = Counter(record.state for record in self._records.values())
+        taken, trained, dropped = self._totals["taken"], self._totals["trained"], self._dropped.total()
+        accounted = trained + dropped + len(self._records)
+        if taken == accounted and found == self._counts:
+            return
+        states = " + ".join(f"{found[state]} {state.value}" for state in reversed(GroupState))
+        counted = ", ".join(f"{self._counts[state]} {state.value}" for state in reversed(GroupState))
+        raise SlimeError(
+            f"prompts do not add up: {taken} taken, but {trained} trained on + {dropped} dropped + {states} ="
+            f" {accounted}; counted on the way: {counted}. This is an error in slime; the newest checkpoint is still"
+            " sound."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """`ledger/...`: groups, counted over the whole run, including the run that it continues."""
+        counts = self._totals | {
+            "waiting": self._counts[GroupState.WAITING],
+            "in_flight": self._counts[GroupState.IN_FLIGHT],
+            "buffered": self._counts[GroupState.BUFFERED],
+            "in_batches": self._counts[GroupState.IN_BATCH],
+            "dropped": self._dropped.total(),
+        }
+        return {f"ledger/{name}": float(count) for name, count in counts.items()}
+
+    # --- on disk -------------------------------------------------------------------------------------
+
+    def state(self, done: int) -> dict[str, Any]:
+        """What a checkpoint after `done` trained rollouts holds, as if the batches of later ones had not been chosen.
+
+        `groups` has one JSON-ready row for each group. Finished samples share their lists with the living ones; those
+        that wait or are in flight are copies, because generators may change them while the checkpoint is written.
+        """
+        self.trained(done)
+        self.check()
+        records = sorted(self._records.values(), key=lambda record: record.sequence)
+        finished = [record for record in records if record.finished is not None]
+        pending = self._in_state(GroupState.IN_FLIGHT) + self._in_state(GroupState.WAITING)
+        return {
+            "source": self._source.state(),
+            **self._totals,
+            "dropped": dict(self._dropped),
+            "groups": [_row(record) for record in (*finished, *pending)],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned.
+
+        Raises:
+            CheckpointError: unless the state accounts for every group; and what the data source raises.
+        """
+        self._source.load(state["source"])
+        self._totals = {name: state[name] for name in _TOTALS}
+        self._dropped = Counter(state["dropped"])
+        self._records.clear()
+        self._sample_indices.clear()
+        self._counts.clear()
+        for row in state["groups"]:
+            self._add(self._record(row))
+        try:
+            self.check()
+        except SlimeError as error:
+            raise CheckpointError(f"the saved rollout state is incomplete: {error}") from None
+
+    def _record(self, row: Mapping[str, Any]) -> GroupRecord:
+        group = Group(row["index"], [Sample.from_dict(sample) for sample in row["samples"]], uses=row["uses"])
+        record = GroupRecord(
+            group.index,
+            row["place"],
+            tuple(row["sample_indices"]),
+            _prompt_start(group),
+            finished_for=row["finished_for"],
+            uses=row["uses"],
+            history=row["history"],
+        )
+        if record.finished_for is None:
+            record.pending = self._pickled(group)
+        else:
+            record.state, record.finished = GroupState.BUFFERED, group
+        record.note("continued from a checkpoint")
+        return record
+
+    # --- records -------------------------------------------------------------------------------------
+
+    def _in_state(self, state: GroupState) -> list[GroupRecord]:
+        """Records in the order in which they came to `state`."""
+        if not self._counts[state]:
+            return []
+        return [record for record in self._records.values() if record.state is state]
+
+    def _add(self, record: GroupRecord) -> None:
+        if record.index in self._records or not self._sample_indices.isdisjoint(record.sample_indices):
+            raise PluginContractError(
+                f"{self._source.component_name} gave group {record.index} with samples"
+                f" {', '.join(map(str, record.sample_indices))}, but one of these indices belongs to a group that is"
+                " not trained on yet; expected indices that no run uses twice"
+            )
+        self._records[record.index] = record
+        self._sample_indices.update(record.sample_indices)
+        self._counts[record.state] += 1
+
+    def _require(self, index: int, state: GroupState, event: str) -> GroupRecord:
+        """The record of a group to which `event` happens; raise `SlimeError` unless the group is in `state`."""
+        record = self._records.get(index)
+        if record is None or record.state is not state:
+            found = f"group {index}, which is not open" if record is None else record.describe()
+            raise SlimeError(
+                f"prompts do not add up: {event} ({state.value} before): {found}. This is an error in slime; the newest"
+                " checkpoint is still sound."
+            )
+        return record
+
+    def _move(self, index: int, before: GroupState, after: GroupState, event: str) -> GroupRecord:
+        record = self._require(index, before, event)
+        record.state = after
+        record.note(event)
+        self._records[index] = self._records.pop(index)
+        self._counts[before] -= 1
+        self._counts[after] += 1
+        return record
+
+    def _remove(self, index: int) -> GroupRecord:
+        record = self._records.pop(index)
+        self._sample_indices.difference_update(record.sample_indices)
+        self._counts[record.state] -= 1
+        return record
+
+    def _pickled(self, group: Group) -> bytes:
+        try:
+            return pickle.dumps(group, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # what is pickled is the data source's
+            raise PluginContractError(
+                f"{self._source.component_name} gave group {group.index} something that cannot be copied:"
+                f" {type(error).__name__}: {error}; expected plain data in metadata and inputs"
+            ) from error
+
+
+def _prompt_start(group: Group) -> str:
+    """The beginning of a group's prompt in one line."""
+    prompt = group.samples[0].prompt if group.samples else ""
+    if not isinstance(prompt, str):
+        prompt = str(prompt[-1].get("content", "")) if prompt else ""
+    return " ".join(prompt[: 2 * PROMPT_LENGTH].split())[:PROMPT_LENGTH]
+
+
+def _row(record: GroupRecord) -> dict[str, Any]:
+    group: Group = pickle.loads(record.pending) if record.finished is None else record.finished
+    return {
+        "index": record.index,
+        "place": record.sequence,
+        "finished_for": record.finished_for,
+        "sample_indices": record.sample_indices,
+        "uses": record.uses,
+        "history": list(record.history),
+        # Not `Sample.to_dict`, which copies every token: a row is written out at once.
+        "samples": [
+            {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)}
+            for sample in group.samples
+        ],
+    }

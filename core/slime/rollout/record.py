@@ -1,0 +1,137 @@
+"""The one record of a rollout, from its first prompt to its training step, and the numbers of a finished one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slime.observe.samples import Excerpt
+from slime.rollout.failures import count_status
+from slime.types import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from slime.data import TrainBatch
+
+
+@dataclass
+class Rollout:
+    """One batch of exactly `rollout_batch_size` groups.
+
+    The collector fills it, the manager completes it, and the driver hands it to the trainer and the observer.
+    """
+
+    number: int
+    #: the batch, in the order that the buffer filter chose; without a filter in that of the data source
+    groups: list[Group] = field(default_factory=list)
+    #: everything that was generated for it, dropped groups included
+    generated: list[Group] = field(default_factory=list)
+    #: what the filters dropped, each group with the reason
+    dropped: list[tuple[Group, str]] = field(default_factory=list)
+    #: how often prompts were taken for it
+    rounds: int = 0
+    #: `rollout/...`, `ledger/...`, `plugin/...` and `time/...`
+    metrics: dict[str, float] = field(default_factory=dict)
+    #: a question with answers, for people
+    examples: list[Excerpt] = field(default_factory=list)
+    #: why samples were lost, most frequent reason first
+    failures: list[str] = field(default_factory=list)
+    #: what `--passive-checks` found out about components
+    findings: list[str] = field(default_factory=list)
+    #: what the trainer reads; in the driver a reference to it in Ray's object store
+    batch: TrainBatch | Any = None
+
+    def for_driver(self, batch: object) -> Rollout:
+        """The copy that leaves the rollout process: without its groups, and with a reference to the batch."""
+        return replace(self, groups=[], generated=[], dropped=[], batch=batch)
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`rollout/...` metrics. Rewards and lengths are those of the trainable samples.
+
+    `zero_std_ratio` is the share of groups whose samples all have the same reward, among groups with at least two
+    scored samples: a group-relative estimator learns nothing from them.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    finished = [sample for sample in samples if sample.trainable]
+    metrics = {
+        "rollout/samples": float(len(samples)),
+        "rollout/failed": float(count_status(samples, Status.FAILED)),
+        "rollout/aborted": float(count_status(samples, Status.ABORTED)),
+    }
+    metrics |= reported_metrics("rollout", samples)
+    if finished:
+        metrics |= response_metrics("rollout", finished)
+    rewards = [value for sample in finished if (value := sample.reward_value) is not None]
+    if rewards:
+        metrics["rollout/reward_mean"] = float(np.mean(rewards))
+        metrics["rollout/reward_std"] = float(np.std(rewards))
+        metrics |= reward_parts("rollout/reward", finished)
+        metrics["rollout/zero_std_ratio"] = _zero_std_ratio(groups)
+    return metrics
+
+
+def reported_metrics(prefix: str, samples: Iterable[Sample]) -> dict[str, float]:
+    """The mean of what generators report in `Sample.metrics`, over the samples that have it, lost ones included."""
+    return _means(prefix, (sample.metrics for sample in samples if sample.metrics))
+
+
+def response_metrics(prefix: str, finished: Sequence[Sample]) -> dict[str, float]:
+    """Lengths of the responses in tokens, and the share that hit the limit."""
+    lengths = np.fromiter((sample.response_length for sample in finished), np.int64, len(finished))
+    return {
+        f"{prefix}/response_length_mean": float(lengths.mean()),
+        f"{prefix}/response_length_max": float(lengths.max()),
+        f"{prefix}/response_length_min": float(lengths.min()),
+        f"{prefix}/truncated_ratio": count_status(finished, Status.TRUNCATED) / len(finished),
+    }
+
+
+def oldest_weights(groups: Sequence[Group]) -> dict[str, float]:
+    """`rollout/weight_version_min`: the oldest weights that produced a token of the batch, if versions are numbers."""
+    versions = [
+        number
+        for group in groups
+        for sample in group.samples
+        if sample.trainable
+        for text in sample.weight_versions
+        if (number := _as_number(text)) is not None
+    ]
+    return {"rollout/weight_version_min": float(min(versions))} if versions else {}
+
+
+def _as_number(version: str) -> int | None:
+    return int(version) if version.isdecimal() else None
+
+
+def reward_parts(prefix: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean of every named part of the rewards, over the samples that have it."""
+    return _means(
+        prefix,
+        (
+            {name: value for name, value in sample.reward.items() if name != "score" and isinstance(value, Real)}
+            for sample in samples
+            if isinstance(sample.reward, dict)
+        ),
+    )
+
+
+def _means(prefix: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every name, over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(float(value))
+    return {f"{prefix}/{name}": float(np.mean(seen)) for name, seen in values.items()}
+
+
+def _zero_std_ratio(groups: Sequence[Group]) -> float:
+    scored = [
+        {sample.reward_value for sample in siblings}
+        for group in groups
+        if len(siblings := [s for s in group.samples if s.trainable and s.reward is not None]) > 1
+    ]
+    return sum(1 for values in scored if len(values) == 1) / len(scored) if scored else 0.0

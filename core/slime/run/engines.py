@@ -1,0 +1,144 @@
+"""The engines of a run, one supervised SGLang server each, and the router in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slime.config import RunConfig
+from slime.config.sglang_options import sglang_argv
+from slime.engine.ports import LOOPBACK, free_port
+from slime.engine.router import RouterServer
+from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
+from slime.errors import EngineError, EngineStartError
+from slime.kit.processes import ForkServer
+from slime.run.workers import PendingCall, Watch, Workers, node_address
+
+
+class EngineProcess(EngineServer):
+    """An engine that its worker process owns; it ends with that process."""
+
+    def __init__(self, spec: EngineSpec, reachable: bool, timeout_s: float) -> None:
+        """Start the server and wait until it answers, for at most `timeout_s`.
+
+        `reachable`: listen on this node's address, for a router on another node, instead of loopback.
+        """
+        super().__init__(replace(spec, host=node_address()) if reachable else spec)
+        try:
+            self.start()
+            self.wait_ready(timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def address(self) -> str:
+        """Where the server answers."""
+        return self.url
+
+    close = EngineServer.stop
+
+
+class Engines:
+    """All engines and the router. Owned by the driver."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        """Describe the engines; `start` starts them."""
+        self._config = config
+        # In a cluster of several nodes, router and engines must be reachable from the others.
+        self._reachable = config.cluster.ray_address is not None
+        #: where the engines answer, behind the router; None: they have not been started
+        self.url: str | None = None
+        #: of each engine, once it is ready
+        self.urls: list[str] = []
+        self.tp_size = config.cluster.rollout_num_gpus_per_engine
+        self._log_dir = run_dir / "logs"
+        self._workers = Workers(config, "engines", self._log_dir / "engine-{index}-actor.log")
+        self._fork_server: ForkServer | None = None
+        self._router: RouterServer | None = None
+        self._failures: PendingCall | None = None
+
+    def start(self, placement: Sequence[dict[str, Any]]) -> None:
+        """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router."""
+        if len(placement) > 1 and not self._config.on_gpu:
+            # One import of SGLang for all engines of this host instead of one each.
+            log_path = self._log_dir / "engine-fork-server.log"
+            self._fork_server = engine_fork_server(self._spec(0), log_path)
+            self._fork_server.start()
+        self._workers.start(placement)
+        timeout_s = self._config.cluster.startup_timeout_s
+        engines = [(self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
+        self._workers.build("slime.run.engines:EngineProcess", engines, timeout_s=timeout_s + 5)
+        # Chosen before anything listens there: components learn the address while the engines start.
+        self._host = node_address() if self._reachable else LOOPBACK
+        self._port = self._config.cluster.router_port or free_port(self._host)
+        self.url = f"http://{self._host}:{self._port}"
+
+    def _spec(self, index: int) -> EngineSpec:
+        base = self._config.cluster.engine_port
+        return EngineSpec(
+            model_path=str(self._config.checkpoint.hf_checkpoint),
+            port=0 if base is None else base + index,
+            tp_size=self.tp_size,
+            device="cuda" if self._config.on_gpu else "cpu",
+            log_path=self._log_dir / f"engine-{index}.log",
+            extra_args=sglang_argv(self._config.sglang),
+            random_seed=self._config.data.rollout_seed + index,
+            fork_server=None if self._fork_server is None else self._fork_server.address,
+        )
+
+    def wait_ready(self, watch: Watch) -> None:
+        """Wait for all engines and start the router; `watch` is called meanwhile."""
+        try:
+            self._workers.wait_built(watch)
+            self.urls = self._workers.call("address", doing="starting the engines")
+        except EngineError as error:
+            raise EngineStartError(str(error)) from error
+        self._router = RouterServer(self.urls, port=self._port, host=self._host, log_path=self._log_dir / "router.log")
+        self._router.start()
+        self._router.wait_ready(self._config.cluster.startup_timeout_s)
+
+    def check_alive(self) -> None:
+        """Raise `EngineError` if an engine or the router has ended.
+
+        Never blocks: it reads the answers to what the call before asked.
+        """
+        if not self.urls:
+            return
+        if self._failures is None:
+            self._failures = self._ask_failures()
+            return
+        if not self._failures.finished:
+            return
+        failures, self._failures = _named(self._failures.wait()), None
+        if failures:
+            raise EngineError(failures[0])
+        if self._router is not None and (failure := self._router.failure()) is not None:
+            raise EngineError(f"router: {failure}")
+
+    def failures(self) -> list[str]:
+        """How each dead engine ended, to explain an error that its death caused elsewhere."""
+        return _named(self._ask_failures().wait())
+
+    def _ask_failures(self) -> PendingCall:
+        return self._workers.begin("failure", doing="asking the engines whether they are well", timeout_s=5.0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `Workers.peak_bytes`."""
+        return self._workers.peak_bytes
+
+    def stop(self) -> None:
+        """End router, engines and their processes."""
+        if self._router is not None:
+            self._router.stop()
+            self._router = None
+        self._workers.stop(grace_s=20.0)
+        if self._fork_server is not None:
+            self._fork_server.stop()
+            self._fork_server = None
+
+
+def _named(failures: list[str | None]) -> list[str]:
+    return [f"engine {index}: {failure}" for index, failure in enumerate(failures) if failure is not None]

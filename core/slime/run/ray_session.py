@@ -1,0 +1,127 @@
+"""The Ray runtime of a run and the devices it gives each process.
+
+Ray is started, or joined, and left here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slime.config import RunConfig
+from slime.errors import ClusterError, ConfigError, DeadlineError
+from slime.run.signals import uninterrupted
+
+
+@contextmanager
+def ray_session(config: RunConfig) -> Iterator[None]:
+    """Ray is up in the body; raises `ClusterError` if it cannot be started or joined.
+
+    A local Ray is started quietly, without dashboard, and dies with this process (Ray asks the kernel to end its
+    daemons with their parent). With `--ray-address` the run joins that cluster instead, and leaves it running.
+    """
+    address, on_sigterm = config.cluster.ray_address, signal.getsignal(signal.SIGTERM)
+    try:
+        try:
+            if address is None:
+                _start_local(config)
+            else:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            reason = str(error).strip().rstrip(".") or type(error).__name__
+            if address is None:
+                raise ClusterError(
+                    f"Ray could not be started: {reason}. On a machine that is busy with other things it may be too"
+                    " slow: try again when it is not."
+                ) from error
+            raise ClusterError(
+                f"the Ray cluster {address} could not be joined: {reason}. Is --ray-address right, and does"
+                " `ray status` on that machine answer?"
+            ) from error
+        # Ray installs handlers of its own that exit at once; the run's ends it in order.
+        signal.signal(signal.SIGTERM, on_sigterm)
+        yield
+    finally:
+        with uninterrupted():
+            ray.shutdown()
+
+
+def _start_local(config: RunConfig) -> None:
+    # Without it Ray writes a token into the user's home folder; a local, loopback-only Ray needs none.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(
+        address="local",
+        # On CPU every actor asks for zero CPUs, and Ray should start no idle workers ahead of need.
+        num_cpus=None if config.on_gpu else 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Ray's options for each trainer rank and each engine."""
+
+    trainer: list[dict[str, Any]]
+    engines: list[dict[str, Any]]
+    group: PlacementGroup | None = None
+
+    def release(self) -> None:
+        """Give the devices back."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+
+
+def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
+    """Reserve devices for training ranks and engines.
+
+    On CPU every process is a plain one. On GPUs there is one bundle per rank, packed on as few nodes as possible with
+    the ranks of a node adjacent, and one per engine.
+
+    Raises:
+        ConfigError: The cluster has too few GPUs.
+        DeadlineError: The GPUs did not become free in time.
+    """
+    if not config.on_gpu:
+        process: dict[str, Any] = {"num_cpus": 0}
+        return Placement([dict(process) for _ in range(ranks)], [dict(process) for _ in range(num_engines)])
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    wanted = f"{ranks} training ranks + {num_engines} engines x {per_engine}"
+    need, have = ranks + num_engines * per_engine, int(ray.cluster_resources().get("GPU", 0))
+    if need > have:
+        raise ConfigError(
+            f"the run needs {need} GPUs ({wanted}) and Ray sees {have}. Lower --actor-num-gpus-per-node or"
+            " --rollout-num-gpus, or pass --ray-address of a larger cluster."
+        )
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks + [{"GPU": float(per_engine), "CPU": 1.0}] * num_engines
+    group = placement_group(bundles, strategy="PACK")
+    timeout_s = config.cluster.startup_timeout_s
+    ready, _ = ray.wait([group.ready()], timeout=timeout_s)
+    if not ready:
+        remove_placement_group(group)
+        raise DeadlineError(
+            f"Ray did not provide {need} GPUs ({wanted}) within {timeout_s:.0f} s; other work may hold them."
+        )
+
+    # PACK does not promise that neighbouring bundles share a node; tensor-parallel ranks must.
+    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    by_node = sorted(range(ranks), key=lambda index: (node_of[index], index))
+
+    def options(index: int, gpus: int) -> dict[str, Any]:
+        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+        return {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": strategy}
+
+    trainer = [options(index, 1) for index in by_node]
+    engines = [options(ranks + index, per_engine) for index in range(num_engines)]
+    return Placement(trainer, engines, group)

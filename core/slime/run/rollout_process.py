@@ -1,0 +1,133 @@
+"""The rollout process: one event loop with the data source, the generators, the rewards and the buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import ray
+from transformers import AutoTokenizer
+
+from slime.config import RunConfig
+from slime.engine.client import HttpPolicyClient
+from slime.engine.control import EngineControl
+from slime.plugins import Fingerprint
+from slime.rollout.evaluation import EvalReport
+from slime.rollout.manager import RolloutManager
+from slime.rollout.record import Rollout
+from slime.run.checkpoint import read_rollout_part, write_rollout_part
+from slime.run.workers import load_same_plugins
+from slime.weights import read_hf_config
+
+#: where requests go before `connect`: nowhere
+_NOT_CONNECTED = "http://engines-still-starting.invalid"
+#: requests in flight per request that the engines can run: the surplus keeps them busy while answers travel
+_IN_FLIGHT = 1.25
+
+
+async def build_rollout_process(
+    config: RunConfig, run_dir: Path, fingerprint: Fingerprint, engine_url: str | None, evaluates_only: bool
+) -> RolloutProcess:
+    """Load the tokenizer, build the components and start their worker processes.
+
+    Args:
+        config: The run's configuration.
+        run_dir: The run folder.
+        fingerprint: Of the driver's plugins, which must be this process's.
+        engine_url: Where the engines will answer after `RolloutProcess.connect`; None: the run has none.
+        evaluates_only: Whether the run only evaluates, and needs no data source.
+    """
+    plugins = load_same_plugins(config, fingerprint)
+    model = Path(str(config.checkpoint.hf_checkpoint))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    client = None
+    if engine_url is not None:
+        client = HttpPolicyClient(
+            _NOT_CONNECTED,
+            timeout_s=config.rollout.rollout_timeout_s,
+            concurrency=config.rollout.rollout_concurrency,
+            vocab_size=read_hf_config(model)["vocab_size"],
+        )
+    process = RolloutProcess(client)
+    process.manager = RolloutManager(
+        config,
+        plugins,
+        client,
+        run_dir,
+        tokenizer,
+        on_progress=process.on_progress,
+        engine_url=engine_url,
+        evaluates_only=evaluates_only,
+    )
+    await process.manager.start()
+    return process
+
+
+class RolloutProcess:
+    """What the driver calls in the rollout process."""
+
+    #: set once it is built
+    manager: RolloutManager
+
+    def __init__(self, client: HttpPolicyClient | None = None) -> None:
+        self._client = client
+        self._progress = (0, 0)
+        #: the rollout whose prompts were taken last
+        self._taken: int | None = None
+        self._turns = asyncio.Condition()
+
+    async def connect(self, router_url: str, engine_urls: list[str]) -> None:
+        """The engines are up at `engine_urls`, behind the router at `router_url`."""
+        assert self._client is not None
+        self._client.connect(router_url, engine_urls)
+        capacities = await asyncio.gather(*(asyncio.to_thread(EngineControl(url).capacity) for url in engine_urls))
+        self._client.limit(int(sum(capacities) * _IN_FLIGHT))
+
+    def on_progress(self, done: int, total: int) -> None:
+        """`done` of `total` samples of the oldest unfinished rollout are finished."""
+        self._progress = (done, total)
+
+    async def progress(self) -> tuple[int, int]:
+        """Samples finished and wanted in the rollout that reported last."""
+        return self._progress
+
+    async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
+        """One rollout, as the driver gets it: the training batch stays in Ray's object store.
+
+        Ray may begin calls in another order than they were made, so each waits until the rollout before it has taken
+        its prompts.
+
+        Args:
+            number: The rollout's number.
+            after: The rollout that takes its prompts before this one; None for the first.
+            trained: Rollouts that have been trained on.
+        """
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._taken == after)
+            self.manager.trained(trained)
+            generation = asyncio.ensure_future(self.manager.generate(number))
+            await asyncio.sleep(0)  # it runs up to its first wait, and so takes its prompts
+            self._taken = number
+            self._turns.notify_all()
+        rollout = await generation
+        # The batch crosses Ray's object store once, from here to the trainer ranks, and never enters the driver.
+        return rollout.for_driver(ray.put(rollout.batch))
+
+    async def evaluate(self, number: int) -> EvalReport:
+        """Score the held-out sets under the engines' current weights, after `number` rollouts."""
+        return await self.manager.evaluate(number)
+
+    async def save(self, folder: Path, done: int) -> None:
+        """Write the rollout part of a checkpoint after `done` rollouts."""
+        # The state of one moment; generation goes on while it is written.
+        await asyncio.to_thread(write_rollout_part, folder, self.manager.state(done))
+
+    async def load(self, folder: Path) -> None:
+        """Continue from the rollout part of a checkpoint."""
+        self.manager.load_state(await asyncio.to_thread(read_rollout_part, folder))
+
+    async def close(self) -> None:
+        """End the components' worker processes and close the client's connections."""
+        await self.manager.close()
+        if self._client is not None:
+            await self._client.close()

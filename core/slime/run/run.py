@@ -1,0 +1,361 @@
+"""`Run`: the verbs that the loops are written in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from slime.config import RunConfig
+from slime.errors import DeadlineError, EngineError, PluginContractError, SlimeError
+from slime.observe.observer import RunObserver
+from slime.plugins import PluginSet
+from slime.rollout.evaluation import EvalReport
+from slime.rollout.record import Rollout
+from slime.rollout.stall import STALL_NOTE
+from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, CheckpointWriter, read_checkpoint
+from slime.run.engines import Engines
+from slime.run.ray_session import Placement, place
+from slime.run.signals import uninterrupted
+from slime.run.workers import PendingCall, Workers
+
+Role = Literal["trainer", "engines", "rollout"]
+ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
+
+
+class Run:
+    """The processes of one run: trainer ranks, engines with their router, and the rollout process.
+
+    Entering it starts everything, leaving it ends everything, whatever happened between. Ray must be up. Evaluation
+    alone is a run without a trainer, and the export of a checkpoint one with nothing else.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        plugins: PluginSet,
+        observer: RunObserver,
+        *,
+        roles: Collection[Role] = ROLES,
+    ) -> None:
+        """Describe the run; entering it starts its processes.
+
+        Args:
+            config: The run's configuration.
+            run_dir: The run folder.
+            plugins: The driver's plugins; every process must have the same.
+            observer: Gets everything that happens.
+            roles: The processes to start; engines only if the run's generator needs them.
+        """
+        self.config = config
+        self.observer = observer
+        self.first_rollout = 0
+        self._run_dir = run_dir
+        self._plugins = plugins
+        self._roles = set(roles)
+        if not plugins.find("generator", config.generator_name).spec.needs_engine:
+            self._roles.discard("engines")
+        self._placement: Placement | None = None
+        logs = run_dir / "logs"
+        self._trainer = Workers(config, "trainer", logs / "trainer-{index}.log", watch=self._watch)
+        self._engines = Engines(config, run_dir)
+        self._rollout = Workers(config, "rollout process", logs / "rollout.log", watch=self._watch, asynchronous=True)
+        self._writer: CheckpointWriter | None = None
+        self._weight_version = 0
+        self._rollouts_trained = 0
+        #: weight version -> rollouts that had been trained on when the engines got it
+        self._trained_at: dict[int, int] = {}
+        #: rollouts begun and not waited for yet, by number
+        self._generating: dict[int, PendingCall] = {}
+        #: the rollout begun last
+        self._begun: int | None = None
+        #: the evaluation under way, and how many rollouts had been trained on
+        self._evaluating: tuple[int, PendingCall] | None = None
+        self._asked_progress: PendingCall | None = None
+        self._seconds: dict[str, float] = {}
+        self._step_started = time.monotonic()
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        try:
+            self._start()
+        except BaseException:
+            self.close(orderly=False)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, SlimeError):
+                self._blame_dead_engine(error)
+        finally:
+            self.close(orderly=error is None)
+
+    def _start(self) -> None:
+        """Start all processes side by side, so that their libraries are imported at the same time."""
+        config, fingerprint = self.config, self._plugins.fingerprint()
+        checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
+        provenance = self._plugins.provenance(config)
+        (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
+        if config.checkpoint.save is not None:
+            self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
+
+        ranks = config.world_size if "trainer" in self._roles else 0
+        num_engines = config.num_engines if "engines" in self._roles else 0
+        parts = {
+            f"{num_engines} engine(s), router": num_engines > 0,
+            "rollout process": "rollout" in self._roles,
+            f"{ranks} trainer rank(s)": ranks > 0,
+        }
+        self.observer.starting(", ".join(part for part, present in parts.items() if present))
+        self._placement = place(config, ranks=ranks, num_engines=num_engines)
+        if num_engines:
+            self._engines.start(self._placement.engines)
+        if "rollout" in self._roles:
+            self._rollout.start([{"num_cpus": 0}])
+            evaluates_only = "trainer" not in self._roles
+            self._rollout.build(
+                "slime.run.rollout_process:build_rollout_process",
+                [(config, self._run_dir, fingerprint, self._engines.url, evaluates_only)],
+            )
+        if ranks:
+            self._trainer.start(self._placement.trainer)
+            master = self._trainer.free_address()
+            self._trainer.build(
+                "slime.run.trainer:build_rank",
+                [(config, self._run_dir, fingerprint, rank, master) for rank in range(ranks)],
+            )
+        self._wait_started()
+        self._load(checkpoint)
+        self.observer.run_started(config, self._run_dir)
+
+    def _wait_started(self) -> None:
+        if self._engines.url is not None:
+            self._engines.wait_ready(self._check_building)
+        self._rollout.wait_built()
+        if self._engines.url is not None:
+            self._rollout.call(
+                "connect",
+                self._engines.url,
+                self._engines.urls,
+                doing="connecting the rollout process to the engines",
+                timeout_s=self.config.cluster.startup_timeout_s,
+            )
+        self._trainer.wait_built()
+
+    def _load(self, checkpoint: Checkpoint | None) -> None:
+        # The initial weights come first also on resume: they are the frozen reference where the checkpoint has none.
+        if (folder := self.config.checkpoint.initial_megatron_checkpoint) is not None:
+            initial = read_checkpoint(Path(folder)).trainer_part
+            self._trainer.call("load", initial, True, doing=f"loading {initial}")
+        if checkpoint is None:
+            return
+        self._trainer.call("load", checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
+        self._rollout.call("load", checkpoint.rollout_part, doing="restoring the rollout state")
+        self._weight_version = checkpoint.weight_version
+        self._trained_at = checkpoint.trained_at
+        self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
+
+    def close(self, *, orderly: bool) -> None:
+        """End every process of this run, whatever ending the others raises. Safe to call twice.
+
+        A second Ctrl-C or SIGTERM does not interrupt it: every wait inside has a deadline.
+
+        Args:
+            orderly: Whether the trainer's ranks may leave their process groups together; not after an error.
+        """
+        with uninterrupted(), ExitStack() as last_to_first:
+            last_to_first.callback(self._report_memory)
+            if self._placement is not None:
+                last_to_first.callback(self._placement.release)
+                self._placement = None
+            last_to_first.callback(self._trainer.stop, orderly=orderly, grace_s=15.0)
+            last_to_first.callback(self._engines.stop)
+            last_to_first.callback(self._rollout.stop, grace_s=5.0)
+
+    def _report_memory(self) -> None:
+        parts = (self._trainer, self._engines, self._rollout)
+        self.observer.workers_ended(sum(part.peak_bytes for part in parts))
+
+    # --- supervision -----------------------------------------------------------------------------
+
+    def _check_building(self) -> None:
+        """Raise the error of a trainer or rollout process that failed while the engines start."""
+        self._trainer.check_building()
+        self._rollout.check_building()
+
+    def _watch(self) -> None:
+        self._engines.check_alive()
+
+    def _blame_dead_engine(self, error: SlimeError) -> None:
+        """Report what failed elsewhere because an engine died as that engine's death."""
+        try:
+            failures = self._engines.failures()
+        except SlimeError:
+            return  # the engines' processes do not answer either: the error at hand says more
+        if failures and failures[0] not in str(error):
+            raise EngineError("\n".join(failures)) from error
+
+    def _wait_rollout(self, pending: PendingCall, activity: str) -> Any:
+        """Wait for the rollout process, showing its progress."""
+
+        def watch() -> None:
+            self._engines.check_alive()
+            if self._asked_progress is not None and self._asked_progress.finished:
+                [(done, total)] = self._asked_progress.wait()
+                self._asked_progress = None
+                self.observer.progress(activity, done, total)
+            if self._asked_progress is None:
+                self._asked_progress = self._rollout.begin("progress", doing=pending.doing)
+
+        try:
+            [result] = replace(pending, watch=watch).wait()
+        except DeadlineError as error:
+            note = self._run_dir / STALL_NOTE
+            if not note.is_file():
+                raise
+            raise DeadlineError(f"{error} {note.read_text(encoding='utf-8')}.") from None
+        return result
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
+
+    # --- the verbs -------------------------------------------------------------------------------
+
+    def start_step(self) -> None:
+        """What follows, up to `finish_step`, is one step."""
+        self._seconds.clear()
+        self._step_started = time.monotonic()
+
+    def start_generation(self, number: int) -> None:
+        """Begin generating rollout `number`; returns at once."""
+        self._generating[number] = self._rollout.begin(
+            "generate", number, self._begun, self._rollouts_trained, doing=f"generating rollout {number}"
+        )
+        self._begun = number
+
+    def wait_generation(self, number: int) -> Rollout:
+        """Wait until rollout `number` is finished: rewarded, and exactly one batch."""
+        with self._timed("time/wait_rollout"):
+            rollout: Rollout = self._wait_rollout(self._generating.pop(number), "generating")
+        self.observer.rollout_finished(rollout)
+        return rollout
+
+    def generate(self, number: int) -> Rollout:
+        """Generate rollout `number` and wait for it."""
+        self.start_generation(number)
+        return self.wait_generation(number)
+
+    def train(self, rollout: Rollout) -> dict[str, float]:
+        """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics.
+
+        `staleness_max` among them: rollouts trained on between the oldest weights that produced a token of this
+        batch and now.
+        """
+        with self._timed("time/train"):
+            metrics: dict[str, float] = self._trainer.call("train", rollout.batch, doing="training")[0]
+        if (oldest := rollout.metrics.get("rollout/weight_version_min")) is not None:
+            metrics["staleness_max"] = float(
+                self._rollouts_trained - trained_with(int(oldest), self._trained_at, self.config.generator_name)
+            )
+        self._rollouts_trained += 1
+        return metrics
+
+    def sync_weights(self) -> None:
+        """Send the trainer's weights to every engine, as the next version.
+
+        Waits for a running evaluation first, so that its results are of one version.
+        """
+        if "engines" not in self._roles:
+            return
+        self.finish_evaluation()
+        self._weight_version += 1
+        self._trained_at[self._weight_version] = self._rollouts_trained
+        version = str(self._weight_version)
+        with self._timed("time/sync_weights"):
+            self._trainer.call(
+                "sync_weights",
+                self._engines.urls,
+                self._engines.tp_size,
+                version,
+                doing=f"syncing weights (version {version})",
+                timeout_s=self.config.sync.weight_sync_timeout_s,
+            )
+
+    def start_evaluation(self, number: int) -> None:
+        """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
+        self.finish_evaluation()
+        pending = self._rollout.begin("evaluate", number, doing=f"evaluating after {number} rollouts")
+        self._evaluating = number, pending
+
+    def finish_evaluation(self, *, wait: bool = True) -> None:
+        """Report the running evaluation, if there is one; without `wait` only if it has finished."""
+        if self._evaluating is None or not (wait or self._evaluating[1].finished):
+            return
+        (number, pending), self._evaluating = self._evaluating, None
+        with self._timed("time/wait_evaluation"):
+            report: EvalReport = self._wait_rollout(pending, "evaluating")
+        self.observer.eval_finished(number, report)
+
+    def evaluate(self, number: int) -> None:
+        """Score the held-out sets under the engines' current weights."""
+        self.start_evaluation(number)
+        self.finish_evaluation()
+
+    def save(self, rollouts_done: int) -> None:
+        """Write a checkpoint that continues after `rollouts_done` rollouts."""
+        if self._writer is None:
+            return
+        temporary = self._writer.begin(rollouts_done)
+        self._trainer.call("save", temporary / TRAINER_PART, doing=f"saving {temporary / TRAINER_PART}")
+        self._rollout.call("save", temporary / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
+        path = self._writer.commit(
+            temporary, rollouts_done=rollouts_done, weight_version=self._weight_version, trained_at=self._trained_at
+        )
+        self.observer.checkpoint_saved(rollouts_done, path)
+
+    def export_hf(self, folder: Path) -> None:
+        """Write the current weights as a complete Hugging Face folder."""
+        self._trainer.call("export_hf", folder, doing=f"exporting {folder}")
+        self.observer.model_exported(folder)
+
+    def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
+        """Report one step: the rollout's metrics, the trainer's, and where the seconds went."""
+        metrics = {**rollout.metrics, **train_metrics, **self._seconds}
+        metrics["time/step"] = time.monotonic() - self._step_started
+        metrics["weight_version"] = float(self._weight_version)
+        self.observer.step_finished(rollout.number, metrics)
+
+
+def trained_with(version: int, trained_at: Mapping[int, int], generator: str) -> int:
+    """How many rollouts the weights of `version` had been trained on.
+
+    Args:
+        version: What a sample names.
+        trained_at: The same for every version that the engines have had.
+        generator: Who returned the sample, for the message.
+
+    Raises:
+        PluginContractError: No engine ever had this version.
+    """
+    if version not in trained_at:
+        known = f"{min(trained_at)} to {max(trained_at)}" if trained_at else "none"
+        raise PluginContractError(
+            f"generator {generator} returned a sample with weight version {version}, and the engines had versions"
+            f" {known}; expected Sample.weight_versions to be those of its Generations"
+        )
+    return trained_at[version]

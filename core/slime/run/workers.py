@@ -1,0 +1,303 @@
+"""The processes of a run: Ray actors that build one object each and call its methods by name.
+
+`Workers` is the driver's only way to another process. Every wait has a deadline, and every failure says what the
+processes were doing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from slime.config import RunConfig
+from slime.engine.ports import free_port
+from slime.errors import DeadlineError, PluginLoadError, SlimeError
+from slime.observe.memory import PeakMemory
+from slime.plugins import Fingerprint, PluginSet, load_plugins
+
+#: called about every `TICK_S` seconds of a wait; may raise to end it, when an engine has died for example
+Watch = Callable[[], None]
+
+TICK_S = 0.25
+#: how long the end of a run waits for the workers' peak memory
+MEMORY_TIMEOUT_S = 5.0
+
+
+class Worker:
+    """One process: redirects its output to a log file, builds an object and calls its methods."""
+
+    def __init__(self, log_path: Path, measures_memory: bool) -> None:
+        redirect_output(log_path)
+        self._object: Any = None
+        self._memory = PeakMemory().start() if measures_memory else None
+
+    def peak_bytes(self) -> int:
+        """Most memory that this process and its descendants have held together."""
+        return 0 if self._memory is None else self._memory.stop()
+
+    def free_address(self) -> tuple[str, int]:
+        """This node's address and a free port on it."""
+        host = node_address()
+        return host, free_port(host)
+
+    def build(self, factory: str, *args: Any) -> Any:
+        """Build the object; `factory` is `package.module:Class`."""
+        self._object = resolve_name(factory)(*args)
+
+    def close(self) -> Any:
+        """Close the object."""
+        if self._object is not None:
+            self._object.close()
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the object."""
+        return getattr(self._object, method)(*args)
+
+
+class AsyncWorker(Worker):
+    """A worker whose calls share one event loop; `build` and `call` take coroutine functions."""
+
+    async def build(self, factory: str, *args: Any) -> Any:
+        """Build the object; `factory` is `package.module:coroutine_function`."""
+        self._object = await resolve_name(factory)(*args)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a coroutine method of the object."""
+        return await getattr(self._object, method)(*args)
+
+    async def close(self) -> Any:
+        """Close the object."""
+        if self._object is not None:
+            await self._object.close()
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A call that workers are executing."""
+
+    refs: Sequence[Any]
+    #: what the workers do, for messages: "training"
+    doing: str
+    timeout_s: float
+    watch: Watch | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has returned or raised; never blocks."""
+        return len(self.returned()) == len(self.refs)
+
+    def check(self) -> None:
+        """Raise the error of a worker that has already failed; never blocks."""
+        for ref in self.returned():
+            self._result(ref)
+
+    def returned(self) -> list[Any]:
+        """References to the results that are there; never blocks."""
+        if not self.refs:
+            return []
+        returned, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
+        return list(returned)
+
+    def wait(self) -> list[Any]:
+        """Wait for every worker and return their results, in order.
+
+        Raises:
+            SlimeError: What a worker raised on purpose, unchanged; any other error, or the death of a worker, with
+                what it was doing.
+            DeadlineError: After `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        pending = list(self.refs)
+        while pending:
+            returned, pending = ray.wait(pending, num_returns=len(pending), timeout=TICK_S if self.watch else 1.0)
+            for ref in returned:
+                self._result(ref)
+            if pending and self.watch is not None:
+                self.watch()
+            if pending and time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"{self.doing}: {len(pending)} of {len(self.refs)} processes had not answered after "
+                    f"{self.timeout_s:.0f} s. Their logs are under logs/ in the run folder."
+                )
+        return [self._result(ref) for ref in self.refs]
+
+    def _result(self, ref: Any) -> Any:
+        try:
+            return ray.get(ref)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, SlimeError):
+                raise cause from None
+            raise SlimeError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
+        except RayActorError as error:
+            # First line: what Ray noticed. Last line: the exception, if the process died of one while starting.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            cause_of_death = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+            raise SlimeError(
+                f"{self.doing}: the process died ({cause_of_death}). Its log is under logs/ in the run folder."
+            ) from None
+
+
+class Workers:
+    """Handle on all processes of one role: the trainer's ranks, the engines or the rollout process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        role: str,
+        log_path: Path,
+        *,
+        watch: Watch | None = None,
+        asynchronous: bool = False,
+    ) -> None:
+        """Describe the processes; `start` starts them. Without it there are none, and calls do nothing.
+
+        Args:
+            config: The run's configuration, for deadlines.
+            role: How messages name the processes.
+            log_path: Where they write their output; `{index}` in the name stands for the process's index.
+            watch: Called regularly during a wait.
+            asynchronous: Calls run side by side in an event loop, instead of one after the other.
+        """
+        self._config = config
+        self._role = role
+        self._log_path = log_path
+        self._watch = watch
+        self._actor_class = AsyncWorker if asynchronous else Worker
+        # In a Ray cluster that was there before the run, the processes do not descend from the driver.
+        self._measures_memory = config.cluster.ray_address is not None
+        self._actors: list[Any] = []
+        self._building = PendingCall([], "", 0.0)
+        #: peak memory of the processes and their descendants, set by `stop`; 0 if they descend from the driver
+        self.peak_bytes = 0
+
+    def start(self, placement: Sequence[dict[str, Any]]) -> None:
+        """Start one process per entry of `placement`, Ray's options for it; returns at once."""
+        actor = ray.remote(self._actor_class)
+        for index, options in enumerate(placement):
+            log_path = self._log_path.with_name(self._log_path.name.format(index=index))
+            self._actors.append(actor.options(**options).remote(log_path, self._measures_memory))
+
+    def free_address(self) -> tuple[str, int]:
+        """The first process's node and a free port there."""
+        refs = [self._actors[0].free_address.remote()]
+        address: tuple[str, int]
+        [address] = PendingCall(refs, f"starting the {self._role}", self._config.cluster.startup_timeout_s).wait()
+        return address
+
+    def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
+        """Begin building every process's object; `wait_built` waits for them.
+
+        Args:
+            factory: `package.module:Class`, or a coroutine function if the workers are asynchronous.
+            arguments: The factory's arguments, for each process.
+            timeout_s: Deadline instead of `--startup-timeout-s`.
+        """
+        timeout_s = self._config.cluster.startup_timeout_s if timeout_s is None else timeout_s
+        refs = [actor.build.remote(factory, *args) for actor, args in zip(self._actors, arguments, strict=True)]
+        self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch)
+
+    def check_building(self) -> None:
+        """Raise the error of a process whose object could not be built; never blocks."""
+        self._building.check()
+
+    def wait_built(self, watch: Watch | None = None) -> None:
+        """Wait until every process has its object; `watch` is called instead of the workers' own."""
+        replace(self._building, watch=watch or self._watch).wait()
+
+    def begin(
+        self, method: str, *args: Any, doing: str, timeout_s: float | None = None, watch: Watch | None = None
+    ) -> PendingCall:
+        """Call `method` of every process's object without waiting.
+
+        Args:
+            method: The method's name.
+            *args: Its arguments; a Ray object reference arrives as the object.
+            doing: What the call does, for messages.
+            timeout_s: Deadline, counted from `PendingCall.wait`; default: `--step-timeout-s`.
+            watch: Called while waiting, instead of the workers' own.
+        """
+        name = f"{self._role}.{method}"  # in `ps` and in Ray's dashboard
+        refs = [actor.call.options(name=name).remote(method, *args) for actor in self._actors]
+        timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
+        return PendingCall(refs, doing, timeout_s, watch or self._watch)
+
+    def call(self, method: str, *args: Any, doing: str, timeout_s: float | None = None) -> list[Any]:
+        """Call `method` of every process's object and wait for the results, in order: see `begin`."""
+        return self.begin(method, *args, doing=doing, timeout_s=timeout_s).wait()
+
+    def stop(self, *, grace_s: float, orderly: bool = True) -> None:
+        """End the processes.
+
+        Args:
+            grace_s: How long closing their objects may take.
+            orderly: Whether to close their objects first.
+        """
+        self.peak_bytes = self._ask_peak_bytes() if self._measures_memory else 0
+        if orderly:
+            # A process that is still building its object would not listen.
+            built = self._building.returned()
+            refs = [
+                actor.close.remote()
+                for actor, ref in zip(self._actors, self._building.refs, strict=False)
+                if ref in built
+            ]
+            if refs:
+                ray.wait(refs, num_returns=len(refs), timeout=grace_s)
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+    def _ask_peak_bytes(self) -> int:
+        """The sum over all processes but those that are dead or too busy to answer."""
+        if not self._actors:
+            return 0
+        refs = [actor.peak_bytes.remote() for actor in self._actors]
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=MEMORY_TIMEOUT_S)
+        total = 0
+        for ref in answered:
+            with suppress(RayError):
+                total += ray.get(ref)
+        return total
+
+
+def redirect_output(log_path: Path) -> None:
+    """Send this process's stdout and stderr, C libraries included, to `log_path`."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    faulthandler.enable()
+
+
+def node_address() -> str:
+    """This node's address as the other nodes of the Ray cluster reach it."""
+    return str(ray.util.get_node_ip_address())
+
+
+def load_same_plugins(config: RunConfig, driver: Fingerprint) -> PluginSet:
+    """This process's plugins, and the driver's functions by path.
+
+    Raises:
+        PluginLoadError: The plugins differ from the driver's.
+    """
+    plugins = load_plugins(config.plugins, driver.functions)
+    digest = plugins.fingerprint().digest
+    if digest != driver.digest:
+        raise PluginLoadError(
+            f"the plugins installed where this actor runs (host {os.uname().nodename}) differ from the driver's: "
+            f"got {digest}, expected {driver.digest}. Install the same packages on every node; "
+            f"`slime plugins --json` on both shows the difference."
+        )
+    return plugins

@@ -1,0 +1,178 @@
+"""Hugging Face safetensors into the local shards of a Megatron model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slime.errors import CheckpointError
+from slime.weights.families import architecture
+from slime.weights.families.hf_config import HFConfig
+from slime.weights.mapping import Rule, Sizes, first_names
+from slime.weights.shards import OUTPUT_LAYER, hf_shapes, local_parameters, read_shard, rule_of
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+#: some tools write it for a tied model too, as a copy of the embedding
+_HF_OUTPUT_LAYER = "lm_head.weight"
+#: the one-number head of a Hugging Face sequence classification model
+_SCORE = "score.weight"
+#: ends of tensor names that checkpoints may hold although they are not weights
+_NOT_WEIGHTS = (".rotary_emb.inv_freq",)
+
+
+def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> None:
+    """Fill the local model chunks from a Hugging Face folder, under any parallel layout.
+
+    Not a collective: each rank reads the slices it holds, converted to the parameters' type. Vocabulary padding is
+    filled with zeros. An optimizer that keeps master weights must reload them afterwards.
+
+    Raises:
+        CheckpointError: If tensors are missing, unexpected or misshapen; the message names them.
+        ConfigError: If the Megatron model is not the one `hf_config` describes.
+    """
+    model = architecture(hf_config)
+    rules = {rule.megatron: rule for rule in model.rules}
+    optional = set() if OUTPUT_LAYER in rules else {_HF_OUTPUT_LAYER}
+    _fill(local_parameters(models), rules, SafetensorsFolder(folder), optional, model.sizes)
+
+
+def load_hf_backbone(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> Tensor | None:
+    """Fill everything but the output layer, which stays untouched; otherwise like `load_hf`.
+
+    Returns:
+        `score.weight` [1, hidden] of a reward model, which turns a hidden state into one number; None if the folder
+        has none.
+    """
+    model = architecture(hf_config)
+    rules = {rule.megatron: rule for rule in model.rules if rule.megatron != OUTPUT_LAYER}
+    source, local = SafetensorsFolder(folder), local_parameters(models)
+    local.pop(OUTPUT_LAYER, None)
+    _fill(local, rules, source, {_HF_OUTPUT_LAYER, _SCORE}, model.sizes)
+    if _SCORE not in source.names:
+        return None
+    shape, expected = source.shape(_SCORE), (1, model.transformer["hidden_size"])
+    if shape != expected:
+        raise CheckpointError(f"{folder}: {_SCORE} has shape {shape}, expected {expected}: one number for each token.")
+    return source.read(_SCORE, 0, 0, 1)
+
+
+def _fill(
+    local: Mapping[str, Tensor],
+    rules: Mapping[str, Rule],
+    source: SafetensorsFolder,
+    optional: set[str],
+    sizes: Sizes,
+) -> None:
+    """Read the parameters in `local`. The folder must hold what `rules` name and may hold what is optional."""
+    from megatron.core import parallel_state
+
+    _check_names(source, {name for rule in rules.values() for name in rule.hf}, optional)
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+    tp_size = parallel_state.get_tensor_model_parallel_world_size()
+    chosen = {name: rule_of(name, rules) for name in local}
+    _check_shapes(source, local, chosen, tp_size, sizes)
+    with torch.no_grad():
+        for name, parameter in local.items():
+            parameter.copy_(read_shard(chosen[name], tuple(parameter.shape), tp_rank, source.read, sizes))
+
+
+def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[str]) -> None:
+    missing = expected - source.names
+    unexpected = {name for name in source.names - expected - optional if not name.endswith(_NOT_WEIGHTS)}
+    problems = [
+        f"{len(names)} {what}: {first_names(names)}"
+        for what, names in (("missing", missing), ("unexpected", unexpected))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{source.folder} does not hold the tensors its config.json describes ({len(expected)} tensors): "
+            f"{'; '.join(problems)}."
+        )
+
+
+def _check_shapes(
+    source: SafetensorsFolder, local: Mapping[str, Tensor], rules: Mapping[str, Rule], tp_size: int, sizes: Sizes
+) -> None:
+    wrong = [
+        f"{hf_name} has shape {source.shape(hf_name)}, expected {expected}"
+        for name, parameter in local.items()
+        for hf_name, expected in zip(
+            rules[name].hf, hf_shapes(rules[name], tuple(parameter.shape), tp_size, sizes), strict=True
+        )
+        if source.shape(hf_name) != expected
+    ]
+    if wrong:
+        raise CheckpointError(f"{source.folder} has {len(wrong)} tensors of the wrong shape: {first_names(wrong)}.")
+
+
+class SafetensorsFolder:
+    """The tensors of a Hugging Face folder by name, read lazily from one file or from several with an index.
+
+    Raises:
+        CheckpointError: If the folder has no safetensors, a broken index, or a file that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open = cache(self._open_file)
+        self._file_of = self._find_files()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return tuple(self._slice(name).get_shape())
+
+    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        """Entries start..stop of a tensor along dimension 0 or 1."""
+        source = self._slice(name)
+        part: Tensor = source[start:stop] if dim == 0 else source[:, start:stop]
+        return part
+
+    def _find_files(self) -> dict[str, str]:
+        index = self.folder / INDEX_FILE
+        if index.is_file():
+            try:
+                table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                file_of = {str(name): str(file) for name, file in table.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CheckpointError(f"{index} is not a safetensors index: {error!r}.") from error
+            absent = sorted(file for file in set(file_of.values()) if not (self.folder / file).is_file())
+            if absent:
+                raise CheckpointError(f"{index} names files that are not there: {', '.join(absent)}.")
+            return file_of
+        if (self.folder / SINGLE_FILE).is_file():
+            return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
+        held = ", ".join(sorted(path.name for path in self.folder.glob("*"))[:12]) or "nothing"
+        raise CheckpointError(
+            f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; it holds {held}. "
+            "Save the model with safetensors."
+        )
+
+    def _slice(self, name: str) -> Any:
+        from safetensors import SafetensorError
+
+        file = self._file_of[name]
+        try:
+            return self._open(file).get_slice(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.folder / file}: tensor {name} cannot be read: {error}.") from error
+
+    def _open_file(self, file: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(self.folder / file, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.folder / file} cannot be read: {error}.") from error

@@ -1,0 +1,137 @@
+"""Full Hugging Face tensors into a complete model folder, which appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slime.errors import CheckpointError
+from slime.weights.families import architecture
+from slime.weights.families.hf_config import HFConfig, read_hf_config
+from slime.weights.hf_load import INDEX_FILE, SINGLE_FILE
+from slime.weights.mapping import first_names
+from slime.weights.shards import NamedTensors, buckets, drained
+
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
+#: file -> (name, bytes, type) of each of its tensors
+_Written = dict[str, list[tuple[str, int, torch.dtype]]]
+
+
+def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard_bytes: int = 4 * 2**30) -> None:
+    """Write a Hugging Face model folder: the tensors, and everything but weights copied from `source_folder`.
+
+    Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
+    existing one is replaced. `config.json` states the tensors' type.
+
+    Args:
+        folder: The folder to write.
+        named: Names and full tensors; iterated to the end in any case.
+        source_folder: A complete folder of the same model.
+        max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
+
+    Raises:
+        CheckpointError: If tensors of the model are missing or unknown, or the folder cannot be written.
+    """
+    with drained(named):
+        try:
+            _save(folder, named, source_folder, max_shard_bytes)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be written: {error}.") from error
+
+
+def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int) -> None:
+    config = read_hf_config(source_folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        work.chmod(0o755)
+        _copy_companions(source_folder, work)
+        files = _write_tensors(work, named, max_shard_bytes)
+        _check_complete(folder, {name for tensors in files.values() for name, _, _ in tensors}, config)
+        _write_config(work, config, files)
+        _move_into_place(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> _Written:
+    """Write numbered files as tensors arrive, then give them their final names."""
+    parts: list[list[tuple[str, int, torch.dtype]]] = []
+    # Copies: a view would be refused for sharing memory, and would change when training goes on.
+    copies = ((name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named)
+    for bucket in buckets(copies, max_shard_bytes):
+        _write_file(work / _part(len(parts)), dict(bucket))
+        parts.append([(name, tensor.nbytes, tensor.dtype) for name, tensor in bucket])
+    count = len(parts)
+    names = [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    for index, name in enumerate(names):
+        (work / _part(index)).rename(work / name)
+    return dict(zip(names, parts, strict=True))
+
+
+def _part(index: int) -> str:
+    return f"part-{index:05}.safetensors"
+
+
+def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}.") from error
+
+
+def _check_complete(folder: Path, written: set[str], config: HFConfig) -> None:
+    expected = {name for rule in architecture(config).rules for name in rule.hf}
+    if written != expected:
+        missing, unknown = first_names(expected - written), first_names(written - expected)
+        raise CheckpointError(
+            f"{folder} was not written: the trainer gave {len(written)} tensors, its config.json describes "
+            f"{len(expected)}; missing [{missing}], unknown [{unknown}]."
+        )
+
+
+def _copy_companions(source: Path, work: Path) -> None:
+    """Copy tokenizer, chat template, generation settings, model code: every plain file that does not hold weights."""
+    for path in source.iterdir():
+        if path.is_file() and not path.name.startswith(".") and not any(map(path.match, _WEIGHT_FILES)):
+            shutil.copyfile(path, work / path.name)
+
+
+def _write_config(work: Path, config: HFConfig, files: _Written) -> None:
+    """Write the index, if there are several files, and `config.json` with the tensors' type."""
+    tensors = [tensor for written in files.values() for tensor in written]
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(size for _, size, _ in tensors)},
+            "weight_map": {name: file for file, written in files.items() for name, _, _ in written},
+        }
+        (work / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    dtype = str(tensors[0][2]).removeprefix("torch.")
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    (work / "config.json").write_text(json.dumps({**config, key: dtype}, indent=2) + "\n", encoding="utf-8")
+
+
+def _move_into_place(work: Path, folder: Path) -> None:
+    """Rename `work` to `folder`. An existing folder is moved aside first and removed at the end."""
+    if not folder.exists():
+        work.rename(folder)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    os.replace(folder, aside)
+    try:
+        work.rename(folder)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""What all transports share: calls to the whole fleet of engines, and the sequence of a weight sync.
+
+Calls go to all engines at once, each failure names its engine and phase, and one deadline covers them all.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+from slime.engine.control import EngineControl
+from slime.errors import WeightSyncError
+from slime.weights.shards import NamedTensors, drained
+from slime.weights.verify import WeightCheck
+
+#: how long cleaning up may take after a failed sync
+_CLEANUP_S = 30.0
+
+
+class FleetCall:
+    """One call to each of several engines, running in threads."""
+
+    def __init__(self, phase: str, running: dict[futures.Future[Any], EngineControl]) -> None:
+        self._phase = phase
+        self._running = running
+
+    def raise_failed(self) -> None:
+        """Raise the first failure so far."""
+        for future, engine in self._running.items():
+            if future.done() and (error := future.exception()) is not None:
+                raise WeightSyncError(f"Weight sync: {self._phase} failed at engine {engine.url}: {error}") from error
+
+    def settle(self, seconds: float) -> None:
+        """Wait at most this long for all calls to end, successfully or not."""
+        futures.wait(self._running, timeout=seconds)
+
+    def wait(self, deadline: float) -> list[Any]:
+        """Results in engine order. Raises on the first failure and at the deadline (monotonic seconds)."""
+        _, missing = futures.wait(
+            self._running, timeout=max(0.0, deadline - time.monotonic()), return_when=futures.FIRST_EXCEPTION
+        )
+        self.raise_failed()
+        if missing:
+            late = ", ".join(self._running[future].url for future in missing)
+            raise WeightSyncError(
+                f"Weight sync: {self._phase} did not finish in time at {late}. Look at the engine's log; "
+                "--weight-sync-timeout-s sets the limit."
+            )
+        return [future.result() for future in self._running]
+
+
+class Fleet:
+    """The engines of one sync, called together."""
+
+    def __init__(self, engines: Sequence[EngineControl], timeout_s: float) -> None:
+        self.engines = engines
+        self.deadline = time.monotonic() + timeout_s
+        # Two threads for each engine: cleaning up may begin while a call is still running.
+        self._pool = futures.ThreadPoolExecutor(max_workers=max(1, 2 * len(engines)))
+
+    def remaining_s(self) -> float:
+        """Seconds to the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def start(self, phase: str, call: Callable[[EngineControl], Any]) -> FleetCall:
+        """Begin one call to every engine."""
+        return FleetCall(phase, {self._pool.submit(call, engine): engine for engine in self.engines})
+
+    def each(self, phase: str, call: Callable[[EngineControl], Any]) -> list[Any]:
+        """Call every engine and wait. Raises `WeightSyncError` with phase and engine."""
+        return self.start(phase, call).wait(self.deadline)
+
+    def clean_up(self, phase: str, call: Callable[[EngineControl], Any]) -> list[str]:
+        """Call every engine after a failure. All are tried; failures are returned as text."""
+        calls = {self._pool.submit(call, engine): engine for engine in self.engines}
+        done, missing = futures.wait(calls, timeout=_CLEANUP_S)
+        failed = [f"{phase} at {calls[one].url}: {one.exception()}" for one in done if one.exception() is not None]
+        return failed + [f"{phase} at {calls[one].url}: no answer in {_CLEANUP_S:.0f} s" for one in missing]
+
+    def close(self) -> None:
+        """Release the threads; calls still running end at their own deadlines."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class WeightTransport(ABC):
+    """Sends the trainer's weights to engines. Used on trainer rank 0; the other ranks `drain` the tensors."""
+
+    def __init__(self, engines: Sequence[EngineControl], timeout_s: float, check: WeightCheck | None = None) -> None:
+        """Talks to no engine yet.
+
+        Args:
+            engines: Engines to send to.
+            timeout_s: Seconds that one sync may take.
+            check: Compares the engines' weights with the trainer's after each sync.
+        """
+        self.engines = list(engines)
+        self.timeout_s = timeout_s
+        self._check = check
+
+    def send(self, named: NamedTensors, *, version: str) -> None:
+        """Update every engine to these weights and this weight version.
+
+        The whole sequence: pause, update, check (if asked for), flush caches, resume. `named` is always iterated to its
+        end, so that ranks that take part in gathering it never wait.
+
+        Raises:
+            WeightSyncError: With engine and phase. Engines that still answer are resumed.
+        """
+        with drained(named):
+            self._update(named if self._check is None else self._check.observe(named), version)
+
+    @abstractmethod
+    def _update(self, named: NamedTensors, version: str) -> None:
+        """Load the tensors into the engines, which are paused by `_paused` meanwhile."""
+
+    @contextmanager
+    def _paused(self, *, session: bool) -> Iterator[Fleet]:
+        """Engines paused for an update by the body; afterwards they are checked, flushed and resumed.
+
+        After a failure, sessions are closed and engines resumed if they answer. The original error is raised, with
+        notes on what could not be cleaned up.
+
+        Args:
+            session: Whether to open a weight update session around the body, which updates from memory need.
+        """
+        fleet = Fleet(self.engines, self.timeout_s)
+        open_session = False
+        try:
+            fleet.each("pausing", lambda engine: engine.pause())
+            if session:
+                open_session = True
+                fleet.each("beginning the update", lambda engine: engine.begin_weight_update())
+            yield fleet
+            if session:
+                fleet.each("ending the update", lambda engine: engine.end_weight_update())
+                open_session = False
+            if self._check is not None:
+                held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
+                for engine, checksums in zip(self.engines, held, strict=True):
+                    self._check.compare(engine.url, checksums)
+            fleet.each("flushing the cache", lambda engine: engine.flush_cache())
+            fleet.each("resuming", lambda engine: engine.resume())
+        except BaseException as error:
+            if open_session:
+                fleet.clean_up("ending the update", lambda engine: engine.end_weight_update())
+            for failure in fleet.clean_up("resuming", lambda engine: engine.resume()):
+                error.add_note(f"and then {failure}")
+            raise
+        finally:
+            fleet.close()
+
+    def close(self) -> None:  # noqa: B027 - most transports keep no connection
+        """Disconnect from the engines. May be called twice, and after a failure."""

@@ -1,0 +1,117 @@
+"""Finds the answer, code or document in a response, and the label to compare it with."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from slime.plugin import Sample
+from slime_rewards.options import AnswerOptions
+
+_BOXED = "\\boxed"
+#: characters at the end of a text, and boxes in it, that are searched: enough for any answer, and quick for any text
+_SEARCHED = 10_000
+_BOXES = 10
+_FENCE = "```"
+
+
+def label_of(sample: Sample) -> str:
+    """The sample's label.
+
+    Raises:
+        ValueError: The sample has no label and cannot be scored.
+    """
+    if sample.label is None:
+        raise ValueError(f"{describe(sample)} has no label to compare with; check --label-key")
+    return sample.label
+
+
+def labels_of(sample: Sample) -> list[str]:
+    """The accepted labels: those of a JSON list of strings; any other label is the only one."""
+    label = label_of(sample)
+    if label.lstrip().startswith("["):
+        try:
+            several = json.loads(label)
+        except ValueError:
+            return [label]
+        if isinstance(several, list) and several and all(isinstance(one, str) for one in several):
+            return several
+    return [label]
+
+
+def describe(sample: Sample) -> str:
+    """The sample's index, with the source and row that its metadata states, for messages."""
+    row = [str(sample.metadata[key]) for key in ("source", "row", "line") if key in sample.metadata]
+    return f"sample {sample.index}" + (f" ({' '.join(row)[:100]})" if row else "")
+
+
+def answer_in(response: str, options: AnswerOptions) -> str | None:
+    """The answer in a response; None if a marker that the options require is missing."""
+    answer = response
+    if options.after is not None:
+        _, marker, answer = answer.rpartition(options.after)
+        if not marker:
+            return None
+    if options.tag is not None:
+        before, end, _ = answer.rpartition(f"</{options.tag}>")
+        _, begin, answer = before.rpartition(f"<{options.tag}>")
+        if not (begin and end):
+            return None
+    return last_boxed(answer) if options.boxed else answer
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` whose braces match, or of `\boxed 5` up to white space or `$`.
+
+    Searches the last 10,000 characters and the last ten boxes.
+    """
+    text = text[-_SEARCHED:]
+    end = len(text)
+    for _ in range(_BOXES):
+        start = text.rfind(_BOXED, 0, end)
+        if start < 0:
+            break
+        rest = text[start + len(_BOXED) :].lstrip(" ")
+        content = _braced(rest) if rest.startswith("{") else _word(rest)
+        if content is not None:
+            return content
+        end = start
+    return None
+
+
+def _word(text: str) -> str | None:
+    found = re.match(r"[^\s${}]+", text)
+    return found.group() if found else None
+
+
+def _braced(text: str) -> str | None:
+    """The content of the braces that `text` begins with; None if they are not closed."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if brace.group() == "{":
+            depth += 1
+        elif brace.group() == "}":
+            depth -= 1
+            if depth == 0:
+                return text[1 : brace.start()]
+    return None
+
+
+def last_fenced(response: str) -> str | None:
+    """The content of the last block between lines that begin with three backticks; None if there is no block.
+
+    A block that is never closed extends to the end, since the response may have been cut off; but an empty one at the
+    end is a stray fence and does not hide the block before it.
+    """
+    opened: int | None = None
+    last: tuple[int, int] | None = None
+    lines = response.split("\n")
+    for number, line in enumerate(lines):
+        if line.lstrip(" ").startswith(_FENCE):
+            if opened is None:
+                opened = number
+            else:
+                last, opened = (opened, number), None
+    if opened is not None and (last is None or "".join(lines[opened + 1 :]).strip()):
+        last = (opened, len(lines))
+    return None if last is None else "\n".join(lines[last[0] + 1 : last[1]])

@@ -1,0 +1,31 @@
+"""Links in docs/ lead to pages of docs/, so that the folder can be published by itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def links(page: Path) -> list[str]:
+    """Targets of the page's relative links."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_to_files_inside_docs(page: Path) -> None:
+    for link in links(page):
+        target = (page.parent / link).resolve()
+        assert target.is_relative_to(DOCS), f"{page.relative_to(ROOT)} links outside docs/: {link}"
+        assert target.exists(), f"{page.relative_to(ROOT)}: broken link {link}"
+
+
+def test_the_search_finds_links() -> None:
+    assert sum(len(links(page)) for page in PAGES) >= 5

@@ -1,0 +1,127 @@
+"""A conversation is what the engine saw: its tokens, the mask, log-probs, and the sample made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.kit.chat import ChatTemplate, Conversation
+from slime.plugin import Generation, Sample, SpecInfo, Status
+from slime.testing import make_tokenizer
+from slime.testing.samples import CHARACTERS, STOP, encode
+
+END = CHARACTERS.index(STOP)
+
+
+@pytest.fixture(scope="module")
+def template() -> ChatTemplate:
+    return ChatTemplate(make_tokenizer())
+
+
+def answer(text: str, *, end: bool = True, reason: str = "stop", version: str = "1", **meta: Any) -> Generation:
+    tokens = [*encode(text), *([END] if end else [])]
+    return Generation(tokens, [-0.5 - n for n in range(len(tokens))], reason, [version], meta)
+
+
+def test_tokens_mask_and_log_probs_grow_together(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    assert talk.generated(answer("ab")) == "ab"
+    talk.add([{"role": "tool", "content": "4"}])
+    new = talk.response_length - 3
+    talk.generated(answer("c", end=False))
+    assert talk.loss_mask == [1, 1, 1] + [0] * new + [1]
+    assert talk.log_probs == [-0.5, -1.5, -2.5] + [0.0] * new + [-0.5]
+    assert talk.tokens[:4] == [*encode("qab"), END]
+    assert talk.prompt_length == 1
+    assert talk.last_answer == encode("c")
+
+
+def test_what_comes_after_the_last_answer_is_no_part_of_the_sample(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("ab"))
+    talk.add([{"role": "tool", "content": "4"}])
+    sample = talk.to_sample(Sample(prompt="q", index=3))
+    assert sample.tokens == [*encode("qab"), END]
+    assert sample.response_length == len(sample.loss_mask or []) == len(sample.rollout_log_probs or []) == 3
+    assert sample.response == "ab"
+    assert sample.metadata == {"messages": [{"role": "assistant", "content": "ab"}]}
+
+
+def test_the_sample_says_what_the_engines_reported_of_all_turns(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    counts = {"spec_num_correct_drafts": 2, "spec_num_proposed_drafts": 4, "completion_tokens": 3, "cached_tokens": 5}
+    talk.generated(answer("ab", version="1", spec_verify_ct=1, **counts))
+    talk.add([{"role": "tool", "content": "4"}])
+    talk.generated(answer("c", version="2", spec_verify_ct=2, **counts))
+    talk.add([{"role": "tool", "content": "5"}])
+    talk.generated(answer("d", version="2", reason="length"))
+    like = Sample(prompt="q", index=3, group_index=1, label="d", metadata={"row": 7}, metrics={"mine": 1.0})
+    sample = talk.to_sample(like)
+    assert sample.weight_versions == ["1", "2"]
+    assert sample.spec_info == SpecInfo(4, 8, 3, 6)
+    assert sample.metrics == {"mine": 1.0, "cached_tokens": 10.0}
+    assert (sample.status, sample.finish_reason) == (Status.TRUNCATED, "length")
+    assert (sample.index, sample.group_index, sample.label, sample.metadata["row"]) == (3, 1, "d", 7)
+    assert like.metrics == {"mine": 1.0}
+    assert like.metadata == {"row": 7}
+
+
+def test_routed_experts_are_a_row_for_each_computed_token(template: ChatTemplate) -> None:
+    import base64
+    from array import array
+
+    talk = Conversation(template, encode("qq"))
+    flat = array("i", range(4 * 6))  # 4 computed tokens, 3 layers x 2 experts
+    talk.generated(answer("ab", routed_experts=base64.b64encode(flat.tobytes()).decode()))
+    assert talk.to_sample(Sample()).rollout_routed_experts == [list(range(6 * n, 6 * n + 6)) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "failure"),
+    [("abort", Status.ABORTED, "the engine aborted the request: too hot"), ("odd", Status.FAILED, "unknown finish")],
+)
+def test_an_answer_that_did_not_end_well_is_not_trained_on(
+    template: ChatTemplate, reason: str, status: Status, failure: str
+) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("ab", reason=reason, finish_reason={"type": reason, "message": "too hot"}))
+    sample = talk.to_sample(Sample())
+    assert sample.status is status
+    assert failure in (sample.failure or "")
+
+
+def test_a_fork_goes_on_by_itself_and_trains_on_what_is_its_own(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("ab"))
+    other, both = talk.fork(), talk.fork(train_past=True)
+    for branch, text in ((talk, "x"), (other, "y"), (both, "z")):
+        branch.add([{"role": "user", "content": "?"}])
+        branch.generated(answer(text, version=text))
+    first, second, third = (branch.to_sample(Sample()) for branch in (talk, other, both))
+    assert [sample.response for sample in (first, second, third)] == ["x", "y", "z"]
+    assert first.loss_mask is not None and second.loss_mask is not None
+    assert first.loss_mask[:3] == [1, 1, 1]
+    assert second.loss_mask[:3] == [0, 0, 0]
+    assert second.loss_mask[3:] == first.loss_mask[3:] == (third.loss_mask or [])[3:]
+    assert (second.rollout_log_probs or [])[:3] == [0.0, 0.0, 0.0]
+    assert third.loss_mask == first.loss_mask
+    assert [sample.weight_versions for sample in (first, second)] == [["1", "x"], ["1", "y"]]
+
+
+def test_the_prompt_that_the_tokens_were_made_of_goes_to_the_sample(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"), prompt=[{"role": "user", "content": "Q"}])
+    talk.generated(answer("a"))
+    assert talk.to_sample(Sample(prompt="q")).prompt == [{"role": "user", "content": "Q"}]
+
+
+def test_messages_need_an_answer_before_them_and_a_sample_needs_one_at_all(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    with pytest.raises(ValueError, match="messages must follow an answer"):
+        talk.add([{"role": "user", "content": "?"}])
+    with pytest.raises(ValueError, match="sample 7: the policy has not answered"):
+        talk.to_sample(Sample(index=7))
+    talk.generated(answer("a"))
+    talk.add([{"role": "user", "content": "?"}])
+    with pytest.raises(ValueError, match="all messages of a turn in one call"):
+        talk.add([{"role": "user", "content": "!"}])

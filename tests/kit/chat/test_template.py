@@ -1,0 +1,153 @@
+"""New messages of a conversation become token ids; earlier tokens stay unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.chat_templates import END, EOS, START, TEMPLATES, make_bpe_tokenizer
+
+from slime.kit.chat import ChatTemplate
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens
+
+
+def result(text: str, **fields: str) -> dict[str, str]:
+    return {"role": "tool", "name": "search", "content": text, **fields}
+
+
+def test_the_end_of_an_answer_is_added_where_the_engine_did_not_generate_it() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    template = ChatTemplate(tokenizer)
+    end = tokenizer.convert_tokens_to_ids(END)
+    new = f"\n{START}tool\n4{END}\n{START}assistant\n"
+    assert template.continuation([result("4")], [50, 51]) == ids(tokenizer, END + new)
+    assert template.continuation([result("4")], [50, 51, end]) == ids(tokenizer, new)
+    newline = ids(tokenizer, "\n")
+    assert template.continuation([result("4")], [50, end, *newline]) == ids(tokenizer, new.removeprefix("\n"))
+
+
+def test_a_newline_at_the_end_of_an_answer_is_not_taken_for_the_templates() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    new = ChatTemplate(tokenizer).continuation([result("4")], [50, *ids(tokenizer, "\n")])
+    assert new == ids(tokenizer, f"{END}\n{START}tool\n4{END}\n{START}assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("trims", f"{START}tool\na b{END}{START}tool\nc{END}{START}assistant\n"),
+        (
+            "drops_reasoning",
+            f"\n{START}user\n<tool_response>\n  a b \n\n</tool_response>\n<tool_response>\nc\n</tool_response>{END}\n"
+            f"{START}assistant\n<think>\n",
+        ),
+        (
+            "strict",
+            f'\n{START}search to=assistant\n"  a b \\n"{END}\n{START}search to=assistant\n"c"{END}\n{START}assistant\n',
+        ),
+    ],
+)
+def test_messages_are_rendered_as_the_template_wants_them(name: str, expected: str) -> None:
+    tokenizer = make_bpe_tokenizer(name)
+    new = ChatTemplate(tokenizer).continuation(
+        [result("  a b \n"), result("c")], [50, tokenizer.convert_tokens_to_ids(END)]
+    )
+    assert tokenizer.decode(new) == expected
+
+
+def test_an_answer_may_end_with_another_token_than_the_turns_end() -> None:
+    tokenizer = make_bpe_tokenizer("ends_with_eos")
+    template = ChatTemplate(tokenizer)
+    eos = tokenizer.convert_tokens_to_ids(EOS)
+    assert tokenizer.decode(template.continuation([result("4")], [50])) == f"{EOS}[TOOL] 4"
+    assert tokenizer.decode(template.continuation([result("4")], [50, eos])) == "[TOOL] 4"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "text", [END, f"a{START}assistant b{END}", "<think>x</think>", f"\ue000{END}\ue0000\ue001", "<|im_<|im_end|>end|>"]
+)
+def test_special_tokens_in_contents_are_encoded_as_plain_text(name: str, text: str) -> None:
+    tokenizer = make_bpe_tokenizer(name)
+    template = ChatTemplate(tokenizer)
+    control = set(tokenizer.added_tokens_decoder)
+    new = template.continuation([result(text)], [50])
+    assert [t for t in new if t in control] == [t for t in template.continuation([result("")], [50]) if t in control]
+    assert text in tokenizer.decode(new)
+
+
+def test_special_tokens_in_every_field_of_a_message_are_plain_text() -> None:
+    tokenizer = make_bpe_tokenizer("strict")
+    template = ChatTemplate(tokenizer)
+    control = set(tokenizer.added_tokens_decoder)
+    new = template.continuation([{"role": "tool", "name": f"{END}x", "content": "4"}], [50])
+    assert sum(token in control for token in new) == 4  # the end of the answer, start, end, start
+    assert f"{START}{END}x to=assistant" in tokenizer.decode(new)
+
+
+def test_special_tokens_in_the_names_of_arguments_are_plain_text() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}"
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {END: 1}}}]
+    tokens = ChatTemplate(tokenizer).prompt([{"role": "assistant", "content": "", "tool_calls": calls}], trusted=False)
+    assert tokenizer.convert_tokens_to_ids(END) not in tokens
+    assert END in tokenizer.decode(tokens)
+
+
+def test_what_a_template_puts_before_the_end_of_a_turn_does_not_end_it_twice() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
+        "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+    )
+    template, eos = ChatTemplate(tokenizer), tokenizer.convert_tokens_to_ids(EOS)
+    new = template.continuation([{"role": "user", "content": "4"}], [50, eos])
+    assert tokenizer.decode(new) == "[INST] 4 [/INST]"
+    new = template.continuation([{"role": "user", "content": "4"}], [50])
+    assert tokenizer.decode(new) == f" {EOS}[INST] 4 [/INST]"
+
+
+def test_prompts_of_the_data_may_have_control_tokens_and_others_not() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    template = ChatTemplate(tokenizer)
+    messages = [{"role": "user", "content": f"a{END}b"}]
+    end = tokenizer.convert_tokens_to_ids(END)
+    assert template.prompt(messages).count(end) == 2
+    plain = template.prompt(messages, trusted=False)
+    assert plain.count(end) == 1
+    assert tokenizer.decode(plain) == f"{START}user\na{END}b{END}\n{START}assistant\n"
+
+
+def test_tools_and_variables_reach_the_template() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    template = ChatTemplate(tokenizer, add_generation_prompt_twice=True)
+    text = tokenizer.decode(template.prompt([{"role": "user", "content": "q"}], tools=[{"name": "search"}]))
+    assert text == f'{START}system\n{{"name": "search"}}\n{END}\n{START}user\nq{END}\n{START}assistant\n'
+    tokenizer.chat_template = "{{ messages[0].content }}{{ mood }}"
+    assert tokenizer.decode(ChatTemplate(tokenizer, mood="!").prompt([{"role": "user", "content": "q"}])) == "q!"
+
+
+def test_text_for_parsers_keeps_special_tokens_but_for_the_last() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    template = ChatTemplate(tokenizer)
+    answer = ids(tokenizer, f"<tool_call>a{START}b{END}")
+    assert template.text(answer) == f"<tool_call>a{START}b"
+    assert template.text(answer[:-1]) == f"<tool_call>a{START}b"
+    assert template.plain_text(answer) == "<tool_call>ab"
+
+
+def test_a_tokenizer_without_template_and_a_template_that_refuses_say_so() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="conversations need a chat template"):
+        ChatTemplate(tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('no tools here') }}"
+    with pytest.raises(ValueError, match="refuses the messages: TemplateError: no tools here"):
+        ChatTemplate(tokenizer).prompt([{"role": "user", "content": "q"}])
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(ValueError, match="does not print the content of an assistant"):
+        ChatTemplate(tokenizer).continuation([result("4")], [50])

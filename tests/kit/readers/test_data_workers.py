@@ -1,0 +1,184 @@
+"""Worker processes of the data: they die with their parent, and one that dies is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.prompt_files import Letters, draw, feed, numbered, write_rows
+from tests.support.tiny_models import write_tiny_tokenizer
+
+from slime.errors import DataError
+from slime.kit.readers.feed.work import BlocksJob
+from slime.kit.readers.feed.workers import Workers
+from slime.kit.readers.light_tokenizer import LightTokenizer, recipe_of
+from slime.kit.readers.opening import open_reader
+from slime.kit.readers.prompt_source import parse_source
+from slime.kit.readers.rows import Columns
+from slime.kit.readers.tokenize import PromptFormat, prompt_text, tokenize_prompt
+from slime.testing import make_tokenizer
+
+pytestmark = pytest.mark.timeout(300)
+TEMPLATED = PromptFormat(apply_chat_template=True)
+
+
+class Stuck(Letters):
+    """Dies at one text and never ends at another."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if text == "q600":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "q700":
+            time.sleep(600)
+        if text == "q800":
+            raise ValueError("no such text")
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+def gone(pid: int, within_s: float = 20) -> bool:
+    """Whether a process ends soon; one that waits to be collected has ended."""
+    return eventually(lambda: not _runs(pid), within_s)
+
+
+def eventually(true: Callable[[], bool], within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_worker_that_dies_is_an_error_with_the_rows_it_read(tmp_path: Path, streaming: bool) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(650))
+    lines = r"650 rows from \S+:1 to \S+:650" if streaming else r"138 rows from \S+p\.jsonl:513 to \S+p\.jsonl:650"
+    message = rf"its worker process was killed by SIGKILL. It read .*{lines}"
+    with (
+        closing(feed(path, tokenizer=Stuck(), workers=2, streaming=streaming)) as source,
+        pytest.raises(DataError, match=message),
+    ):
+        draw(source, 650)
+
+
+def test_a_worker_that_raises_is_an_error_with_the_rows_it_read(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(10, 795))
+    message = r"ValueError: no such text. It read 10 rows from \S+:1 to \S+:10"
+    with closing(feed(path, tokenizer=Stuck(), workers=1)) as source, pytest.raises(DataError, match=message):
+        source.next()
+
+
+def test_a_worker_that_hangs_is_an_error_after_the_deadline(tmp_path: Path) -> None:
+    reader = open_reader(parse_source(str(write_rows(tmp_path, "jsonl", numbered(9, 695)))), Columns("prompt", "label"))
+    workers = Workers(1, [reader], Stuck(), PromptFormat(False), None, deadline_s=8)
+    with closing(workers), pytest.raises(DataError, match=r"no answer within 8 s. It read 9 rows from \S+:1 to \S+:9"):
+        workers.submit(BlocksJob(((0, 0),)))()
+
+
+def test_workers_end_with_close(tmp_path: Path) -> None:
+    source = feed(write_rows(tmp_path, "jsonl", numbered(10)), workers=2)
+    source.next()
+    assert isinstance(source.performer, Workers)
+    pids = source.performer.pids
+    source.close()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(5000))
+    program = """
+        import sys, time
+        from tests.support.prompt_files import feed
+        source = feed(sys.argv[1], workers=2)
+        source.next()
+        while len(source.performer.pids) < 2:
+            time.sleep(0.01)
+        print(*source.performer.pids, flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(_runs(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(3))
+    with closing(feed(path, tokenizer=Loud(), workers=1)) as source:
+        assert [row.prompt for row in draw(source, 3)] == ["q0", "q1", "q2"]
+
+
+class Loud(Letters):
+    """Prints whenever it is asked."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        print("working on it", flush=True)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tiny_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(tokenizer: Any) -> None:
+    recipe = recipe_of(tokenizer, TEMPLATED)
+    light = recipe.make()
+    assert isinstance(light, LightTokenizer)
+    for prompt in ("1+1=", [{"role": "user", "content": "é <eos>\n"}]):
+        ours, theirs = (tokenize_prompt(one, prompt, apply_chat_template=True) for one in (light, tokenizer))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("how", ["", "(false, 2)", "(indent=2)", "(sort_keys=true)", "(true)"])
+def test_the_light_tokenizer_writes_tools_as_transformers_does(how: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson" + how + " }}{{ messages[0].content }}"
+    light = recipe_of(tokenizer, TEMPLATED).make()
+    assert isinstance(light, LightTokenizer)
+    row: dict[str, Any] = {"prompt": "q", "tools": [{"b": "é<", "a": [1]}], "form": TEMPLATED}
+    assert prompt_text(light, **row) == prompt_text(tokenizer, **row)
+
+
+def test_a_tokenizer_that_is_more_than_its_files_travels_itself() -> None:
+    assert isinstance(recipe_of(Letters(), TEMPLATED).make(), Letters)
+
+
+def test_a_tokenizer_that_does_not_pickle_is_told() -> None:
+    broken = Letters()
+    broken.lock = open("/dev/null")  # noqa: SIM115
+    with pytest.raises(DataError, match="cannot be sent to data workers: TypeError"):
+        recipe_of(broken, TEMPLATED)
+
+
+def test_transformers_tokens_come_from_the_workers(tokenizer: Any, tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(300))
+    how: dict[str, Any] = {"tokenizer": tokenizer, "form": TEMPLATED}
+    with closing(feed(path, workers=1, **how)) as there, closing(feed(path, **how)) as here:
+        rows = draw(there, 300)
+        assert rows == draw(here, 300)
+        assert rows[7].tokens == tokenize_prompt(tokenizer, "q7", apply_chat_template=True)

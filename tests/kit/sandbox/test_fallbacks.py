@@ -1,0 +1,168 @@
+"""What is left where the machine permits less: each weaker isolation, asked for by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from slime.errors import SandboxError
+from slime.kit.sandbox import Isolation, Limits, Machine, Outcome, machine_isolation, run_program_sync
+
+CORE = Path(__file__).parents[3] / "core"
+#: a Python that every user may run: the one of the tests may lie in somebody's home folder
+PYTHON = Path("/usr/bin/python3")
+needs_python = pytest.mark.skipif(not PYTHON.exists(), reason="there is no /usr/bin/python3")
+LIMITS = Limits(wall_s=20.0, processes=8)
+
+
+def python(code: str, isolation: Isolation, limits: Limits = LIMITS) -> Outcome:
+    return run_program_sync(
+        [str(PYTHON), "-I", "m.py"], files={"m.py": code.encode()}, limits=limits, isolation=isolation
+    )
+
+
+@needs_python
+@pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
+def test_limits_hold_without_namespaces(isolation: Isolation) -> None:
+    assert python("print(open('m.py').read()[:5])", isolation).stdout == b"print\n"
+    assert python("while True: pass", isolation, Limits(wall_s=1.0)).kind == "timeout"
+    assert b"MemoryError" in python("bytearray(10**10)", isolation).stderr
+    assert python("print('x' * 10**7)", isolation).kind == "output"
+    bomb = "import os, time\nwhile True:\n  if os.fork() == 0: time.sleep(60)"
+    assert b"BlockingIOError" in python(bomb, isolation).stderr
+
+
+@needs_python
+@pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
+def test_a_daemon_is_ended_without_namespaces(isolation: Isolation) -> None:
+    mark = f"{os.getpid()}-{isolation.value}"
+    code = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv({str(PYTHON)!r}, ['{mark}', '-c', 'import time; time.sleep(60)'])
+    os._exit(0)
+os.wait()
+time.sleep(0.3)
+"""
+    assert python(code, isolation).kind == "ok"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if mark.encode() in command.split(b"\0")[0]]
+
+
+@needs_python
+def test_the_filter_keeps_signals_from_others() -> None:
+    assert b"not permitted" in python(f"import os; os.kill({os.getpid()}, 0)", Isolation.FILTER).stderr
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
+def test_what_root_starts_has_no_rights() -> None:
+    code = "import os; print(os.getuid() > 60000, os.getgroups(), os.access('/etc/shadow', os.R_OK))"
+    for isolation in Isolation:
+        assert python(code, isolation).stdout == b"True [] False\n"
+
+
+def test_less_isolation_than_required_is_refused() -> None:
+    with pytest.raises(SandboxError, match=r"isolation 'namespaces' is required .* but only 'filter' is available"):
+        run_program_sync(["/bin/true"], isolation=Isolation.FILTER, require=Isolation.NAMESPACES)
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
+def test_an_ordinary_user_gets_namespaces_where_the_machine_permits_them() -> None:
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(CORE)!r})
+        from slime.kit.sandbox import machine_isolation, run_program_sync
+        print(machine_isolation().isolation.value)
+        code = b"import os; print(os.getuid(), os.path.exists('/home'), sorted(os.listdir('.')))"
+        print(run_program_sync([sys.executable, "m.py"], files={{"m.py": code}}).stdout.decode())
+    """
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", textwrap.dedent(program)],
+        user=65534, group=65534, extra_groups=[], env={}, cwd="/", capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    if b"Permission" in made.stderr or b"ModuleNotFound" in made.stderr:
+        pytest.skip("the sources are not readable for everybody")
+    isolation, _, rest = made.stdout.decode().partition("\n")
+    if isolation == "namespaces":
+        assert rest.strip() == "65534 False ['m.py']"
+    else:
+        assert isolation == "filter"
+
+
+def test_the_machine_says_what_it_permits_and_why_not_more() -> None:
+    machine = machine_isolation()
+    assert (machine.reason == "") == (machine.isolation is Isolation.NAMESPACES)
+
+
+def test_a_machine_without_landlock_says_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {Isolation.NAMESPACES: "not permitted"}
+    monkeypatch.setattr("slime.kit.sandbox.machine._try", problems.get)
+    for version, reason in (
+        (0, "namespaces: not permitted; filter: without Landlock, so that programs write wherever this user may"),
+        (1, "namespaces: not permitted"),
+    ):
+        monkeypatch.setattr("slime.kit.sandbox.machine.landlock_version", lambda version=version: version)
+        assert machine_isolation.__wrapped__() == Machine(Isolation.FILTER, reason)
+
+
+def test_the_room_loads_nothing_but_the_standard_library() -> None:
+    code = f"import sys; sys.path.insert(0, {str(CORE)!r}); import slime.kit.sandbox; print('pydantic' in sys.modules)"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    assert made.stdout == b"False\n"
+
+
+#: root of a container with users of its own, as rootless containers have it, and programs that overlap there
+IN_A_CONTAINER = """
+import asyncio, ctypes, os, sys
+ready, mapped = os.pipe(), os.pipe()
+child = os.fork()
+if child:
+    os.read(ready[0], 1)
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{child}/{name}", "w") as file:
+            file.write("0 100000 65536")
+    os.write(mapped[1], b"x")
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+made = ctypes.CDLL(None).unshare(0x10000000)
+os.write(ready[1], b"x")
+os.read(mapped[0], 1)
+if made == -1:
+    sys.exit("Permission denied: no user namespaces")
+os.setresgid(0, 0, 0)
+os.setresuid(0, 0, 0)
+sys.path.insert(0, sys.argv[1])
+from slime.kit.sandbox import Limits, run_program
+CODE = b'''
+import os, time
+for _ in range(5):
+    if os.fork() == 0: time.sleep(60)
+time.sleep(1)
+print(os.getuid())
+'''
+async def several():
+    argv, limits = [sys.argv[2], "-I", "m.py"], Limits(wall_s=30.0, processes=8)
+    return await asyncio.gather(*(run_program(argv, files={"m.py": CODE}, limits=limits) for _ in range(3)))
+outcomes = asyncio.run(several())
+print([one.kind for one in outcomes], len({one.stdout for one in outcomes}))
+"""
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a container's users")
+def test_programs_that_overlap_in_a_container_do_not_share_their_limit_of_processes() -> None:
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", IN_A_CONTAINER, str(CORE), str(PYTHON)],
+        env={}, cwd="/", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if "Permission" in made.stderr or "ModuleNotFoundError" in made.stderr:
+        pytest.skip("no user namespaces here, or the sources are not readable for everybody")
+    assert made.stdout == "['ok', 'ok', 'ok'] 3\n", made.stderr

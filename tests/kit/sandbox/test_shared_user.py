@@ -1,0 +1,133 @@
+"""Programs that have the user of slime itself and no namespaces: what the filter and Landlock keep them from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.kit.sandbox.inside.landlock import landlock_version
+
+CORE = Path(__file__).parents[3] / "core"
+#: a Python that every user may run: the one of the tests may lie in somebody's home folder
+PYTHON = Path("/usr/bin/python3")
+_NOBODY = 65534
+_BEFORE = f"""
+import os, subprocess, sys, time
+sys.path.insert(0, {str(CORE)!r})
+from slime.kit.sandbox import Isolation, Limits, machine_isolation, run_program_sync
+
+def run(code, **limits):
+    return run_program_sync(
+        [{str(PYTHON)!r}, "-I", "m.py"], files={{"m.py": code.encode()}}, isolation=Isolation.FILTER,
+        limits=Limits(**{{"wall_s": 20.0, **limits}}),
+    )
+"""
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="there is no /usr/bin/python3"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user"),
+]
+landlocked = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of a user without rights, and where that user gets: pytest's own folders are its user's alone."""
+    path = Path(tempfile.mkdtemp())
+    os.chown(path, _NOBODY, _NOBODY)
+    yield path
+    shutil.rmtree(path)
+
+
+def as_nobody(program: str, folder: Path) -> str:
+    """What `program` prints, run by a user without rights who runs programs under the filter alone."""
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", _BEFORE + textwrap.dedent(program)],
+        user=_NOBODY, group=_NOBODY, extra_groups=[], env={}, cwd=folder, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    if "ModuleNotFound" in made.stderr:
+        pytest.skip("the sources are not readable for everybody")
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def test_no_way_of_signalling_reaches_processes_of_the_same_user(folder: Path) -> None:
+    program = r"""
+        victim = subprocess.Popen(["/bin/sleep", "60"])
+        print(run(f'''
+        import ctypes, fcntl, os, struct
+        tgkill = 234 if os.uname().machine == "x86_64" else 131
+        for target in ({victim.pid}, os.getppid()):
+            print(ctypes.CDLL(None).syscall(tgkill, target, target, 9), flush=True)
+        end, _ = os.pipe()  # who is told when it can be read
+        for command, argument in ((fcntl.F_SETOWN, {victim.pid}), (15, struct.pack("ii", 1, {victim.pid}))):
+            try:
+                print(fcntl.fcntl(end, command, argument), flush=True)
+            except PermissionError:
+                print(-1, flush=True)
+        ''').stdout.split())
+        time.sleep(0.2)
+        print(victim.poll())
+        victim.kill()
+    """
+    assert as_nobody(program, folder) == f"{[b'-1'] * 4}\nNone\n"
+
+
+def test_a_program_may_still_end_itself_by_a_signal(folder: Path) -> None:
+    assert as_nobody('print(run("import os; os.abort()").returncode)', folder) == "-6\n"
+
+
+@landlocked
+def test_memory_and_environment_of_slime_itself_cannot_be_opened(folder: Path) -> None:
+    program = r"""
+        for name in ("mem", "environ"):
+            print(run(f"open('/proc/{os.getpid()}/{name}', 'rb')").stderr.split()[-1].decode())
+        print(run("import os; open(f'/proc/{os.getppid()}/mem', 'r+b')").stderr.split(b":")[-3:-1])
+    """
+    said = as_nobody(program, folder).splitlines()
+    assert [line.rpartition("/")[2] for line in said[:2]] == ["mem'", "environ'"]
+    assert "Permission denied" in said[2]
+
+
+@landlocked
+def test_nothing_is_written_outside_the_working_folder(folder: Path) -> None:
+    program = r"""
+        open("mine", "w").write("as it was")
+        os.mkdir("folder")
+        outcome = run(f'''
+        import os
+        there = {os.getcwd()!r} + "/"
+        for number, deed in enumerate((
+            lambda: open(there + "mine", "w"), lambda: os.unlink(there + "mine"), lambda: os.rmdir(there + "folder"),
+            lambda: os.rename(there + "mine", "stolen"), lambda: os.truncate(there + "mine", 0),
+            lambda: os.symlink("m.py", there + "link"), lambda: open("/tmp/left-behind", "w"),
+            lambda: open("/dev/shm/left-behind", "w"),
+        )):
+            try:
+                deed()
+                print(number)
+            except OSError:
+                pass
+        os.makedirs("a/b"); open("a/b/c", "w").write("x"); os.rename("a/b/c", "c"); open("/dev/null", "w").write("x")
+        print(open("c").read())
+        ''')
+        print(outcome.stdout.decode(), outcome.stderr.decode()[-300:], open("mine").read(), sorted(os.listdir(".")))
+    """
+    assert as_nobody(program, folder) == "x\n  as it was ['folder', 'mine']\n"
+
+
+def test_folders_deeper_than_recursion_goes_are_removed(folder: Path) -> None:
+    program = r"""
+        import tempfile
+        tempfile.tempdir = os.getcwd()
+        code = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nopen('f', 'w'); os.chmod('.', 0)"
+        print(run(code).kind, os.listdir("."))
+    """
+    assert as_nobody(program, folder) == "ok []\n"

@@ -1,0 +1,215 @@
+"""An environment of the verifiers package, as a third party writes one, run unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.sessions.talking import run
+
+from slime.kit.readers.prompt_file import PromptFile
+from slime.plugin import Sample, SamplingParams, Status
+from slime.testing import Say, ScriptedPolicy, assert_generator_contract, decode, make_context, make_sample
+from slime_generators.options import VerifiersOptions
+from slime_generators.verifiers_env.generator import VerifiersEnv
+
+#: what a third party ships: a taskset with rewards, and the harness that plays it
+ENVIRONMENT = '''
+"""Sums of one and a number, asked twice."""
+
+import sys
+
+import verifiers.v1 as vf
+
+PROGRAM = """
+import json, sys, urllib.request
+
+base, key, prompt = sys.argv[1:]
+
+def ask(messages):
+    body = json.dumps({"model": "m", "messages": messages, "temperature": 0.1}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base.rstrip("/") + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+
+messages = [{"role": "user", "content": prompt}]
+messages += [ask(messages), {"role": "user", "content": "sure?"}]
+if "hang" in prompt:
+    import time
+    time.sleep(600)
+ask(messages)
+"""
+
+
+class SumData(vf.TaskData):
+    answer: str
+
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        if "broken" in self.data.prompt:
+            raise RuntimeError("a bug of the rubric's")
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply) < 3)
+
+    @vf.metric
+    async def letters(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply))
+
+
+class Sums(vf.Taskset[SumTask]):
+    def load(self):
+        print("environments like to print")
+        for prompt, answer in [("0+1=", "1"), ("1+1=", "2"), ("broken", "x"), ("hang", "x")]:
+            yield SumTask(SumData(prompt=prompt, answer=answer), self.config.task)
+
+
+class TwoQuestions(vf.Harness[vf.HarnessConfig]):
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
+        return await runtime.run_program([sys.executable, "-c", PROGRAM, endpoint, secret, data.prompt_text], {})
+
+
+__all__ = ["Sums", "TwoQuestions"]
+'''
+#: the environment is imported anew in each test
+DEADLINE_S = 150.0
+SAMPLING = SamplingParams(max_new_tokens=96, sampling_seed=7)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the environment is, with its rows as prompts."""
+    folder = tmp_path_factory.mktemp("environment")
+    (folder / "sums_v1.py").write_text(ENVIRONMENT)
+    command = [sys.executable, "-m", "slime_generators.verifiers_env.rows", "sums_v1", "--path", str(folder)]
+    done = subprocess.run(
+        [*command, "--out", str(folder / "prompts.jsonl")], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder}/prompts.jsonl: 4 rows\n"
+    return folder
+
+
+def tasks(folder: Path) -> list[Sample]:
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    samples = []
+    for number, row in enumerate(rows):
+        sample = make_sample("-", None, index=number, metadata=row["metadata"])
+        sample.prompt = row["prompt"]
+        samples.append(sample)
+    return samples
+
+
+@asynccontextmanager
+async def environment(folder: Path, **options: Any) -> AsyncIterator[VerifiersEnv]:
+    generator = VerifiersEnv(VerifiersOptions(taskset="sums_v1", path=(folder,), **options), make_context())
+    try:
+        yield generator
+    finally:
+        await generator.close()
+
+
+def answering(call: Any) -> Say:
+    """Unsure at first; then what is right for the first task."""
+    return Say.text("1" if "sure?" in decode(call.tokens) else "let me think")
+
+
+def test_rows_of_a_taskset_are_prompts_for_slime(folder: Path) -> None:
+    rows = list(PromptFile(str(folder / "prompts.jsonl"), input_key="prompt", label_key="label"))
+    assert [row.prompt for row in rows][:2] == [
+        [{"role": "user", "content": "0+1="}],
+        [{"role": "user", "content": "1+1="}],
+    ]
+    assert [row.metadata["verifiers"]["idx"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_its_rewards_metrics_and_turns_become_the_samples(folder: Path) -> None:
+    policy = ScriptedPolicy(answering)
+
+    async def work() -> Sequence[list[Sample]]:
+        async with environment(folder) as generator:
+            return await asyncio.gather(*(generator.generate(one, SAMPLING, policy) for one in tasks(folder)[:2]))
+
+    [right], [wrong] = run(work(), DEADLINE_S)
+    assert right.reward == {"score": 1.5, "right": 1.0, "short": 1.0}
+    assert wrong.reward == {"score": 0.5, "right": 0.0, "short": 1.0}
+    assert right.metrics["verifiers/letters"] == 1.0 and right.metrics["agent/requests"] == 2.0
+    assert right.status is Status.COMPLETED and right.response == "1"
+    assert sum(right.loss_mask or []) == len("let me think") + len("1"), "both turns, in one sequence"
+    assert {call.sampling.temperature for call in policy.calls} == {1.0}, "the run's, not the harness's"
+
+
+def test_it_keeps_the_contract_of_generators(folder: Path) -> None:
+    generator = VerifiersEnv(VerifiersOptions(taskset="sums_v1", path=(folder,)), make_context())
+    assert_generator_contract(generator, samples=tasks(folder)[:2])
+
+
+def test_what_goes_wrong_in_it_fails_its_sample_alone(folder: Path) -> None:
+    async def work() -> list[Any]:
+        first, _, broken, hanging = tasks(folder)
+        other = make_sample("-", None)
+        stale = make_sample("-", None, metadata={"verifiers": {"idx": 0, "key": "of another version"}})
+        async with environment(folder, agent_timeout_s=5.0) as generator:
+            calls = (
+                generator.generate(one, SAMPLING, ScriptedPolicy(answering))
+                for one in (first, broken, hanging, other, stale)
+            )
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    [[fine], broken, [hanging], other, stale] = run(work(), DEADLINE_S)
+    assert fine.reward["right"] == 1.0
+    assert isinstance(broken, RuntimeError) and "a bug of the rubric's" in str(broken)
+    assert hanging.status is Status.TRUNCATED and hanging.metrics["agent/timeouts"] == 1.0
+    assert isinstance(other, ValueError) and "slime_generators.verifiers_env.rows" in str(other)
+    assert isinstance(stale, RuntimeError) and "task 0 has changed since the rows were written" in str(stale)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_fails_what_it_played_and_is_started_again(folder: Path) -> None:
+    async def work() -> list[Sample]:
+        async with environment(folder) as generator:
+            playing = asyncio.ensure_future(
+                generator.generate(tasks(folder)[3], SAMPLING, policy := ScriptedPolicy(answering))
+            )
+            await policy.asked.wait()
+            process = generator._environment._process
+            assert process is not None
+            os.killpg(process.pid, signal.SIGKILL)
+            with pytest.raises(RuntimeError, match="ended with exit code -9"):
+                await playing
+            return await generator.generate(tasks(folder)[0], SAMPLING, ScriptedPolicy(answering))
+
+    [sample] = run(work(), DEADLINE_S)
+    assert sample.reward == {"score": 1.5, "right": 1.0, "short": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"python": "/no/such/python"}, "cannot be started"),
+        ({"env": {"taskset": {"no_such_setting": 1}}}, "ended with exit code 1"),
+    ],
+)
+def test_an_environment_that_cannot_be_loaded_says_so(folder: Path, options: dict[str, Any], message: str) -> None:
+    async def work() -> None:
+        async with environment(folder, **options) as generator:
+            with pytest.raises(RuntimeError, match=message):
+                await generator.generate(tasks(folder)[0], SAMPLING, ScriptedPolicy(answering))
+
+    run(work(), DEADLINE_S)

@@ -1,0 +1,76 @@
+"""Readable rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slime.observe.samples import write_eval, write_rollout
+from slime.types import Group, Sample, Status
+
+
+def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path: Path) -> None:
+    groups = [
+        Group(
+            4,
+            [
+                Sample(
+                    group_index=4,
+                    index=40,
+                    prompt="1+1=",
+                    tokens=[1, 2, 3, 9],
+                    response="2",
+                    response_length=1,
+                    label="2",
+                    reward=1.0,
+                    status=Status.COMPLETED,
+                    finish_reason="stop",
+                    weight_versions=["3"],
+                )
+            ],
+        ),
+        Group(5, [Sample(group_index=5, index=41, status=Status.FAILED, failure="reward x: ValueError: bad")]),
+    ]
+    path = write_rollout(tmp_path, 12, groups)
+    assert path == tmp_path / "rollouts" / "000012.jsonl"
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {
+        "group": 4,
+        "index": 40,
+        "prompt": "1+1=",
+        "response": "2",
+        "label": "2",
+        "reward": 1.0,
+        "status": "completed",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "response_tokens": 1,
+        "trained_tokens": 1,
+        "weight_versions": ["3"],
+        "failure": None,
+    }
+    assert (second["status"], second["failure"]) == ("failed", "reward x: ValueError: bad")
+    assert [file.name for file in path.parent.iterdir()] == ["000012.jsonl"]
+
+
+def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
+    sample = Sample(prompt=[{"role": "user", "content": "hi"}], response="broken \ud83d end", reward=0.5)
+    path = write_eval(tmp_path, 3, "held", [(sample, {"passed": True})])
+    assert path.name == "eval_held_000003.jsonl"
+    row = json.loads(path.read_text())
+    assert (row["response"], row["reward"], row["passed"]) == ("broken ? end", 0.5, True)
+    assert "hi" in str(row["prompt"])
+
+
+def test_conversations_and_what_generators_report_are_told(tmp_path: Path) -> None:
+    sample = Sample(
+        tokens=[1, 2, 3, 4],
+        response_length=3,
+        loss_mask=[1, 0, 1],
+        metadata={"messages": [{"role": "assistant", "content": "look"}], "other": 1},
+        metrics={"tools/search/calls": 1.0},
+    )
+    [row] = map(json.loads, write_rollout(tmp_path, 0, [Group(0, [sample])]).read_text().splitlines())
+    assert (row["trained_tokens"], row["metrics"]) == (2, {"tools/search/calls": 1.0})
+    assert row["messages"] == [{"role": "assistant", "content": "look"}]
+    assert "other" not in row

@@ -1,0 +1,55 @@
+"""Every component that comes with slime keeps the contract of its kind, whatever its switches say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from slime.plugins import Component, survey_plugins
+from slime.plugins.kinds import KINDS
+from slime.testing.check import check_component
+
+#: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones; and the
+#: generator that needs an environment, in tests/kit/sessions/test_verifiers.py
+SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model", "generators/verifiers_env"}
+OWN = [one for one in survey_plugins().components() if one.found.own and one.id not in SERVED]
+#: what components cannot be built without
+NEEDED: dict[str, dict[str, Any]] = {
+    "generators/black_box": {"agent": "tests.support.agents:ask_once"},
+    "rewards/given": {"missing": 0.0},
+}
+#: choices that need a service
+ONLINE = ({"mode": "online"},)
+
+
+def switched(component: Component) -> Iterator[dict[str, Any]]:
+    """The defaults, then each switch and each choice among the options by itself."""
+    needed = NEEDED.get(component.id, {})
+    yield needed
+    for name, info in component.spec.options.model_fields.items():
+        if isinstance(info.default, bool):
+            yield {**needed, name: not info.default}
+        elif get_origin(info.annotation) is Literal:
+            choices = ({name: choice} for choice in get_args(info.annotation) if choice != info.default)
+            yield from ({**needed, **choice} for choice in choices if choice not in ONLINE)
+
+
+CASES = [
+    pytest.param(component, options, id=f"{component.id}{options or ''}")
+    for component in OWN
+    for options in switched(component)
+]
+
+
+@pytest.mark.parametrize(("component", "options"), CASES)
+def test_a_component_of_slimes_own_keeps_its_contract(component: Component, options: dict[str, Any]) -> None:
+    checked = check_component(component, options)
+    assert checked.problems == []
+    assert checked.notes == []
+    assert len(checked.kept) >= 5
+
+
+def test_there_is_one_of_every_kind() -> None:
+    assert {component.kind for component in OWN} == set(KINDS)

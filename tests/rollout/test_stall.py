@@ -1,0 +1,123 @@
+"""An event loop that stands still is reported, with the component that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.support.scoring import health
+
+from slime.plugin import Group, PolicyClient, SamplingParams, Selection
+from slime.rollout.boundaries import GroupFilter
+from slime.rollout.pipeline import SampleGenerator
+from slime.rollout.policy_session import BatchContext
+from slime.rollout.stall import StallWatch
+from slime.types import Sample, Status
+
+SAMPLING = SamplingParams(max_new_tokens=8)
+
+
+class Spinning:
+    """Computes, in a task of its own, until the test has seen the report; `end` bounds what a failing test costs."""
+
+    def __init__(self, note: Path) -> None:
+        self.note = note
+        self.seen: list[str] = []
+
+    async def generate(
+        self,
+        sample: Sample,
+        sampling: SamplingParams,  # noqa: ARG002 - the contract's
+        policy: PolicyClient,  # noqa: ARG002 - the contract's
+    ) -> list[Sample]:
+        await asyncio.create_task(self.spin())
+        sample.tokens, sample.response_length, sample.status = [*sample.tokens, 7], 1, Status.COMPLETED
+        return [sample]
+
+    async def spin(self) -> None:
+        end = time.monotonic() + 20
+        while not self.seen and time.monotonic() < end:
+            if self.note.exists():
+                self.seen.append(self.note.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(60)
+def test_a_generator_that_holds_the_loop_is_named_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = Spinning(tmp_path / "stalled.txt")
+
+    async def main() -> list[Sample]:
+        boundary = SampleGenerator(generator, health("generator spinning", "generator"), timeout_s=60, concurrency=4)
+        watch = StallWatch({"generator spinning": generator}, stall_s=0.3, note=generator.note)
+        watch.start()
+        try:
+            return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchContext(None, SAMPLING, 42))
+        finally:
+            watch.close()
+
+    assert [sample.status for sample in asyncio.run(main())] == [Status.COMPLETED]
+    [note] = generator.seen
+    assert re.match(r"generator spinning has not returned for \d+ s, at \S+test_stall\.py:\d+ in Spinning\.spin$", note)
+    assert "generator spinning has not returned" in caplog.text and "in spin" in caplog.text  # the stack
+
+
+@pytest.mark.timeout(60)
+def test_code_of_no_component_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> float:
+        watch = StallWatch({"generator of another package": asyncio.Lock()}, stall_s=0.2)
+        watch.start()
+        started = time.monotonic()
+        while time.monotonic() - started < 1.0:
+            pass
+        watch.close()
+        return time.monotonic() - started
+
+    with caplog.at_level(logging.ERROR):
+        assert asyncio.run(main()) >= 1.0
+    assert caplog.text.count("the event loop of the rollout has stood still for") == 1
+    assert "test_stall.py" in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_the_note_names_a_filter_that_does_not_return_for_as_long_as_it_holds_the_loop(tmp_path: Path) -> None:
+    note, seen = tmp_path / "stalled.txt", list[str]()
+
+    class Slow:
+        def select(self, buffer: Sequence[Group], want: int) -> Selection:
+            end = time.monotonic() + 10
+            while not seen and time.monotonic() < end:
+                time.sleep(0.01)
+                seen.extend([note.read_text(encoding="utf-8")] if note.exists() else [])
+            return Selection(list(range(len(buffer)))[:want])
+
+    async def main() -> None:
+        watch = StallWatch({}, stall_s=0.2, note=note)
+        watch.start()
+        GroupFilter(Slow(), "buffer filter p/slow").select([], 0)
+        end = time.monotonic() + 10
+        while note.exists() and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        watch.close()
+
+    asyncio.run(main())
+    assert re.match(
+        r"buffer filter p/slow has not returned for \d+ s, at \S+test_stall\.py:\d+ in .*Slow\.select", seen[0]
+    )
+    assert not note.exists()
+
+
+def test_a_loop_that_runs_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        watch = StallWatch({}, stall_s=10.0)
+        watch.start()
+        await asyncio.sleep(0.05)
+        watch.close()
+
+    asyncio.run(main())
+    assert caplog.text == ""

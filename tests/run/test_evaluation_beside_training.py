@@ -1,0 +1,110 @@
+"""Evaluations beside training: the loop goes on, the weights wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime import loop
+from slime.config import RunConfig
+from slime.config.eval_options import EvalOptions
+from slime.config.options import RolloutOptions
+from slime.plugins import load_plugins
+from slime.rollout.evaluation import EvalReport
+from slime.run.run import Run
+
+
+class Told:
+    """An observer that notes which evaluation was told, after what."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def eval_finished(self, step: int, report: EvalReport) -> None:
+        self._events.append(f"told {step}")
+        assert report.rollout == step
+
+
+class PendingEvaluation:
+    """A fake call to the rollout process: it ends on a wait, or once `over` is set."""
+
+    def __init__(self, number: int, rollouts: Rollouts) -> None:
+        self.number = number
+        self._rollouts = rollouts
+
+    @property
+    def finished(self) -> bool:
+        return self._rollouts.over
+
+
+class Rollouts:
+    """Stands in for the handle on the rollout process."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self.over = False
+
+    def begin(self, method: str, number: int, *, doing: str) -> PendingEvaluation:
+        assert (method, doing) == ("evaluate", f"evaluating after {number} rollouts")
+        self._events.append(f"evaluation {number}")
+        return PendingEvaluation(number, self)
+
+
+def run_with(events: list[str], tmp_path: Path) -> tuple[Any, Rollouts]:
+    config = RunConfig(
+        rollout=RolloutOptions(num_rollout=4, update_weights_interval=2),
+        evaluation=EvalOptions(eval_prompt_data=[("a", "f")], eval_interval=4),
+    )
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), Told(events))
+    rollouts = Rollouts(events)
+    run._rollout = rollouts
+    run._wait_rollout = lambda pending, _: EvalReport(pending.number, {})
+    run._trainer = SimpleNamespace(call=lambda *_, **__: events.append("sync"))
+    run.start_generation = lambda _number: None
+    run.wait_generation = lambda number: number
+    run.train = lambda number: events.append(f"train {number}")
+    run.finish_step = lambda *_: None
+    run.save = run.export_hf = lambda _done: None
+    return run, rollouts
+
+
+def test_training_goes_on_beside_an_evaluation_and_the_next_sync_waits_for_it(tmp_path: Path) -> None:
+    events: list[str] = []
+    run, _ = run_with(events, tmp_path)
+    loop.train_asynchronously(run)
+    assert events == [
+        *("sync", "evaluation 0", "train 0", "train 1"),
+        *("told 0", "sync", "train 2", "train 3", "sync"),
+        *("evaluation 4", "told 4"),
+    ]
+
+
+def test_an_evaluation_that_is_over_is_told_at_the_next_step(tmp_path: Path) -> None:
+    events: list[str] = []
+    run, rollouts = run_with(events, tmp_path)
+    rollouts.over = True
+    loop.train_asynchronously(run)
+    assert events[:4] == ["sync", "evaluation 0", "train 0", "told 0"]
+
+
+def test_one_evaluation_goes_on_at_a_time(tmp_path: Path) -> None:
+    events: list[str] = []
+    run, _ = run_with(events, tmp_path)
+    run.start_evaluation(1)
+    run.start_evaluation(2)
+    assert events == ["evaluation 1", "told 1", "evaluation 2"]
+
+
+def test_what_an_evaluation_fails_of_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
+    run, _ = run_with([], tmp_path)
+
+    def failing(*_: object) -> EvalReport:
+        raise ValueError("none of its samples has a reward")
+
+    run._wait_rollout = failing
+    run.start_evaluation(1)
+    with pytest.raises(ValueError, match="none of its samples"):
+        run.sync_weights()

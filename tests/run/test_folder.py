@@ -1,0 +1,197 @@
+"""Checkpoint folders: complete or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime.config import RunConfig, load_config
+from slime.errors import CheckpointError, ConfigError, DataError
+from slime.run.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, require_own_folder
+
+Config = Callable[..., RunConfig]
+Saved = Callable[..., Path]
+
+
+@pytest.fixture
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text('{"prompt": "1+1=", "label": "2"}\n')
+    return path
+
+
+@pytest.fixture
+def config(prompts: Path) -> Config:
+    """The configuration of a run on `prompts`, with more words."""
+    flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
+    flags += ["--prompt-data", str(prompts), "--lr", "1e-4"]
+    return lambda *words: load_config([*flags, *words])
+
+
+def commit(writer: CheckpointWriter, temporary: Path, rollouts_done: int) -> Path:
+    version = rollouts_done + 1
+    return writer.commit(
+        temporary, rollouts_done=rollouts_done, weight_version=version, trained_at={1: 0, version: rollouts_done}
+    )
+
+
+@pytest.fixture
+def saved(config: Config) -> Saved:
+    """Saves a checkpoint under a folder."""
+
+    def save(root: Path, rollouts_done: int, *words: str) -> Path:
+        writer = CheckpointWriter(root, config(*words), {"plugins": []})
+        temporary = writer.begin(rollouts_done)
+        (temporary / "megatron" / "weights").write_text(f"after {rollouts_done}")
+        return commit(writer, temporary, rollouts_done)
+
+    return save
+
+
+def test_latest_names_the_newest_and_everything_is_read_back(saved: Saved, tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    saved(tmp_path, 4)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.path == tmp_path / "rollout_000004"
+    assert (checkpoint.rollouts_done, checkpoint.weight_version, checkpoint.trained_at) == (4, 5, {1: 0, 5: 4})
+    assert (checkpoint.trainer_part / "weights").read_text() == "after 4"
+
+
+def test_an_older_checkpoint_can_be_named(saved: Saved, tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    saved(tmp_path, 4)
+    assert read_checkpoint(tmp_path / "rollout_000002").rollouts_done == 2
+
+
+def test_a_crash_while_saving_leaves_the_one_before(saved: Saved, config: Config, tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    CheckpointWriter(tmp_path, config(), {}).begin(4)  # and no commit
+    assert read_checkpoint(tmp_path).rollouts_done == 2
+
+
+def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, config(), {})
+    (writer.begin(4) / "megatron" / "half").write_text("written")
+    assert list((writer.begin(4) / "megatron").iterdir()) == []
+
+
+def test_no_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"expected `latest` or `state.json`"):
+        read_checkpoint(tmp_path)
+
+
+def test_an_unreadable_part_is_named(saved: Saved, tmp_path: Path) -> None:
+    path = saved(tmp_path, 2)
+    (path / "plugins.json").unlink()
+    with pytest.raises(CheckpointError, match=r"rollout_000002 is incomplete.*plugins\.json"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_both_numbers_and_a_way_on(saved: Saved, tmp_path: Path) -> None:
+    path = saved(tmp_path, 2) / "state.json"
+    path.write_text(path.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 3\. .* --save-hf"):
+        read_checkpoint(tmp_path)
+
+
+def test_another_data_order_is_refused_with_both_values(saved: Saved, config: Config, tmp_path: Path) -> None:
+    checkpoint: Checkpoint = read_checkpoint(saved(tmp_path, 2))
+    checkpoint.require_same_data_order(config())
+    with pytest.raises(CheckpointError, match=r"--rollout-seed: was 42, is 7"):
+        checkpoint.require_same_data_order(config("--rollout-seed", "7"))
+
+
+def test_a_prompt_file_that_moved_is_the_same_data(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    moved = prompts.rename(prompts.with_name("moved.jsonl"))
+    checkpoint.require_same_data_order(config("--prompt-data", str(moved)))
+
+
+def test_a_prompt_file_that_was_edited_is_refused_though_it_has_as_many_rows(
+    saved: Saved, config: Config, prompts: Path, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    prompts.write_text(prompts.read_text().replace("1+1=", "1+2="))
+    with pytest.raises(
+        CheckpointError, match=r"--prompt-data: (\S+) does not hold what \1 held then \(sha256 \w{12}, was"
+    ):
+        checkpoint.require_same_data_order(config())
+
+
+def test_the_saved_content_is_that_of_the_start_though_the_file_is_edited_while_the_run_goes_on(
+    config: Config, prompts: Path, tmp_path: Path
+) -> None:
+    writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
+    prompts.write_text('{"prompt": "other", "label": "2"}\n')
+    path = commit(writer, writer.begin(2), 2)
+    with pytest.raises(CheckpointError, match="--prompt-data"):
+        read_checkpoint(path).require_same_data_order(config())
+
+
+def test_a_prompt_file_that_is_gone_is_named(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2))
+    prompts.unlink()
+    with pytest.raises(DataError, match=r"--prompt-data \S+prompts\.jsonl cannot be read: No such file"):
+        checkpoint.require_same_data_order(config())
+
+
+def test_other_options_of_the_data_source_are_refused_wherever_they_were_stated(
+    saved: Saved, config: Config, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(saved(tmp_path, 2, "--data-source.min-level", "5"))
+    same = config().model_copy(update={"component_options": {"datasource": {"min_level": 5}}})  # as from a run file
+    checkpoint.require_same_data_order(same)
+    with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is '6'"):
+        checkpoint.require_same_data_order(config("--data-source.min-level", "6"))
+    with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is None"):
+        checkpoint.require_same_data_order(config())
+
+
+def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stays_newest(
+    saved: Saved, config: Config, tmp_path: Path
+) -> None:
+    saved(tmp_path, 2)
+    writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
+    temporary = writer.begin(4)
+    (temporary / "state.json").mkdir()  # stands for any refusal: the part cannot be written
+    with pytest.raises(CheckpointError, match=r"rollout_000004 could not be written: .*state\.json"):
+        commit(writer, temporary, 4)
+    assert read_checkpoint(tmp_path).path == tmp_path / "rollout_000002"
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"rollout_000004\.partial could not be written"):
+        CheckpointWriter(tmp_path / "file", config(), {"plugins": []}).begin(4)
+
+
+def test_another_model_for_the_reference_is_told_unless_the_checkpoint_holds_the_reference(
+    prompts: Path, tmp_path: Path
+) -> None:
+    flags = "--num-rollout 4 --rollout-batch-size 2 --advantage-estimator e --reward r --lr 1e-4"
+    kl = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--prompt-data", str(prompts)]
+
+    def run(*words: str) -> RunConfig:
+        return load_config([*flags.split(), *kl, *words])
+
+    writer = CheckpointWriter(tmp_path, run("--hf-checkpoint", "m", "--ref-load", "before"), {"plugins": []})
+    checkpoint = read_checkpoint(commit(writer, writer.begin(1), 1))
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--ref-load", "before")) is None
+    told = checkpoint.other_reference(run("--hf-checkpoint", "m"))
+    assert told is not None and "has the weights of before; in this run it has those of m (--ref-load" in told
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--kl-loss-coef", "0", "--no-use-kl-loss")) is None
+    (checkpoint.trainer_part / "reference").mkdir()
+    assert checkpoint.other_reference(run("--hf-checkpoint", "m")) is None
+
+
+def test_a_new_run_does_not_save_among_the_checkpoints_of_another(saved: Saved, config: Config, tmp_path: Path) -> None:
+    require_own_folder(config("--save", str(tmp_path)))
+    path = saved(tmp_path, 2)
+    require_own_folder(config("--save", str(tmp_path), "--load", str(tmp_path)))
+    require_own_folder(config("--save", str(tmp_path), "--load", str(path)))
+    require_own_folder(config("--save", str(tmp_path / "other"), "--load", str(path)))
+    way_out = r"holds checkpoints of another run, up to rollout_000002\. Continue that run with --load"
+    with pytest.raises(ConfigError, match=way_out):
+        require_own_folder(config("--save", str(tmp_path)))
+    other = saved(tmp_path / "other", 4)
+    with pytest.raises(ConfigError, match=way_out):
+        require_own_folder(config("--save", str(tmp_path), "--load", str(other)))

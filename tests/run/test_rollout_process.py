@@ -1,0 +1,87 @@
+"""What the driver calls in the rollout process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.rollout.record import Rollout
+from slime.run.checkpoint import read_rollout_part
+from slime.run.rollout_process import RolloutProcess
+from slime.types import Group, Sample
+
+
+class Manager:
+    """Stands in for the rollout manager and records in which order prompts are taken."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.taken: list[int] = []
+        self.loaded: Any = None
+
+    def trained(self, done: int) -> None:
+        self.done.append(done)
+
+    async def generate(self, number: int) -> Rollout:
+        self.taken.append(number)
+        await asyncio.sleep(0.01)
+        groups = [Group(3, [Sample(3, 6)]), Group(9, [Sample(9, 18)])]
+        return Rollout(
+            number, groups, groups, [(groups[0], "dull")], metrics={"rollout/samples": 2.0}, batch="the batch"
+        )
+
+    def state(self, done: int) -> dict[str, Any]:
+        return {"trained": done, "groups": [{"index": 1}]}
+
+    def load_state(self, state: Any) -> None:
+        self.loaded = state
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+@pytest.fixture
+def process(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> RolloutProcess:
+    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: f"reference to {batch}")
+    process = RolloutProcess()
+    process.manager = manager
+    return process
+
+
+def test_the_driver_gets_the_record_without_groups_and_a_reference_to_the_batch(
+    process: RolloutProcess, manager: Manager
+) -> None:
+    rollout = asyncio.run(process.generate(4, None, 3))
+    assert rollout == Rollout(4, metrics={"rollout/samples": 2.0}, batch="reference to the batch")
+    assert manager.done == [3]
+
+
+def test_calls_that_begin_out_of_order_wait_for_their_turn(process: RolloutProcess, manager: Manager) -> None:
+    """Ray may start calls in any order; prompts are taken in the order the driver began the rollouts."""
+
+    async def begin_backwards() -> None:
+        calls = []
+        for number, after in ((7, 6), (6, 5), (5, None)):
+            calls.append(asyncio.ensure_future(process.generate(number, after, 5)))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*calls)
+
+    asyncio.run(begin_backwards())
+    assert manager.taken == [5, 6, 7]
+
+
+def test_the_rollout_part_of_a_checkpoint_is_written_and_read(
+    process: RolloutProcess, manager: Manager, tmp_path: Path
+) -> None:
+    async def save_and_load() -> None:
+        await process.save(tmp_path / "rollout", 7)
+        await process.load(tmp_path / "rollout")
+
+    asyncio.run(save_and_load())
+    assert manager.loaded == {"trained": 7, "groups": [{"index": 1}]}
+    assert read_rollout_part(tmp_path / "rollout")["trained"] == 7

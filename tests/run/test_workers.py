@@ -1,0 +1,210 @@
+"""The handle on remote processes: results, errors, deaths and delays arrive in words that say what was being done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.config import RunConfig
+from slime.config.options import ClusterOptions
+from slime.errors import DeadlineError, SlimeError, TrainerError
+from slime.run.ray_session import ray_session
+from slime.run.workers import Workers
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120), pytest.mark.usefixtures("session")]
+
+CONFIG = RunConfig(cluster=ClusterOptions(device="cpu"))
+
+
+class Part:
+    """What the processes of these tests build."""
+
+    def __init__(self, index: int, fails: bool = False) -> None:
+        if fails:
+            raise TrainerError(f"part {index} does not fit")
+        print(f"part {index} is built", flush=True)
+        self.index = index
+        self.closed: Path | None = None
+
+    def add(self, value: int) -> int:
+        return self.index + value
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def fail_or_sleep(self, seconds: float) -> None:
+        if self.index == 0:
+            raise TrainerError("no")
+        time.sleep(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def hold(self, size: int) -> None:
+        """Hold `size` bytes here and as many in a child process."""
+        self.block = b"x" * size
+        code = f"import sys; block = b'x' * {size}; print('held', flush=True); sys.stdin.read()"
+        self.child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.child.stdout is not None and self.child.stdout.readline() == b"held\n"
+
+    def die(self) -> None:
+        os._exit(3)
+
+    def close_into(self, folder: Path) -> None:
+        self.closed = folder / str(self.index)
+
+    def close(self) -> None:
+        if self.closed is not None:
+            self.closed.touch()
+
+
+class Meeting:
+    """Its calls can only return together."""
+
+    def __init__(self) -> None:
+        self._both = asyncio.Barrier(2)
+
+    async def wait(self) -> str:
+        await self._both.wait()
+        return "met"
+
+    async def close(self) -> None:
+        pass
+
+
+async def build_meeting() -> Meeting:
+    return Meeting()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    with ray_session(CONFIG):
+        yield
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Two processes with a `Part` each."""
+    workers = Workers(CONFIG, "parts", tmp_path / "part-{index}.log")
+    workers.start([{"num_cpus": 0}] * 2)
+    workers.build(f"{__name__}:Part", [(0,), (10,)])
+    workers.wait_built()
+    yield workers
+    workers.stop(grace_s=5, orderly=False)
+
+
+def test_results_come_in_the_order_of_the_processes(workers: Workers) -> None:
+    assert workers.call("add", 3, doing="adding") == [3, 13]
+
+
+def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> None:
+    workers.call("add", 3, doing="adding")
+    assert "part 0 is built" in (tmp_path / "part-0.log").read_text()
+    assert "part 10 is built" in (tmp_path / "part-1.log").read_text()
+
+
+def test_what_slime_raises_on_purpose_arrives_unchanged(workers: Workers) -> None:
+    with pytest.raises(TrainerError, match=r"^the loss is nan$"):
+        workers.call("fail", TrainerError("the loss is nan"), doing="training")
+
+
+def test_any_other_error_arrives_with_its_type_and_traceback(workers: Workers) -> None:
+    with pytest.raises(SlimeError) as caught:
+        workers.call("fail", AssertionError("wrong shape"), doing="building the model")
+    assert str(caught.value).startswith("building the model: AssertionError: wrong shape\n")
+    assert "in fail" in str(caught.value)
+
+
+def test_an_error_is_not_kept_waiting_by_the_others(workers: Workers) -> None:
+    started = time.monotonic()
+    with pytest.raises(TrainerError):
+        workers.call("fail_or_sleep", 60.0, doing="training")
+    assert time.monotonic() - started < 30
+
+
+def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
+    pending = workers.begin("fail_or_sleep", 60.0, doing="training")
+    deadline = time.monotonic() + 30
+    while not pending.returned() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not pending.finished
+    with pytest.raises(TrainerError):
+        pending.check()
+
+
+def test_a_process_that_dies_is_named_by_what_it_did(workers: Workers) -> None:
+    with pytest.raises(SlimeError, match=r"^training: the process died"):
+        workers.call("die", doing="training")
+
+
+def test_a_wait_ends_at_its_deadline(workers: Workers) -> None:
+    with pytest.raises(DeadlineError, match=r"^training: 2 of 2 processes had not answered after 2 s"):
+        workers.call("sleep", 60.0, doing="training", timeout_s=2)
+
+
+def test_the_watch_may_end_a_wait(workers: Workers) -> None:
+    def watch() -> None:
+        raise TrainerError("an engine is gone")
+
+    with pytest.raises(TrainerError, match="an engine is gone"):
+        workers.begin("sleep", 60.0, doing="training", watch=watch).wait()
+
+
+def test_an_object_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    workers = Workers(CONFIG, "parts", tmp_path / "part.log")
+    workers.start([{"num_cpus": 0}])
+    workers.build(f"{__name__}:Part", [(7, True)])
+    with pytest.raises(TrainerError, match="part 7 does not fit"):
+        workers.wait_built()
+    workers.stop(grace_s=5)
+
+
+def test_an_orderly_end_closes_what_was_built(workers: Workers, tmp_path: Path) -> None:
+    workers.call("close_into", tmp_path, doing="preparing")
+    workers.stop(grace_s=30)
+    assert (tmp_path / "0").exists() and (tmp_path / "10").exists()
+
+
+def test_workers_in_a_cluster_of_its_own_report_their_peak_memory(tmp_path: Path) -> None:
+    def peak_after_holding(size: int) -> int:
+        config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address="here.invalid:6379"))
+        workers = Workers(config, "parts", tmp_path / "part-{index}.log")
+        workers.start([{"num_cpus": 0}] * 2)
+        workers.build(f"{__name__}:Part", [(0,), (10,)])
+        workers.wait_built()
+        workers.call("hold", size, doing="holding memory")
+        workers.stop(grace_s=5)
+        return workers.peak_bytes
+
+    held = 64 * 2**20
+    assert peak_after_holding(held) - peak_after_holding(1) == pytest.approx(4 * held, rel=0.3)
+
+
+def test_workers_below_the_driver_leave_their_memory_to_it(workers: Workers) -> None:
+    workers.call("hold", 1, doing="holding memory")
+    workers.stop(grace_s=5)
+    assert workers.peak_bytes == 0
+
+
+def test_calls_of_asynchronous_workers_run_side_by_side(tmp_path: Path) -> None:
+    workers = Workers(CONFIG, "meeting", tmp_path / "meeting.log", asynchronous=True)
+    workers.start([{"num_cpus": 0}])
+    workers.build(f"{__name__}:build_meeting", [()])
+    workers.wait_built()
+    first = workers.begin("wait", doing="meeting", timeout_s=30)
+    assert workers.call("wait", doing="meeting", timeout_s=30) + first.wait() == ["met", "met"]
+    workers.stop(grace_s=5)
+
+
+def test_a_role_without_processes_does_nothing(tmp_path: Path) -> None:
+    workers = Workers(CONFIG, "parts", tmp_path / "part.log")
+    workers.wait_built()
+    assert workers.call("add", 1, doing="adding") == []
+    workers.stop(grace_s=5)
