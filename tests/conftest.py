@@ -1,10 +1,11 @@
-"""For all tests: one thread a process, and a module search path of each test's own."""
+"""For all tests: one thread a process, a module search path of each test's own, and one import of SGLang."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +21,16 @@ def _search_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     base = str(tmp_path_factory.getbasetemp())
     sys.path[:] = [path for path in sys.path if not path.startswith(base)]
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Address of the process that engines are forked from; it runs until the session ends."""
+    from slime.engine.server import EngineSpec, engine_fork_server
+
+    folder = tmp_path_factory.mktemp("fork-server")
+    spec = EngineSpec(model_path="", device="cpu", log_path=folder / "unused.log")
+    server = engine_fork_server(spec, folder / "fork-server.log")
+    server.start()
+    yield server.address
+    server.stop()

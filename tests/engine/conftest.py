@@ -9,12 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.support.engines import cpu_engine, fork_server, running
+from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
 from slime.engine.server import EngineServer
-
-__all__ = ["fork_server"]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.chat_templates import END, START, TEMPLATES, make_bpe_tokenizer, vocabulary_size
-from tests.support.engines import cpu_engine, fork_server, running
+from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
 from slime.config import RunConfig
@@ -26,8 +26,6 @@ from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_loop import ToolLoop
 
 pytestmark = pytest.mark.engine
-
-__all__ = ["fork_server"]
 
 PER_TEMPLATE = 40  # x 5 templates = 200 conversations
 TOLERANCE = 1e-4

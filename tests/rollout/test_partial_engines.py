@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.engines import cpu_engine, fork_server, running
+from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
@@ -24,8 +24,6 @@ from slime.plugins import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.types import Sample
-
-__all__ = ["fork_server"]
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(240)]
 

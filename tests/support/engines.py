@@ -1,7 +1,4 @@
-"""Real engines for tests: one import of SGLang for all of them, half a second each.
-
-A conftest that wants them imports the fixture: `from tests.support.engines import fork_server`.
-"""
+"""Real engines for tests: half a second each, with the `fork_server` that all tests share."""
 
 from __future__ import annotations
 
@@ -11,24 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from slime.engine.control import call
-from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
+from slime.engine.server import EngineServer, EngineSpec
 
 #: enough for the machine to be busy with other things
 READY_S = 120.0
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Address of a running fork server."""
-    folder = tmp_path_factory.mktemp("fork-server")
-    spec = EngineSpec(model_path="", device="cpu", log_path=folder / "unused.log")
-    server = engine_fork_server(spec, folder / "fork-server.log")
-    server.start()
-    yield server.address
-    server.stop()
 
 
 def cpu_engine(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.engines import READY_S, cpu_engine, fork_server
+from tests.support.engines import READY_S, cpu_engine
 from tests.support.model_folders import Folders, model_folder, one_thread
 
 from slime.engine.server import EngineServer
 
-__all__ = ["fork_server", "model_folder", "one_thread"]
+__all__ = ["model_folder", "one_thread"]
 
 
 @pytest.fixture(scope="session")
