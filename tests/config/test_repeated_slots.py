@@ -51,6 +51,10 @@ def test_flags_and_tables_choose_several_and_set_their_options() -> None:
         ),
         ('tracker = ["a", "b"]', [["tracker[0]", "a", {}], ["tracker[1]", "b", {}]]),
         ("tracker = []", []),
+        ('tracker = "none"', []),
+        ('[[tracker]]\nname = "none"', []),
+        (["--tracker", "none"], []),
+        (["--tracker=none"], []),
         ('[tracker]\nname = "a"\nlog-dir = "x"', [["tracker[0]", "a", {"log_dir": "x"}]]),
         (
             '[[tracker]]\nname = "a"\n[[tracker]]\nname = "b"\nn = 2',
@@ -59,6 +63,13 @@ def test_flags_and_tables_choose_several_and_set_their_options() -> None:
     ]
     for (stated, expected), found in zip(cases, answers(*(stated for stated, _ in cases)), strict=True):
         assert found == expected, stated
+
+
+def test_none_stands_alone() -> None:
+    for stated in (["--tracker", "a", "none"], ["--tracker", "a", "--tracker", "none"]):
+        assert answers(stated) == ["--tracker: none means no component: expected it alone and without options"]
+    [problem] = answers(["--tracker", "none", "--tracker.log-dir", "x"])
+    assert problem.endswith("none means no component: expected it alone and without options")
 
 
 def test_an_option_must_be_for_one_of_them() -> None:

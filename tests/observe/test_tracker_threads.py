@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slime.config import RunConfig
+from slime.config import RunConfig, read_config
 from slime.observe.observer import RunObserver
 from slime.observe.trackers import TrackerThread, close_all
 from slime.plugins import load_plugins
@@ -143,3 +143,15 @@ def test_the_runs_trackers_are_those_of_its_configuration(tmp_path: Path, instal
     assert list(tmp_path.glob("events.out.tfevents.*"))
     summary = " ".join(out.getvalue().split())
     assert "tracker offline did not take 1 of 1 rows" in summary and "cannot reach the server" in summary
+
+
+def test_a_run_without_trackers_writes_its_metrics_and_nothing_else(tmp_path: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text('[[tracker]]\nname = "tensorboard"\n[[tracker]]\nname = "mlflow"\n')
+    config = read_config([str(run_file), "--tracker", "none"])
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    observer = RunObserver(config, run_dir, load_plugins(config.plugins), file=io.StringIO())
+    observer.step_finished(0, {"loss": 0.5})
+    observer.run_finished("finished")
+    assert [file.name for file in run_dir.iterdir()] == ["metrics.jsonl"]

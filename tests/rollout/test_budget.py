@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,22 @@ def failed_until_over(
 
 @pytest.mark.parametrize(
     ("share", "rollout_samples", "count"),
-    [(0.25, 1024, 257), (0.0, 1024, 1), (0.5, 1024, 513), (0.25, 12, 4), (1.0, 1024, None)],
+    [
+        (0.25, 1024, 257),
+        (0.0, 1024, 1),
+        (0.5, 1024, 513),
+        (1.0, 1024, None),
+        # The smallest rollout whose share is of its own samples, and one below it.
+        (0.25, 20, 6),
+        (0.25, 19, 6),
+        # Small rollouts: more failures than the share of 20 allows, or all samples.
+        (0.25, 6, 6),
+        (0.25, 5, 5),
+        (0.25, 1, 1),
+        (0.5, 6, 6),
+        (0.0, 6, 1),
+        (1.0, 6, None),
+    ],
 )
 def test_a_component_that_always_fails_is_over_its_budget_after(
     share: float, rollout_samples: int, count: int | None
@@ -42,11 +58,22 @@ def test_a_component_that_always_fails_is_over_its_budget_after(
     assert failed_until_over(share, [True] * 2000, rollout_samples) == count
 
 
-@pytest.mark.parametrize("rollout_samples", [64, 1024])
+@pytest.mark.parametrize("failed", range(6))
+def test_a_small_rollout_goes_on_while_at_most_five_samples_failed_and_not_all(failed: int) -> None:
+    assert failed_until_over(0.25, [True] * failed + [False], rollout_samples=failed + 1) is None
+
+
+def test_two_failures_in_six_samples_do_not_end_the_run_whatever_their_order() -> None:
+    for first, second in combinations(range(6), 2):
+        assert failed_until_over(0.25, [n in (first, second) for n in range(6)], rollout_samples=6) is None
+
+
+@pytest.mark.parametrize("rollout_samples", [6, 64, 1024])
 def test_one_failure_in_ten_by_chance_never_trips_the_default_budget(rollout_samples: int) -> None:
     for seed in range(200):
         chance = random.Random(seed)
-        assert failed_until_over(0.25, [chance.random() < 0.1 for _ in range(2000)], rollout_samples) is None
+        outcomes = [chance.random() < 0.1 for _ in range(min(2000, 2 * rollout_samples))]
+        assert failed_until_over(0.25, outcomes, rollout_samples) is None
 
 
 def test_a_third_of_failures_trips_it_within_the_rollout() -> None:
@@ -87,6 +114,13 @@ def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp
     ]
     rows = [json.loads(line) for line in (tmp_path / "rollouts/failed_reward_tests_faulty.jsonl").open()]
     assert [row["index"] for row in rows] == list(range(1, 14))
+
+
+def test_the_message_of_a_small_rollout_says_what_is_allowed() -> None:
+    faulty = health("reward faulty", error_budget=0.25, rollout_samples=2)
+    faulty.record(Sample(), RAISED)
+    with pytest.raises(ErrorBudgetError, match=r"a share of 0\.25 of a rollout's 2, counted as 20, but not all of them,"):
+        faulty.record(Sample(), RAISED)
 
 
 def test_one_of_several_rewards_is_told_where_its_options_stand() -> None:

@@ -203,7 +203,7 @@ def config_of(prompt_file: Path, **rollout: Any) -> RunConfig:
             **rollout,
         ),
         reward=RewardOptions(reward="faulty"),
-        # A rollout of six samples is over the default budget with two faults, which would end the run.
+        # In hundreds of rollouts of six samples, one in which every sample fails is likely. It would end the run.
         component_options={"generator": {"error_budget": 1}, "reward": {"error_budget": 1}},
     )
 

@@ -389,6 +389,20 @@ class PluginOptions(Section):
     """Distributions that must be installed, as NAME>=1.2,<2."""
 
 
+class _SeveralComponents(Section):
+    """Base of the section with one list of components per field."""
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _none_is_a_word(cls, choices: list[ComponentChoice]) -> list[ComponentChoice]:
+        """Read the word `none` as no component, which a command line could not say otherwise."""
+        if choices == [ComponentChoice(name="none")]:
+            return []
+        if any(choice.name == "none" for choice in choices):
+            raise ValueError("none means no component: expected it alone and without options")
+        return choices
+
+
 #: one field per slot that accepts several components: the choices, in order
 _repeated_slots: dict[str, Any] = {
     slot.key: (
@@ -400,7 +414,7 @@ _repeated_slots: dict[str, Any] = {
 }
 ComponentOptions: type[Section] = create_model(
     "ComponentOptions",
-    __base__=Section,
+    __base__=_SeveralComponents,
     __doc__="Components that a run may have several of.",
     __module__=__name__,
     **_repeated_slots,

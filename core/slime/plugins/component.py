@@ -198,7 +198,9 @@ class Limits(Options):
     """Options that the kernel gives every component of a limited kind, such as `--reward.timeout-s 5`."""
 
     timeout_s: float | None = Field(default=None, gt=0, description="seconds a call may take; default: the component's")
-    error_budget: float = Field(default=0.25, ge=0, le=1, description="share of a rollout's samples that it may fail")
+    error_budget: float = Field(
+        default=0.25, ge=0, le=1, description="share of a rollout's samples, or of 20 if it has fewer, that it may fail"
+    )
 
 
 def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[Options, Limits]:

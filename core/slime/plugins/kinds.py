@@ -163,7 +163,7 @@ KINDS: dict[str, Kind] = {
                     "tracker",
                     "tracker",
                     list_key="tracker",
-                    help="where the run's numbers go besides metrics.jsonl, one or several",
+                    help="where the run's numbers go besides metrics.jsonl, one or several; none: nowhere",
                     default=("tensorboard",),
                 ),
             ),

@@ -2,8 +2,9 @@
 
 Every reward and generator may fail the share `error_budget` of the samples of one rollout; the first failure above that
 ends the run. A budget of 0 allows none, a budget of 1 any number. If more samples are generated than a rollout trains
-on, the share is of the generated ones. Evaluations are counted separately, by the same rule; their size is not known in
-advance, so the share is of at least `EVALUATION_SAMPLES`.
+on, the share is of the generated ones. In a small rollout the share is of `SMALL_ROLLOUT` samples, so that two unlucky
+samples do not end the run; what always ends it is a rollout in which every sample failed. Evaluations are counted
+separately, by the same rule; their size is not known in advance, so the share is of at least `EVALUATION_SAMPLES`.
 
 The costlier contract rules are checked on the first rollouts of a run (`--passive-checks`): they report and end
 nothing.
@@ -25,6 +26,9 @@ from slime.types import Sample, Status
 
 #: characters of one reason
 REASON_LENGTH = 300
+#: samples of a rollout, at least, of which a component may fail its share. With the default budget of a quarter, 5
+#: failures are allowed: a component that fails one sample in ten by chance has more in 1 of 300 rollouts of 16 samples.
+SMALL_ROLLOUT = 20
 #: samples of an evaluation, at least, of which a component may fail its share
 EVALUATION_SAMPLES = 50
 #: failed samples kept for the file that is written when a component is over its budget
@@ -157,7 +161,9 @@ class Health:
         if fault is None:
             return
         counts.fail(sample, fault)
-        if counts.causes.total() > self.error_budget * max(self.rollout_samples, counts.samples):
+        failed, samples = counts.causes.total(), max(self.rollout_samples, counts.samples)
+        all_failed = failed == samples and self.error_budget < 1
+        if all_failed or failed > self.error_budget * max(samples, SMALL_ROLLOUT):
             raise ErrorBudgetError(self._verdict())
 
     def metrics(self) -> dict[str, float]:
@@ -177,9 +183,10 @@ class Health:
     def _verdict(self) -> str:
         counts = self._counts
         failed = counts.causes.total()
+        small = f", counted as {SMALL_ROLLOUT}, but not all of them," if self.rollout_samples < SMALL_ROLLOUT else ""
         lines = [
             f"{self.title} is over its error budget: {failed} of the {counts.samples} samples of this rollout so far"
-            f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples} may"
+            f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples}{small} may"
             f" ({self.option('error_budget')}).",
             *(f"  {count}x {reason} {self._example(reason)}" for reason, count in counts.reasons.most_common(REASONS)),
         ]
