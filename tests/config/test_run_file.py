@@ -138,8 +138,8 @@ def test_what_is_not_asked_for_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Path.exists, "does not exist"),
-        (Path.mkdir, "is a folder, expected a TOML file"),
+        (Path.exists, "cannot be read: No such file or directory"),
+        (Path.mkdir, "cannot be read: Is a directory"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
     ],
 )

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.config.conftest import GOOD
 
 from slime.config import PluginOptions, RunConfig, config_from_toml, load_config, resolve
-from slime.config.eval_options import ComponentChoice, EvalOptions, EvalSetOptions
+from slime.config.eval_options import EvalOptions, EvalSetOptions
 from slime.config.options import (
     AlgorithmOptions,
     CheckpointOptions,
+    ComponentChoice,
     DataOptions,
     RewardOptions,
     RolloutOptions,

@@ -119,7 +119,7 @@ def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp
 def test_the_message_of_a_small_rollout_says_what_is_allowed() -> None:
     faulty = health("reward faulty", error_budget=0.25, rollout_samples=2)
     faulty.record(Sample(), RAISED)
-    with pytest.raises(ErrorBudgetError, match=r"a share of 0\.25 of a rollout's 2, counted as 20, but not all of them,"):
+    with pytest.raises(ErrorBudgetError, match="of a rollout's 2, counted as 20, but not all of them, may"):
         faulty.record(Sample(), RAISED)
 
 

@@ -16,7 +16,7 @@ from slime.compat.functions import PlacedFunctions, place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble
 from slime.config.checks import engine_devices, ports
-from slime.config.command_line import parse_command_line
+from slime.config.command_line import CommandLine
 from slime.config.eval_options import EvalOptions
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
 from slime.config.flag_table import flag_table
@@ -130,12 +130,12 @@ def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
     Raises:
         ConfigError: The words, or what they name, cannot be read.
     """
-    line = parse_command_line(argv, flag_table())
+    line = CommandLine(argv, flag_table())
     settings = Settings() if line.file is None else _settings_of(Path(line.file))
     stated = assemble(without_rivals(settings, line.settings).followed_by(line.settings))
     load = stated.checkpoint.load
     checkpoint = None if load is None else _read_checkpoint(Path(load))
-    if not any((setting.target, setting.key) == ("run", "run_name") for setting in line.settings.items):
+    if ("run", "run_name") not in line.settings.items:
         stated = stated.with_options("run", run_name=default_name)
     functions = place_functions(_without_training(stated))
     return EvalRequest(resolve(functions.config), functions, checkpoint, resolve(_exporting(stated, checkpoint)))
@@ -146,10 +146,10 @@ def _settings_of(path: Path) -> Settings:
     if not path.is_dir():
         return read_run_file(path, flag_table())
     if (path / "config.json").is_file():
-        return Settings([Setting("checkpoint", "hf_checkpoint", str(path), str(path))])
+        return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))})
     folder = _read_checkpoint(path).path
     own = read_run_file(folder / "config.toml", flag_table())
-    return own.followed_by(Settings([Setting("checkpoint", "load", str(folder), str(folder))]))
+    return own.followed_by(Settings({("checkpoint", "load"): Setting(str(folder), str(folder))}))
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:

@@ -146,10 +146,10 @@ def place_functions(config: RunConfig) -> PlacedFunctions:
     placed = PlacedFunctions(config)
     for slot in SLOTS.values():
         _place_slot(placed, slot)
-    for batch_function in BATCH_FUNCTIONS:
-        text = getattr(getattr(config, batch_function.section), batch_function.key)
-        if text is not None and (found := placed.find(batch_function.name, text, batch_function.flag)) is not None:
-            placed.config = placed.config.with_options(batch_function.section, **{batch_function.key: found.id})
+    for name, (section, key) in BATCH_FUNCTIONS.items():
+        text = getattr(getattr(config, section), key)
+        if text is not None and (found := placed.find(name, text, f"--{key.replace('_', '-')}")) is not None:
+            placed.config = placed.config.with_options(section, **{key: found.id})
     sets = [_placed_set(placed, one) for one in config.evaluation.sets]
     if sets != config.evaluation.sets:
         placed.config = placed.config.with_options("evaluation", sets=sets)

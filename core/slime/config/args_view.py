@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from slime.config.megatron_options import megatron_fields
+from slime.config.flag_table import flag_table
+from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_config import SECTIONS, RunConfig
-from slime.config.sglang_options import sglang_options
 from slime.errors import ConfigError, did_you_mean
 
 _SGLANG = "sglang_"
@@ -80,9 +80,8 @@ def _literal(default: str) -> Any:
 
 def _defaults(name: str) -> dict[str, str]:
     """Attribute -> default as written in the source of Megatron or SGLang; empty if it is not installed."""
+    target, prefix = (SGLANG, _SGLANG) if name.startswith(_SGLANG) else (MEGATRON, "")
     try:
-        if name.startswith(_SGLANG):
-            return {_SGLANG + key: option.default for key, option in sglang_options().items()}
-        return {key: field.default for key, field in megatron_fields().items()}
+        return {prefix + flag.key: flag.default for flag in flag_table().of(target) if flag.alias_of is None}
     except ConfigError:
         return {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError, create_model
 
 from slime.config.checks import config_problems
-from slime.config.command_line import parse_command_line
+from slime.config.command_line import CommandLine
 from slime.config.defaults import resolve
 from slime.config.flag_table import flag_table
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
@@ -39,7 +40,7 @@ def read_config(argv: Sequence[str]) -> RunConfig:
     Raises one `ConfigError` that lists every problem found.
     """
     flags = flag_table()
-    line = parse_command_line(argv, flags)
+    line = CommandLine(argv, flags)
     file = Settings() if line.file is None else read_run_file(line.file, flags)
     return assemble(without_rivals(file, line.settings).followed_by(line.settings))
 
@@ -68,21 +69,17 @@ def assemble(settings: Settings) -> RunConfig:
     """
     problems = list(settings.problems)
     stated: dict[str, dict[str, Setting]] = {}
-    for setting in settings.items:
-        stated.setdefault(setting.target, {})[setting.key] = setting
-    refused = [
-        setting for items in stated.values() for setting in items.values() if setting.flag and setting.flag.refusal
-    ]
-    for setting in refused:
-        assert setting.flag is not None
-        problems.append(f"{setting.where} {setting.flag.refusal}")
-        del stated[setting.target][setting.key]
+    for (target, key), setting in settings.items.items():
+        if setting.flag is not None and setting.flag.refusal:
+            problems.append(f"{setting.where} {setting.flag.refusal}")
+        else:
+            stated.setdefault(target, {})[key] = setting
 
     parts: dict[str, Any] = {"component_options": {}}
     for slot in SLOTS.values():
         options = stated.pop(COMPONENT + slot.name, {})
         if slot.repeated and options:
-            _assign_options(slot, options.values(), stated.setdefault(slot.section, {}), problems)
+            _assign_options(slot, options, stated.setdefault(slot.section, {}), problems)
         elif options:
             parts["component_options"][slot.name] = {key: setting.value for key, setting in options.items()}
     for target, items in stated.items():
@@ -114,16 +111,15 @@ def _checked(options: type[Section], items: Mapping[str, Setting], problems: lis
         return None
 
 
-def _assign_options(slot: Slot, options: Iterable[Setting], items: dict[str, Setting], problems: list[str]) -> None:
+def _assign_options(slot: Slot, options: Mapping[str, Setting], items: dict[str, Setting], problems: list[str]) -> None:
     """Assign options from flags to the components of a slot that accepts several.
 
     `--SLOT.OPTION` sets the option of the only component, `--SLOT.NAME.OPTION` that of the component NAME.
     """
-    where = f"--{slot.name}"
-    stated = items.get(slot.key) or Setting(slot.section, slot.key, list(slot.default), where)
+    stated = items.get(slot.key) or Setting(list(slot.default), f"--{slot.name}")
     choices = [{"name": one} if isinstance(one, str) else copy.deepcopy(one) for one in stated.value]
-    for setting in options:
-        name, dot, option = setting.key.rpartition(".")
+    for key, setting in options.items():
+        name, dot, option = key.rpartition(".")
         chosen = [choice for choice in choices if not dot or choice.get("name") == name]
         if len(chosen) == 1:
             chosen[0][option] = setting.value
@@ -133,4 +129,4 @@ def _assign_options(slot: Slot, options: Iterable[Setting], items: dict[str, Set
                 f"{setting.where}: expected an option of exactly one {slot.title}, chosen: {names}. Write"
                 f" --{slot.name}.NAME.OPTION, or tables [[{slot.name}]] in the run file"
             )
-    items[slot.key] = Setting(slot.section, slot.key, choices, stated.where, stated.flag)
+    items[slot.key] = replace(stated, value=choices)

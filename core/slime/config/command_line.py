@@ -1,4 +1,4 @@
-"""`slime train`'s command line to settings.
+"""Reads the command line of `slime train`.
 
 Flags are matched exactly: no abbreviations. A flag may be written `--flag value` or `--flag=value`; a switch `--flag`,
 `--no-flag` or `--flag=false`.
@@ -7,34 +7,22 @@ Flags are matched exactly: no abbreviations. A flag may be written `--flag value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from typing import Any
 
 from slime.config.flag_table import FlagTable, component_option, nearest_component_option
 from slime.config.flags import COMPONENT, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.values import Arity
 
 
-@dataclass
 class CommandLine:
-    """The run file and the settings of a command line."""
+    """The run file and the settings of a command line. Problems are collected in `settings.problems`."""
 
-    file: str | None = None
-    settings: Settings = field(default_factory=Settings)
-
-
-def parse_command_line(argv: Sequence[str], flags: FlagTable) -> CommandLine:
-    """Read `argv`. Problems are collected in `settings.problems`."""
-    return _Parser(flags, list(argv)).parse()
-
-
-class _Parser:
-    def __init__(self, flags: FlagTable, argv: list[str]) -> None:
+    def __init__(self, argv: Sequence[str], flags: FlagTable) -> None:
+        self.file: str | None = None
+        self.settings = Settings()
         self._flags = flags
-        self._words = argv
-        self._line = CommandLine()
+        self._words = list(argv)
         self._last_switch = ""
-
-    def parse(self) -> CommandLine:
         while self._words:
             word = self._words.pop(0)
             if word.startswith("--") and len(word) > 2:
@@ -47,14 +35,13 @@ class _Parser:
                     f"unexpected {word!r} after {self._last_switch}, which takes no value"
                     f" (write {self._last_switch}={word})"
                 )
-            elif self._line.file is not None:
-                self._problem(f"unexpected {word!r}: the run file is already {self._line.file}")
+            elif self.file is not None:
+                self._problem(f"unexpected {word!r}: the run file is already {self.file}")
             else:
-                self._line.file = word
-        return self._line
+                self.file = word
 
     def _problem(self, text: str) -> None:
-        self._line.settings.problems.append(text)
+        self.settings.problems.append(text)
 
     def _flag(self, name: str, attached: str | None) -> None:
         self._last_switch = ""
@@ -63,7 +50,7 @@ class _Parser:
             slot, key = component
             words = [attached] if attached is not None else self._take(Arity.ONE)
             if words:
-                self._store(Setting(COMPONENT + slot, key, words[0], f"--{name}"))
+                self.settings.items[COMPONENT + slot, key] = Setting(words[0], f"--{name}")
             else:
                 self._problem(f"--{name} needs a value (for a switch: true or false)")
             return
@@ -84,7 +71,7 @@ class _Parser:
             self._problem(f"--{name}: got {attached!r}, expected true or false")
             return
         self._last_switch = f"--{name}" if attached is None else ""
-        self._store(Setting(flag.target, flag.key, flag.on == state, f"--{name}", flag))
+        self._store(flag, name, flag.on == state)
 
     def _valued(self, flag: Flag, name: str, attached: str | None) -> None:
         arity = flag.type.arity
@@ -97,16 +84,13 @@ class _Parser:
         elif arity is Arity.PAIRS and len(words) % 2:
             self._problem(f"--{name} needs {flag.type.describe()}, got {len(words)} words: {' '.join(words)}")
         else:
-            self._store(Setting(flag.target, flag.key, flag.type.from_words(words), f"--{name}", flag))
+            self._store(flag, name, flag.type.from_words(words))
 
-    def _store(self, setting: Setting) -> None:
-        items = self._line.settings.items
-        if setting.flag is not None and setting.flag.accumulates:
-            before = next((item for item in items if (item.target, item.key) == (setting.target, setting.key)), None)
-            if before is not None:
-                items.remove(before)
-                setting = replace(setting, value=before.value + setting.value)
-        items.append(setting)
+    def _store(self, flag: Flag, name: str, value: Any) -> None:
+        items, option = self.settings.items, (flag.target, flag.key)
+        if flag.accumulates and option in items:
+            value = items[option].value + value
+        items[option] = Setting(value, f"--{name}", flag)
 
     def _take(self, arity: Arity) -> list[str]:
         """The words that follow, up to the next flag, at most as many as `arity` allows."""

@@ -87,7 +87,7 @@ class FlagTable:
             flags = megatron_flags() if target == MEGATRON else sglang_flags()
             # An option of both slime and Megatron is slime's, where it is checked and used.
             shared = {flag.key for flag in own.values()} if target == MEGATRON else set()
-            self._tables[target] = {flag.name: flag for flag in flags if flag.key not in shared}
+            self._tables[target] = {name: flag for name, flag in flags.items() if flag.key not in shared}
         return self._tables[target]
 
 

@@ -22,6 +22,7 @@ class Flag:
     key: str  #: name of the value in that section
     type: ValueType
     help: str = ""
+    #: for help texts; of Megatron's and SGLang's options as written in their source
     default: str = ""
     #: the value that a switch sets
     on: bool = True
@@ -31,6 +32,8 @@ class Flag:
     accumulates: bool = False
     #: whether only the run file can set it
     file_only: bool = False
+    #: whether SGLang's own command line can turn the switch off
+    negatable: bool = False
     #: why users cannot set it, as the end of a message: "is not in this release"
     refusal: str = ""
 
@@ -54,8 +57,6 @@ class Flag:
 class Setting:
     """A value set by the user, not yet checked."""
 
-    target: str  #: target of its flag, or `COMPONENT` and a slot
-    key: str
     value: Any
     where: str  #: for messages: "--lr" or "run.toml: [megatron] lr"
     flag: Flag | None = None  #: None for options of components
@@ -63,11 +64,12 @@ class Setting:
 
 @dataclass
 class Settings:
-    """The settings of one source, in order (later ones win), and the problems found while reading them."""
+    """The settings of one source, and the problems found while reading them."""
 
-    items: list[Setting] = field(default_factory=list)
+    #: (target, key) -> setting; the target is that of a flag, or `COMPONENT` and a slot
+    items: dict[tuple[str, str], Setting] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def followed_by(self, other: Settings) -> Settings:
         """These settings, overridden by `other`."""
-        return Settings(self.items + other.items, self.problems + other.problems)
+        return Settings(self.items | other.items, self.problems + other.problems)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from slime.config.flags import Settings
@@ -11,25 +10,11 @@ from slime.config.run_config import RunConfig
 from slime.plugins.kinds import SLOTS, Slot
 from slime.plugins.reference import is_reference
 
-
-@dataclass(frozen=True, slots=True)
-class BatchFunction:
-    """A function over a finished batch; it has no component, only a path."""
-
-    name: str
-    section: str
-    key: str
-
-    @property
-    def flag(self) -> str:
-        """As written on a command line."""
-        return f"--{self.key.replace('_', '-')}"
-
-
-BATCH_FUNCTIONS = (
-    BatchFunction("rollout_sample_filter", "rollout", "rollout_sample_filter_path"),
-    BatchFunction("reward_post_process", "reward", "custom_reward_post_process_path"),
-)
+#: functions over a finished batch, which have no component, only a path: name -> section and field of the path
+BATCH_FUNCTIONS = {
+    "rollout_sample_filter": ("rollout", "rollout_sample_filter_path"),
+    "reward_post_process": ("reward", "custom_reward_post_process_path"),
+}
 
 
 def without_rivals(earlier: Settings, later: Settings) -> Settings:
@@ -37,13 +22,13 @@ def without_rivals(earlier: Settings, later: Settings) -> Settings:
 
     This lets `--custom-rm-path` override the reward of a run file, as `--reward` does.
     """
-    stated = {(setting.target, setting.key) for setting in later.items}
+    stated = later.items.keys()
     dropped: set[tuple[str, str]] = set()
     for slot in SLOTS.values():
         options = {(slot.section, key) for key in (slot.key, slot.list_key, slot.path_key) if key is not None}
         if options & stated:
             dropped |= options - stated
-    kept = [setting for setting in earlier.items if (setting.target, setting.key) not in dropped]
+    kept = {option: setting for option, setting in earlier.items.items() if option not in dropped}
     return Settings(kept, earlier.problems)
 
 

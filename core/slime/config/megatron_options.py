@@ -5,10 +5,8 @@ few options that are not fields (what the model is, precision, the learning-rate
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from slime.config.flags import MEGATRON, Flag
@@ -100,54 +98,13 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class MegatronField:
-    """A field of one of Megatron's dataclasses."""
+def megatron_flags() -> dict[str, Flag]:
+    """Every Megatron flag by name.
 
-    name: str
-    annotation: Any | None  #: None if users cannot set it (callables, objects)
-    default: str  #: as written in the source
-    doc: str
-    spellings: tuple[str, ...]  #: flags that Megatron gives the field, with leading dashes
-
-
-@functools.cache
-def megatron_fields() -> Mapping[str, MegatronField]:
-    """Every field by name. Raises `ConfigError` if megatron-core is not installed or its source has changed."""
+    Raises `ConfigError` if megatron-core is not installed or its source has changed.
+    """
     core = package_folder("megatron", "megatron-core", "core")
     enums = enum_members(parse_source(core / "transformer" / "enums.py"))
-    fields: dict[str, MegatronField] = {}
-    for file, classes in _SOURCES.items():
-        tree = parse_source(core / file)
-        for name in classes:
-            owner = class_named(tree, name)
-            if owner is None:
-                raise ConfigError(f"{core / file} has no class {name}: slime does not support this megatron-core.")
-            for declaration in declarations(owner.body):
-                if declaration.name not in fields:
-                    fields[declaration.name] = _field(declaration, enums)
-    return MappingProxyType(fields)
-
-
-def _field(declaration: Declaration, enums: dict[str, tuple[str, ...]]) -> MegatronField:
-    value = declaration.value
-    metadata: dict[str, Any] = {}
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
-        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
-        metadata = literal(keywords.get("metadata")) or {}
-        value = keywords.get("default", keywords.get("default_factory"))
-    return MegatronField(
-        name=declaration.name,
-        annotation=annotation_of(declaration.annotation, enums),
-        default="" if value is None else ast.unparse(value),
-        doc=declaration.doc,
-        spellings=tuple(metadata.get("argparse_meta", {}).get("arg_names", ())),
-    )
-
-
-def megatron_flags() -> list[Flag]:
-    """Every Megatron flag. Raises `ConfigError` if megatron-core is not installed."""
-    fields = megatron_fields()
     flags: dict[str, Flag] = {}
 
     def add(name: str, key: str, kind: ValueType, **more: Any) -> None:
@@ -157,23 +114,45 @@ def megatron_flags() -> list[Flag]:
     for key, (annotation, text) in _EXTRA.items():
         add(_name(key), key, type_of(annotation), help=text)
     for name, key in _NEGATIONS.items():
-        if key in fields:
-            add(name, key, type_of(bool), on=False, alias_of=_name(key))
-    for key, field in fields.items():
+        add(name, key, type_of(bool), on=False, alias_of=_name(key))
+    for field in _fields(core):
+        key, annotation = field.name, annotation_of(field.annotation, enums)
         if key in RESERVED:
             refusal = f"is set by slime: {RESERVED[key]}."
             add(_name(key), key, ValueType(str, Arity.OPTIONAL), help=field.doc, refusal=refusal)
-        elif field.annotation is not None and not key.startswith("_"):
-            kind = type_of(field.annotation)
-            add(_name(key), key, kind, help=field.doc, default=field.default)
-            for spelling in field.spellings:
+        elif annotation is not None and not key.startswith("_"):
+            kind, (default, spellings) = type_of(annotation), _default_and_spellings(field.value)
+            add(_name(key), key, kind, help=field.doc, default=default)
+            for spelling in spellings:
                 # Megatron's other spelling of a switch is the one that changes its default.
-                on = field.default == "False" if kind.arity is Arity.SWITCH else True
+                on = default == "False" if kind.arity is Arity.SWITCH else True
                 add(spelling.lstrip("-"), key, kind, on=on, alias_of=_name(key))
     for name, key in _ALIASES.items():
-        if key in fields:
-            add(name, key, type_of(fields[key].annotation), alias_of=_name(key))
-    return list(flags.values())
+        add(name, key, flags[_name(key)].type, alias_of=_name(key))
+    return flags
+
+
+def _fields(core: Path) -> Iterator[Declaration]:
+    """The fields of Megatron's dataclasses; a field that is declared in two classes comes once, from the first."""
+    found: set[str] = set()
+    for file, classes in _SOURCES.items():
+        tree = parse_source(core / file)
+        for name in classes:
+            owner = class_named(tree, name)
+            if owner is None:
+                raise ConfigError(f"{core / file} has no class {name}: slime does not support this megatron-core.")
+            yield from (field for field in declarations(owner.body) if field.name not in found)
+            found |= {field.name for field in declarations(owner.body)}
+
+
+def _default_and_spellings(value: ast.expr | None) -> tuple[str, Sequence[str]]:
+    """A field's default as written in the source, and the flags that Megatron gives it, with leading dashes."""
+    metadata: dict[str, Any] = {}
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        metadata = literal(keywords.get("metadata")) or {}
+        value = keywords.get("default", keywords.get("default_factory"))
+    return "" if value is None else ast.unparse(value), metadata.get("argparse_meta", {}).get("arg_names", ())
 
 
 def _name(key: str) -> str:

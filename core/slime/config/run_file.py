@@ -20,10 +20,6 @@ def read_run_file(path: str | Path, flags: FlagTable) -> Settings:
     """The settings of the run file at `path`. Raises `ConfigError` for a file that cannot be read or parsed."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"run file {path} does not exist") from None
-    except IsADirectoryError:
-        raise ConfigError(f"run file {path} is a folder, expected a TOML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"run file {path} is not UTF-8 text: {error}") from None
     except OSError as error:
@@ -65,7 +61,7 @@ def _read_key(settings: Settings, flags: FlagTable, table: str, key: str, value:
     if slot is not None and key in ("name", slot.key):
         flag = flags.find_key(slot.section, slot.key)
     elif slot is not None and flag is None:
-        settings.items.append(Setting(COMPONENT + table, key.replace("-", "_"), value, where))
+        settings.items[COMPONENT + table, key.replace("-", "_")] = Setting(value, where)
         return
     near = ""
     if flag is None:
@@ -93,4 +89,4 @@ def _add(settings: Settings, flag: Flag | None, value: Any, where: str, near: st
         value = flag.on == value
     if flag.type.arity is Arity.SOME and not flag.file_only and not isinstance(value, list | dict):
         value = [value]
-    settings.items.append(Setting(flag.target, flag.key, value, where, flag))
+    settings.items[flag.target, flag.key] = Setting(value, where, flag)

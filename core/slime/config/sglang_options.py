@@ -7,8 +7,8 @@ from __future__ import annotations
 import ast
 import functools
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,55 +43,54 @@ RESERVED: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class SGLangOption:
-    """An option of SGLang's server."""
-
-    key: str  #: name of its field, or of its flag if it has no field
-    flag: str  #: as on SGLang's command line: "--mem-fraction-static"
-    aliases: tuple[str, ...]
-    type: ValueType
-    help: str
-    default: str  #: as written in the source
-    #: whether the switch also has the form `--no-...`
-    negatable: bool = False
-
-
 @functools.cache
-def sglang_options() -> Mapping[str, SGLangOption]:
-    """Every option by key. Raises `ConfigError` if SGLang is not installed or its source has changed."""
-    options: dict[str, SGLangOption] = {}
+def sglang_flags() -> Mapping[str, Flag]:
+    """Every SGLang flag by name; the main spelling of an option comes before the others.
+
+    Raises `ConfigError` if SGLang is not installed or its source has changed.
+    """
+    flags: dict[str, Flag] = {}
     for path in sorted(package_folder("sglang", "sglang", "srt", "arg_groups", "fields").glob("*.py")):
         for node in parse_source(path).body:
             for declaration in declarations(node.body) if isinstance(node, ast.ClassDef) else ():
-                option = _from_field(declaration)
-                if option is not None:
-                    options[option.key] = option
-    for option in _added_by_hand(package_folder("sglang", "sglang", "srt") / "server_args.py"):
-        options.setdefault(option.key, option)
-    return MappingProxyType(options)
+                flags.update((flag.name, flag) for flag in _of_field(declaration))
+    fields = {flag.key for flag in flags.values()}
+    by_hand = _added_by_hand(package_folder("sglang", "sglang", "srt") / "server_args.py")
+    return MappingProxyType(flags | {flag.name: flag for flag in by_hand if flag.key not in fields})
 
 
-def _from_field(declaration: Declaration) -> SGLangOption | None:
-    """A field `name: A[type, "help"]` or `name: A[type, Arg(...)]`; None if it has no flag."""
+def _of_field(declaration: Declaration) -> Iterator[Flag]:
+    """The flags of a field `name: A[type, "help"]` or `name: A[type, Arg(...)]`, if it has any."""
     match declaration.annotation:
         case ast.Subscript(value=ast.Name(id="A"), slice=ast.Tuple(elts=[annotation, meta, *_])):
             pass
         case _:
-            return None
+            return
     keywords = {k.arg: k.value for k in meta.keywords if k.arg} if isinstance(meta, ast.Call) else {"help": meta}
     if literal(keywords.get("no_cli")):
-        return None
-    flag = literal(keywords.get("cli_name")) or "--" + declaration.name.replace("_", "-")
-    return SGLangOption(
-        key=declaration.name,
-        flag=flag,
-        aliases=tuple(literal(keywords.get("aliases")) or ()),
-        type=_type(annotation, keywords),
-        help=_help(keywords),
-        default=_source(declaration.value),
+        return
+    name = literal(keywords.get("cli_name")) or declaration.name.replace("_", "-")
+    names, kind = [name, *(literal(keywords.get("aliases")) or ())], _type(annotation, keywords)
+    yield from _spellings(declaration.name, names, kind, keywords, _source(declaration.value))
+
+
+def _spellings(
+    key: str, names: Sequence[str], kind: ValueType, keywords: Mapping[str, ast.expr], default: str
+) -> Iterator[Flag]:
+    """The flags of an option: the main one, its aliases, and the name of its field."""
+    first, *others = dict.fromkeys(f"sglang-{name.lstrip('-')}" for name in (*names, key.replace("_", "-")))
+    main = Flag(
+        name=first,
+        target=SGLANG,
+        key=key,
+        type=kind,
+        help=" ".join(str(literal(keywords.get("help")) or "").split()),
+        default=default,
         negatable="BooleanOptionalAction" in _source(keywords.get("action")),
+        refusal=f"is set by slime: {RESERVED[key]}." if key in RESERVED else "",
     )
+    yield main
+    yield from (replace(main, name=name, alias_of=first) for name in others)
 
 
 _ARITIES = {"?": Arity.OPTIONAL, "*": Arity.ANY, "+": Arity.SOME}
@@ -119,8 +118,8 @@ def _type(annotation: ast.expr, keywords: dict[str, ast.expr]) -> ValueType:
     return kind
 
 
-def _added_by_hand(path: Path) -> Iterator[SGLangOption]:
-    """Arguments that `ServerArgs.add_cli_args` adds in addition to the fields."""
+def _added_by_hand(path: Path) -> Iterator[Flag]:
+    """The flags that `ServerArgs.add_cli_args` adds in addition to the fields."""
     owner = class_named(parse_source(path), "ServerArgs")
     functions = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "add_cli_args"] if owner else []
     for call in [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)]:
@@ -132,14 +131,9 @@ def _added_by_hand(path: Path) -> Iterator[SGLangOption]:
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
         action = _source(keywords.get("action"))
         switch = "store_true" in action or "StoreTrue" in action
-        yield SGLangOption(
-            key=names[0].lstrip("-").replace("-", "_"),
-            flag=names[0],
-            aliases=tuple(names[1:]),
-            type=type_of(bool if switch else _choices(keywords.get("choices")) or str),
-            help=_help(keywords),
-            default="False" if switch else "",
-        )
+        kind = type_of(bool if switch else _choices(keywords.get("choices")) or str)
+        key = names[0].lstrip("-").replace("-", "_")
+        yield from _spellings(key, names, kind, keywords, "False" if switch else "")
 
 
 def _choices(node: ast.expr | None) -> Any | None:
@@ -151,29 +145,8 @@ def _choices(node: ast.expr | None) -> Any | None:
     return Literal[tuple(values)] if isinstance(values, list | tuple) else None
 
 
-def _help(keywords: Mapping[str, ast.expr]) -> str:
-    return " ".join(str(literal(keywords.get("help")) or "").split())
-
-
 def _source(node: ast.expr | None) -> str:
     return "" if node is None else ast.unparse(node)
-
-
-def sglang_flags() -> Iterator[Flag]:
-    """Every SGLang flag. Raises `ConfigError` if SGLang is not installed."""
-    for option in sglang_options().values():
-        names = [name.lstrip("-") for name in (option.flag, *option.aliases)]
-        for name in dict.fromkeys([*names, option.key.replace("_", "-")]):
-            yield Flag(
-                name=f"sglang-{name}",
-                target=SGLANG,
-                key=option.key,
-                type=option.type,
-                help=option.help,
-                default=option.default,
-                alias_of=None if name == names[0] else f"sglang-{names[0]}",
-                refusal=f"is set by slime: {RESERVED[option.key]}." if option.key in RESERVED else "",
-            )
 
 
 def sglang_argv(values: Mapping[str, Any]) -> list[str]:
@@ -182,31 +155,31 @@ def sglang_argv(values: Mapping[str, Any]) -> list[str]:
     Raises `ConfigError` for an unknown option, and for a switch that cannot be turned off.
     """
     words: list[str] = []
+    main = {flag.key: flag for flag in sglang_flags().values() if flag.alias_of is None} if values else {}
     for key, value in values.items():
-        options = sglang_options()
-        if key not in options:
-            raise ConfigError(f"SGLang has no option {key!r}.{did_you_mean(key, options)}")
-        words += _words(options[key], value)
+        if key not in main:
+            raise ConfigError(f"SGLang has no option {key!r}.{did_you_mean(key, main)}")
+        words += _words(main[key], value)
     return words
 
 
-def _words(option: SGLangOption, value: Any) -> list[str]:
-    match option.type.arity:
+def _words(flag: Flag, value: Any) -> list[str]:
+    name = flag.name.removeprefix("sglang-")
+    match flag.type.arity:
         case Arity.SWITCH if value:
-            return [option.flag]
-        case Arity.SWITCH if option.negatable:
-            return [f"--no-{option.flag.removeprefix('--')}"]
-        case Arity.SWITCH if option.default == "True":
-            name = option.flag.removeprefix("--")
-            raise ConfigError(f"--sglang-{name} cannot be turned off: SGLang has no flag for it.")
+            return [f"--{name}"]
+        case Arity.SWITCH if flag.negatable:
+            return [f"--no-{name}"]
+        case Arity.SWITCH if flag.default == "True":
+            raise ConfigError(f"{flag.spelled} cannot be turned off: SGLang has no flag for it.")
         case Arity.SWITCH:
             return []
         case Arity.SOME | Arity.ANY:
-            return [option.flag, *map(_word, value)]
+            return [f"--{name}", *map(_word, value)]
         case Arity.OPTIONAL if value == "":
-            return [option.flag]
+            return [f"--{name}"]
     word = _word(value)
-    return [f"{option.flag}={word}"] if word.startswith("-") else [option.flag, word]
+    return [f"--{name}={word}"] if word.startswith("-") else [f"--{name}", word]
 
 
 def _word(value: Any) -> str:
