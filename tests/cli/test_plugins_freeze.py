@@ -73,7 +73,7 @@ def test_a_changed_file_of_the_same_version_is_noticed(
 ) -> None:
     info, path = pinned
     (info.parent / "slime_reward_math_impl.py").write_text("print('other')\n")
-    assert "slime-reward-math: files " in differences(capsys, path)
+    assert "slime-reward-math: sha256 " in differences(capsys, path)
 
 
 def test_another_version_is_noticed(pinned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

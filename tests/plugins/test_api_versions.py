@@ -31,7 +31,7 @@ def test_the_current_and_the_previous_are_accepted(install: Any, number: int) ->
 def test_anything_else_is_refused_with_both_numbers(install: Any, number: int, remedy: str) -> None:
     install("slime-x", "1", {"x": "api_module"}, {"api_module": f"slime_api = {number}\n"})
     [failure] = [failure for failure in survey_plugins().failures if failure.found.name == "x"]
-    assert remedy in failure.told
+    assert remedy in failure.advice
     if number is not True:
         assert failure.problem == f"written for plugin API {number}, this slime speaks 2 and 3"
 

@@ -181,6 +181,6 @@ def test_other_processes_run_what_the_driver_read_whatever_becomes_of_the_file(p
     assert scores(reward, answered("x")) == [1.0]
 
 
-def test_a_function_that_nobody_has_looked_for_is_not_a_component(path: Path) -> None:
-    with pytest.raises(PluginNotFoundError, match="has not been looked for"):
+def test_a_function_that_place_functions_has_not_found_is_not_a_component(path: Path) -> None:
+    with pytest.raises(PluginNotFoundError, match="nothing has loaded it"):
         survey_plugins().resolve(by_path(path))

@@ -16,7 +16,11 @@ def test_a_unique_name_is_found_bare_and_qualified(install_reward: Any) -> None:
     plugins = survey_plugins()
     assert plugins.find("reward", "boxed") == plugins.find("reward", "math/boxed")
     component = plugins.find("reward", "boxed")
-    assert (component.plugin, component.distribution, component.version) == ("math", "slime-reward-math", "0.3.1")
+    assert (component.found.name, component.found.distribution, component.found.version) == (
+        "math",
+        "slime-reward-math",
+        "0.3.1",
+    )
     assert component.spec.summary == "a test reward"
     assert component.origin.endswith("slime_reward_math.py:6")
 
@@ -28,16 +32,16 @@ def test_a_clash_is_an_error_that_prints_the_qualified_names(install_reward: Any
     message = r"reward 'boxed' is ambiguous: write math/boxed \(of slime-reward-math\) or rival/boxed"
     with pytest.raises(PluginConflictError, match=message):
         plugins.find("reward", "boxed")
-    assert plugins.find("reward", "rival/boxed").distribution == "slime-reward-rival"
-    assert len(plugins.registry.clashes()) == 1
+    assert plugins.find("reward", "rival/boxed").found.distribution == "slime-reward-rival"
+    assert len(plugins.clashes()) == 1
 
 
 def test_slimes_own_bare_names_cannot_be_taken(install_reward: Any) -> None:
     install_reward("mylab", "exact_match")
     plugins = survey_plugins()
     assert plugins.find("reward", "exact_match").id == "rewards/exact_match"
-    assert plugins.find("reward", "mylab/exact_match").plugin == "mylab"
-    assert plugins.registry.clashes() == [
+    assert plugins.find("reward", "mylab/exact_match").found.name == "mylab"
+    assert plugins.clashes() == [
         "reward 'exact_match' means rewards/exact_match: write mylab/exact_match (of slime-reward-mylab)"
     ]
 
@@ -64,7 +68,7 @@ def test_the_same_name_in_two_kinds_is_no_clash(install: Any) -> None:
     plugins = survey_plugins()
     assert plugins.find("reward", "two").kind == "reward"
     assert plugins.find("generator", "two").kind == "generator"
-    assert plugins.registry.clashes() == []
+    assert plugins.clashes() == []
 
 
 def test_two_packages_with_one_plugin_id_are_both_refused(install: Any) -> None:
@@ -83,7 +87,7 @@ def test_slimes_own_plugin_ids_cannot_be_taken(install: Any) -> None:
     install("slime-reward-evil", "1", {"rewards": "mod_evil"}, {"mod_evil": "slime_api = 1\n"})
     plugins = survey_plugins()
     assert [failure.found.distribution for failure in plugins.failures] == ["slime-reward-evil"]
-    assert plugins.find("reward", "exact_match").distribution == "slime-rl"
+    assert plugins.find("reward", "exact_match").found.distribution == "slime-rl"
 
 
 def test_an_unknown_name_offers_the_nearest_and_what_is_installed(install_reward: Any) -> None:

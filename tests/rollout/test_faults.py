@@ -34,7 +34,6 @@ from slime.plugin import (
     Selection,
 )
 from slime.plugins import Component, PluginSet, load_plugins
-from slime.plugins.resolve import Registry
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
@@ -75,7 +74,7 @@ def with_faults(plugins: PluginSet) -> PluginSet:
     reward = RewardSpec(name="faulty", factory=f"{__name__}:FaultyReward", isolation="none")
     unlucky = BufferFilterSpec(name="unlucky", factory=f"{__name__}:UnluckyGroups")
     made = [Component("reward", reward, found, "here"), Component("buffer_filter", unlucky, found, "here")]
-    return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, *made)))
+    return dataclasses.replace(plugins, registered=(*plugins.registered, *made))
 
 
 @dataclasses.dataclass

@@ -18,7 +18,6 @@ from slime.config.run_config import RunConfig
 from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
 from slime.plugins import Component, PluginSet, load_plugins
-from slime.plugins.resolve import Registry
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
@@ -57,7 +56,7 @@ def with_faulty_reward(plugins: PluginSet) -> PluginSet:
         )
         for name, made in classes.items()
     ]
-    return dataclasses.replace(plugins, registry=Registry((*plugins.registry.components, *components)))
+    return dataclasses.replace(plugins, registered=(*plugins.registered, *components))
 
 
 @pytest.fixture

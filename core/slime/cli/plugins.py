@@ -11,17 +11,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from slime import __version__
 from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, did_you_mean
 from slime.plugins import Component, PluginSet, survey_plugins
-from slime.plugins.find import canonical, find_plugins
 from slime.plugins.kinds import KINDS
 from slime.plugins.reference import is_reference
-
-if TYPE_CHECKING:
-    from slime.plugins.provenance import Pin
 
 _HELP = """\
 usage: slime plugins [OPTIONS]                 list every installed plugin
@@ -45,7 +40,6 @@ options of the list:
 show and check take --kind where components of two kinds have one name. check exits with 1 when a component breaks a
 rule.
 """
-_PINS_HEADER = "# slime plugins --freeze, format 1"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -114,10 +108,10 @@ def _list(words: Sequence[str]) -> int:
         from slime.cli.plugins_for_run import print_used
 
         return print_used(stated.run, json=stated.json)
-    if stated.freeze:
-        return _freeze()
-    if stated.compare is not None:
-        return _compare(stated.compare)
+    if stated.freeze or stated.compare is not None:
+        from slime.cli.plugins_freeze import print_differences, print_pins
+
+        return print_pins() if stated.freeze else print_differences(stated.compare)
     from slime.cli.plugins_list import installed
 
     with _prints_to_stderr():
@@ -135,50 +129,6 @@ def _refuse_combinations(stated: argparse.Namespace) -> None:
         ignored = given - {option} - beside
         if option in given and ignored:
             raise ConfigError(f"slime plugins {option} cannot be combined with {' and '.join(sorted(ignored))}")
-
-
-def _freeze() -> int:
-    """Print one line for each package that has plugins; no plugin's code runs."""
-    from slime.plugins.provenance import pins_of
-
-    print(f"{_PINS_HEADER}, slime {__version__}")
-    for pin in pins_of(find_plugins()):
-        print(pin.line)
-    return 0
-
-
-def _compare(path: Path) -> int:
-    """Print how the installed packages differ from the pins in a file; returns 1 when they do."""
-    from slime.plugins.provenance import pins_of
-
-    pinned = _pins_in(path)
-    found = {canonical(pin.distribution): pin for pin in pins_of(find_plugins())}
-    differences: list[str] = []
-    for name in sorted(pinned.keys() | found.keys()):
-        if name not in pinned:
-            differences.append(f"{found[name].distribution}: installed ({found[name].version}), but not pinned")
-        elif name not in found:
-            differences.append(f"{pinned[name].distribution}: pinned ({pinned[name].version}), but not installed")
-        else:
-            for what, before, now in pinned[name].compared(found[name]):
-                differences.append(f"{found[name].distribution}: {what} {now}, pinned {before}")
-    print("\n".join(differences) if differences else f"the installed plugin packages are those of {path}")
-    return int(bool(differences))
-
-
-def _pins_in(path: Path) -> dict[str, Pin]:
-    from slime.plugins.provenance import Pin
-
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--compare {path}: cannot be read: {error}") from None
-    if not lines or not lines[0].startswith(_PINS_HEADER):
-        raise ConfigError(
-            f"--compare {path}: expected what `slime plugins --freeze` printed, which begins {_PINS_HEADER!r}"
-        )
-    pins = [Pin.read(line) for line in lines[1:] if line.strip() and not line.startswith("#")]
-    return {canonical(pin.distribution): pin for pin in pins}
 
 
 # --- show, check, new --------------------------------------------------------------------------------
@@ -272,18 +222,18 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
         except PluginNotFoundError:
             if kind and is_reference(name):
                 raise
-    found += [
-        component
-        for component in plugins.components(kind)
-        if component not in found and (name == component.plugin or canonical(name) == canonical(component.distribution))
-    ]
+    found += [one for one in plugins.components(kind) if one not in found and one.found.is_called(name)]
     if found:
         return found
     for failure in plugins.failures:
-        if name == failure.found.name or canonical(name) == canonical(failure.found.distribution):
+        if failure.found.is_called(name):
             raise PluginLoadError(str(failure))
     what = f"{KINDS[kind].title} or plugin" if kind else "component or plugin"
-    known = {spelling for c in plugins.components(kind) for spelling in (c.id, c.name, c.plugin, c.distribution)}
+    known = {
+        spelling
+        for one in plugins.components(kind)
+        for spelling in (one.id, one.name, one.found.name, one.found.distribution)
+    }
     raise PluginNotFoundError(f"no {what} is called {name!r}.{did_you_mean(name, known)} `slime plugins` lists them.")
 
 

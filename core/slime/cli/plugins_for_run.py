@@ -66,7 +66,8 @@ def _use(use: Use, plugins: PluginSet, config: RunConfig) -> UseRow:
     known: dict[str, Any] = {"slot": use.slot, "kind": use.kind, "name": use.name, "weight": use.weight}
     try:
         component = plugins.find(use.kind, use.name)
-        known |= {"id": component.id, "distribution": component.distribution, "version": component.version}
+        found = component.found
+        known |= {"id": component.id, "distribution": found.distribution, "version": found.version}
         resolved = plugins.resolve_use(use, config)
     except SlimeError as error:
         return UseRow(**known, status=_status(error), problem=str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from dataclasses import dataclass
 from itertools import groupby
@@ -56,71 +55,50 @@ def installed(*, kind: str | None = None, load: bool = True) -> Installed:
     """
     if not load:
         found = find_plugins()
-        return Installed(_listing([Row(**_identity(plugin), status="not loaded") for plugin in found]), found)
+        return Installed(_listing([_row(plugin, status="not loaded") for plugin in found]), found)
     plugins = survey_plugins()
     shown = [plugin for plugin in plugins.plugins if kind is None or any(c.kind == kind for c in plugin.components)]
-    rows = [_working(plugin, plugins, kind) for plugin in shown] + [_broken(failure) for failure in plugins.failures]
-    found = [plugin.found for plugin in shown] + [failure.found for failure in plugins.failures]
-    return Installed(_listing(rows, plugins.registry.clashes()), found, plugins.failures)
+    rows = [_working(plugin, plugins, kind) for plugin in shown]
+    rows += [
+        _row(broken.found, status="broken", api=broken.api, problem=broken.problem, remedy=broken.remedy)
+        for broken in plugins.failures
+    ]
+    found = [plugin.found for plugin in shown] + [broken.found for broken in plugins.failures]
+    return Installed(_listing(rows, plugins.clashes()), found, plugins.failures)
 
 
 def _listing(rows: list[Row], notes: list[str] | None = None) -> Listing:
     return Listing(slime=__version__, api=API_VERSION, plugins=rows, notes=notes or [])
 
 
-# --- rows --------------------------------------------------------------------------------------------
+def _row(found: FoundPlugin, **known: Any) -> Row:
+    return Row.model_validate({**found.identity, "built_in": found.own, **known})
 
 
 def _working(plugin: LoadedPlugin, plugins: PluginSet, kind: str | None) -> Row:
     provides = [_provided(component, plugins) for component in plugin.components if kind in (None, component.kind)]
-    return Row(
-        **_identity(plugin.found),
+    return _row(
+        plugin.found,
         status="clash" if any(component.clash for component in provides) else "ok",
         api=plugin.api,
         provides=provides,
-        hooks=_hooks(plugin),
+        hooks=plugins.other_hooks(plugin),
     )
-
-
-def _broken(failure: PluginFailure) -> Row:
-    return Row(
-        **_identity(failure.found), status="broken", api=failure.api, problem=failure.problem, remedy=failure.remedy
-    )
-
-
-def _identity(found: FoundPlugin) -> dict[str, Any]:
-    return {
-        "plugin": found.name,
-        "distribution": found.distribution,
-        "version": found.version,
-        "entry": found.entry,
-        "built_in": found.own,
-    }
 
 
 def _provided(component: Component, plugins: PluginSet) -> Provided:
+    spec = component.spec
     return Provided(
         kind=component.kind,
         name=component.name,
         id=component.id,
-        summary=component.spec.summary,
-        factory=component.spec.factory,
+        summary=spec.summary,
+        factory=spec.factory,
         origin=component.origin,
-        docs=component.spec.docs,
-        requires=list(component.spec.requires),
-        clash=plugins.registry.bearers(component.kind, component.name) != [component],
+        docs=spec.docs,
+        requires=list(spec.requires),
+        clash=plugins.bearers(component.kind, component.name) != [component],
     )
-
-
-def _hooks(plugin: LoadedPlugin) -> list[str]:
-    """The hooks that a plugin implements besides those that register components."""
-    registration = {kind.hook for kind in KINDS.values()}
-    hooks = {
-        (member.slime_impl.get("specname") or name)
-        for name, member in vars(plugin.module).items()
-        if inspect.isroutine(member) and hasattr(member, "slime_impl")
-    }
-    return sorted(hooks - registration)
 
 
 # --- text --------------------------------------------------------------------------------------------

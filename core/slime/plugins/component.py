@@ -11,7 +11,7 @@ from typing import Any
 import importlib_metadata
 from pydantic import Field, ValidationError
 
-from slime.errors import ConfigError, PluginContractError, PluginLoadError, SlimeError, did_you_mean
+from slime.errors import ConfigError, PluginContractError, PluginLoadError, SlimeError, did_you_mean, one_line
 from slime.plugin import ComponentSpec, Context, Options
 from slime.plugins.find import GROUP, FoundPlugin
 from slime.plugins.kinds import KINDS
@@ -51,21 +51,6 @@ class Component:
         return spec.name
 
     @property
-    def plugin(self) -> str:
-        """Id of the plugin."""
-        return self.found.name
-
-    @property
-    def distribution(self) -> str:
-        """The package that pip installed."""
-        return self.found.distribution
-
-    @property
-    def version(self) -> str:
-        """Version of the distribution."""
-        return self.found.version
-
-    @property
     def title(self) -> str:
         """For messages: `reward math/boxed (slime-reward-math 0.3.1)`."""
         return f"{KINDS[self.kind].title} {self.id} ({self.found.package})"
@@ -81,7 +66,7 @@ class Component:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
             raise PluginLoadError(
-                f"{self.title} cannot be imported: {describe(error)}. {remedy_for(self.found, error)}"
+                f"{self.title} cannot be imported: {one_line(error)}. {remedy_for(self.found, error)}"
             ) from error
         made: Any = module
         for part in class_name.split("."):
@@ -106,7 +91,7 @@ class Component:
         except SlimeError:
             raise
         except Exception as error:
-            raise PluginLoadError(f"{self.title} cannot be built: {describe(error)}") from error
+            raise PluginLoadError(f"{self.title} cannot be built: {one_line(error)}") from error
         methods = KINDS[self.kind].methods if self.kind in KINDS else ()
         if missing := [name for name in methods if not callable(getattr(made, name, None))]:
             raise PluginContractError(
@@ -169,12 +154,6 @@ def found_locally(function: LocalFunction) -> FoundPlugin:
         entry_point=importlib_metadata.EntryPoint(LOCAL_DISTRIBUTION, str(function.path), GROUP),
         file_sha256=function.sha256,
     )
-
-
-def describe(error: BaseException) -> str:
-    """An exception on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:

@@ -46,6 +46,20 @@ class FoundPlugin:
         """Distribution and version, as people write them."""
         return f"{self.distribution} {self.version}"
 
+    def is_called(self, *names: str) -> bool:
+        """Whether one of the names is its id or that of its distribution."""
+        return any(name == self.name or canonical(name) == canonical(self.distribution) for name in names)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What identifies it in JSON."""
+        return {
+            "plugin": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "entry": self.entry,
+        }
+
 
 def find_plugins() -> list[FoundPlugin]:
     """Every installed plugin: slime's own first, then by distribution and name.
@@ -75,54 +89,28 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """All installed plugins, for commands that only look at them: the defaults of the `[plugins]` section."""
+def choose_plugins(found: Sequence[FoundPlugin], options: PluginOptions) -> dict[FoundPlugin, str]:
+    """The plugins that the `[plugins]` section leaves out, each with the reason.
 
-    allow: Sequence[str] | None = None
-    deny: Sequence[str] = ()
-    autoload: bool = True
-    strict: bool = False
-    require: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedPlugin:
-    """An installed plugin that was not loaded, and why."""
-
-    found: FoundPlugin
-    reason: str
-
-
-def choose_plugins(
-    found: Sequence[FoundPlugin], options: PluginOptions | Everything
-) -> tuple[list[FoundPlugin], list[SkippedPlugin]]:
-    """Split `found` into plugins to load and plugins to leave alone.
-
-    Plugins are named by id or by distribution. `deny` wins over everything; slime's own load unless
+    Plugins are named by id or by distribution. `deny` wins over everything; slime's own plugins load unless
     denied; third-party ones load when `allow` names them, or when there is no `allow` and `autoload` is on.
-    Raises `ConfigError` when `allow` names what is not installed; such a name in `deny` is a warning.
+
+    Raises:
+        ConfigError: `allow` names what is not installed. (Such a name in `deny` is a warning.)
     """
     for name in options.allow or ():
-        if not any(_named(plugin, [name]) for plugin in found):
+        if not any(plugin.is_called(name) for plugin in found):
             raise ConfigError(f"[plugins] allow names {name!r}, which is not installed.{_near(name, found)}")
     for name in options.deny:
-        if not any(_named(plugin, [name]) for plugin in found):
+        if not any(plugin.is_called(name) for plugin in found):
             logger.warning("[plugins] deny names %r, which is not installed.%s", name, _near(name, found))
-    chosen: list[FoundPlugin] = []
-    skipped: list[SkippedPlugin] = []
-    for plugin in found:
-        reason = _why_not(plugin, options)
-        if reason is None:
-            chosen.append(plugin)
-        else:
-            skipped.append(SkippedPlugin(plugin, reason))
-    return chosen, skipped
+    reasons = ((plugin, _why_not(plugin, options)) for plugin in found)
+    return {plugin: reason for plugin, reason in reasons if reason is not None}
 
 
 def check_requirements(found: Iterable[FoundPlugin], require: Sequence[str]) -> None:
     """Raise `PluginLoadError` unless every requirement is met by the distribution of an installed plugin."""
-    if not require:
+    if not require:  # importing `packaging` would take time for nothing
         return
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -142,18 +130,14 @@ def check_requirements(found: Iterable[FoundPlugin], require: Sequence[str]) -> 
             raise PluginLoadError(f'[plugins] require: {text}, but {version} is installed. Try: pip install "{text}"')
 
 
-def _why_not(plugin: FoundPlugin, options: PluginOptions | Everything) -> str | None:
-    if _named(plugin, options.deny):
+def _why_not(plugin: FoundPlugin, options: PluginOptions) -> str | None:
+    if plugin.is_called(*options.deny):
         return "[plugins] deny names it"
-    if plugin.own or _named(plugin, options.allow or ()):
+    if plugin.own or plugin.is_called(*options.allow or ()):
         return None
     if options.allow is not None:
         return "[plugins] allow does not name it"
     return None if options.autoload else "[plugins] autoload is off"
-
-
-def _named(plugin: FoundPlugin, names: Sequence[str]) -> bool:
-    return any(name == plugin.name or canonical(name) == canonical(plugin.distribution) for name in names)
 
 
 def _near(name: str, found: Sequence[FoundPlugin]) -> str:

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pluggy
 
-from slime.plugins.component import Component, describe, remedy_for
+from slime.errors import one_line
+from slime.plugins.component import Component, remedy_for
 from slime.plugins.find import FoundPlugin
 from slime.plugins.validate import Defect, check_api, check_hooks, check_plugin_name, collect_components
 
@@ -37,12 +38,12 @@ class PluginFailure:
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
     @property
-    def told(self) -> str:
+    def advice(self) -> str:
         """Problem and remedy, as sentences."""
         return f"{self.problem}{'' if self.problem.endswith('?') else '.'} {self.remedy}"
 
     def __str__(self) -> str:
-        return f"plugin {self.found.name} ({self.found.package}) is broken: {self.told}"
+        return f"plugin {self.found.name} ({self.found.package}) is broken: {self.advice}"
 
 
 def load_each(
@@ -94,11 +95,11 @@ def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | P
 
 def _cause(error: BaseException, found: FoundPlugin) -> str:
     if isinstance(error, SystemExit):
-        return f"it ends the process when it is loaded ({describe(error)})"
+        return f"it ends the process when it is loaded ({one_line(error)})"
     module = found.entry.partition(":")[0].strip()
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return f"its entry point names the module {module}, which is not there ({describe(error)})"
-    return describe(error)
+        return f"its entry point names the module {module}, which is not there ({one_line(error)})"
+    return one_line(error)
 
 
 def _same_id(found: FoundPlugin, rivals: Sequence[FoundPlugin]) -> PluginFailure:

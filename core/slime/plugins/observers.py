@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from slime.plugins.component import describe
+from slime.errors import one_line
 from slime.plugins.find import FoundPlugin
 
 logger = logging.getLogger("slime.plugins")
@@ -48,6 +48,6 @@ class Observers:
                 hook,
                 found.name,
                 found.package,
-                describe(error),
+                one_line(error),
                 exc_info=error,
             )

@@ -1,23 +1,34 @@
-"""The plugins of one process, loaded once and frozen."""
+"""The plugins of one process, loaded once and frozen: what each name means, and what a run uses."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from slime import hookspecs
-from slime.errors import PluginConflictError, PluginError, PluginLoadError, SlimeError
+from slime.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+    SlimeError,
+    did_you_mean,
+    one_line,
+)
 from slime.plugin import Context
-from slime.plugins.component import Component, LocalComponent, check_requires, checked_options, describe
-from slime.plugins.find import Everything, SkippedPlugin, check_requirements, choose_plugins, find_plugins
+from slime.plugins.component import Component, LocalComponent, check_requires, checked_options
+from slime.plugins.find import FoundPlugin, check_requirements, choose_plugins, find_plugins
+from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers, hook_of
 from slime.plugins.provenance import check_saved, digest_of, provenance_of
-from slime.plugins.resolve import Registry, Resolved, Use, check_critic_options, check_needs, components_used
+from slime.plugins.reference import is_reference
+from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
 from slime.plugins.validate import check_factory
 
 if TYPE_CHECKING:
@@ -34,10 +45,12 @@ class PluginSet:
     plugins: tuple[LoadedPlugin, ...]
     #: plugins that do not
     failures: tuple[PluginFailure, ...]
-    #: plugins that were not to be loaded
-    skipped: tuple[SkippedPlugin, ...]
-    #: names to components
-    registry: Registry
+    #: plugins that were not loaded, each with the reason
+    skipped: Mapping[FoundPlugin, str]
+    #: every component of the plugins that work
+    registered: tuple[Component, ...]
+    #: functions of the user's own
+    given: tuple[LocalComponent, ...]
     #: calls the observer hooks of every plugin
     observers: Observers
     #: whether a difference that could be overlooked is an error
@@ -46,16 +59,84 @@ class PluginSet:
 
     # --- components --------------------------------------------------------------------------------
 
-    def find(self, kind: str, name: str) -> Component:
-        """The component called `name` (while that is unique) or `PLUGIN/NAME`.
-
-        Raises `PluginNotFoundError`, `PluginConflictError`, or `PluginLoadError` where its plugin is broken.
-        """
-        return self.registry.find(kind, name)
-
     def components(self, kind: str | None = None) -> list[Component]:
-        """Every component, or those of one kind."""
-        return [c for c in self.registry.components if kind is None or c.kind == kind]
+        """Every registered component, or those of one kind; slime's own first."""
+        return [one for one in self.registered if kind is None or one.kind == kind]
+
+    def find(self, kind: str, name: str) -> Component:
+        """The component called `name` or `PLUGIN/NAME`, or the user's own function that a reference names.
+
+        Raises:
+            PluginConflictError: Several plugins have a component of this bare name.
+            PluginLoadError: The plugin that the name states is broken.
+            PluginNotFoundError: There is no such component.
+        """
+        if is_reference(name):
+            return self._find_given(kind, name)
+        if kind not in KINDS:
+            raise ConfigError(f"there is no component kind {kind!r}.{did_you_mean(kind, KINDS)}")
+        matches = [one for one in self.components(kind) if one.id == name] if "/" in name else self.bearers(kind, name)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise PluginConflictError(f"{KINDS[kind].title} {name!r} is ambiguous: {_choices(matches)}")
+        raise self._not_found(KINDS[kind], name)
+
+    def _find_given(self, kind: str, reference: str) -> LocalComponent:
+        for component in self.given:
+            if (component.kind, component.id) == (kind, reference):
+                return component
+        raise PluginNotFoundError(
+            f"{kind.replace('_', ' ')} {reference} is a function given by path, and nothing has loaded it:"
+            " call `slime.compat.functions.place_functions(config)`, and pass its components to load_plugins"
+        )
+
+    def _not_found(self, kind: Kind, name: str) -> PluginLoadError:
+        plugin = name.partition("/")[0] if "/" in name else None
+        for failure in self.failures:
+            if failure.found.name == plugin:
+                return PluginLoadError(
+                    f"{kind.title} {name} comes from {failure.found.package}, which cannot be used: {failure.advice}"
+                )
+        for found, reason in self.skipped.items():
+            if found.name == plugin:
+                return PluginNotFoundError(
+                    f"{kind.title} {name} comes from {found.package}, which is installed but not loaded: {reason}."
+                )
+        known = self.components(kind.name)
+        names = [one.id if "/" in name else one.name for one in known]
+        message = (
+            f"{kind.title} {name!r} is not installed.{did_you_mean(name, names)}"
+            f" Installed: {', '.join(dict.fromkeys(one.name for one in known)) or 'none'}."
+            f" They come from pip packages named {kind.packages}; `slime plugins` lists what is there."
+        )
+        not_loaded = [str(failure) for failure in self.failures]
+        not_loaded += [f"{found.name} is not loaded: {reason}." for found, reason in self.skipped.items()]
+        if not_loaded:
+            message += f" Perhaps it belongs to one of these: {' '.join(not_loaded)}"
+        return PluginNotFoundError(message)
+
+    def bearers(self, kind: str, name: str) -> list[Component]:
+        """The components that a bare name means: one, or several that clash. A name of slime's own means slime's."""
+        matches = [one for one in self.components(kind) if one.name == name]
+        return [one for one in matches if one.found.own] or matches
+
+    def clashes(self) -> list[str]:
+        """A sentence for each bare name that several components share."""
+        texts = []
+        for kind, name in dict.fromkeys((one.kind, one.name) for one in self.registered):
+            everyone = [one for one in self.components(kind) if one.name == name]
+            if len(everyone) > 1:
+                bearers = self.bearers(kind, name)
+                others = [one for one in everyone if one not in bearers]
+                meaning = f"means {bearers[0].id}" if len(bearers) == 1 else "is ambiguous"
+                texts.append(f"{KINDS[kind].title} {name!r} {meaning}: {_choices(others or bearers)}")
+        return texts
+
+    def other_hooks(self, plugin: LoadedPlugin) -> list[str]:
+        """The hooks that a plugin implements besides those that register components."""
+        callers = self._manager.get_hookcallers(plugin.module) or []
+        return sorted({caller.name for caller in callers} - {kind.hook for kind in KINDS.values()})
 
     def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
         """Import a component's class and make `Class(options, context)`.
@@ -109,7 +190,7 @@ class PluginSet:
             except SlimeError:
                 raise
             except (Exception, SystemExit) as error:
-                failure = f"slime_check_config() of plugin {found.name} ({found.package}) raised {describe(error)}"
+                failure = f"slime_check_config() of plugin {found.name} ({found.package}) raised {one_line(error)}"
                 if any(self.find(use.kind, use.name).found == found for use in components_used(config)):
                     raise PluginError(failure) from error
                 logger.warning("%s; this run does not use the plugin and goes on", failure)
@@ -129,7 +210,7 @@ class PluginSet:
 
     def fingerprint(self) -> Fingerprint:
         """What other processes of the run need to have the same plugins, or to see that they have not."""
-        return Fingerprint(digest_of(self.plugins), self.registry.given)
+        return Fingerprint(digest_of(self.plugins), self.given)
 
 
 @dataclass(frozen=True)
@@ -152,7 +233,7 @@ def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -
     plugins = survey_plugins(options, given)
     if options.strict and plugins.failures:
         raise PluginLoadError("[plugins] strict is on, and " + "; ".join(map(str, plugins.failures)))
-    clashes = plugins.registry.clashes()
+    clashes = plugins.clashes()
     if options.strict and clashes:
         raise PluginConflictError("[plugins] strict is on, and " + "; ".join(clashes))
     for failure in plugins.failures:
@@ -162,24 +243,25 @@ def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -
 
 def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalComponent] = ()) -> PluginSet:
     """As `load_plugins`, without complaints about broken or clashing plugins: for looking at them."""
-    choice = options or Everything()
     found = find_plugins()
-    check_requirements(found, choice.require)
-    chosen, skipped = choose_plugins(found, choice)
+    skipped: dict[FoundPlugin, str] = {}
+    if options is not None:
+        check_requirements(found, options.require)
+        skipped = choose_plugins(found, options)
     manager = pluggy.PluginManager("slime")
     manager.add_hookspecs(hookspecs)
-    loaded, failures = load_each(chosen, manager)
+    loaded, failures = load_each([plugin for plugin in found if plugin not in skipped], manager)
     return PluginSet(
         plugins=tuple(loaded),
         failures=tuple(failures),
-        skipped=tuple(skipped),
-        registry=Registry(
-            tuple(component for plugin in loaded for component in plugin.components),
-            tuple(failures),
-            tuple(skipped),
-            tuple(given),
-        ),
+        skipped=skipped,
+        registered=tuple(component for plugin in loaded for component in plugin.components),
+        given=tuple(given),
         observers=Observers(manager, [plugin.found for plugin in loaded]),
-        strict=choice.strict,
+        strict=options is not None and options.strict,
         _manager=manager,
     )
+
+
+def _choices(components: Iterable[Component]) -> str:
+    return "write " + " or ".join(f"{one.id} (of {one.found.distribution})" for one in components)

@@ -1,13 +1,11 @@
-"""What code a run was made with: `plugins.json`, its comparison on resume, and pins of installed packages."""
+"""What code a run was made with: `plugins.json`, and its comparison when a run is resumed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -15,10 +13,10 @@ from urllib.parse import unquote, urlparse
 import importlib_metadata
 
 from slime import __version__
-from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
+from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugin import API_VERSION
 from slime.plugins.component import LIMITED_KINDS, LOCAL_DISTRIBUTION, Component
-from slime.plugins.find import FoundPlugin, canonical
+from slime.plugins.find import FoundPlugin
 from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
@@ -41,7 +39,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
         "format": FORMAT,
         "slime": __version__,
         "api": API_VERSION,
-        "plugins": [_identity(plugin.found) | {"api": plugin.api} for plugin in plugins],
+        "plugins": [plugin.found.identity | {"api": plugin.api} for plugin in plugins],
         "engine_plugins": [
             {"group": group, "name": entry.name, "distribution": entry.dist.name, "version": entry.dist.version}
             for group in ENGINE_GROUPS
@@ -52,7 +50,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
                 "kind": resolved.use.kind,
                 "id": resolved.component.id,
                 "weight": resolved.use.weight,
-                **_identity(resolved.component.found),
+                **resolved.component.found.identity,
                 "factory": resolved.component.spec.factory,
                 "options": resolved.options.model_dump(mode="json"),
                 "limits": resolved.limits.model_dump(mode="json") if resolved.use.kind in LIMITED_KINDS else {},
@@ -70,7 +68,7 @@ def digest_of(plugins: Sequence[LoadedPlugin]) -> str:
     """
     content = [
         [
-            *_identity(plugin.found).values(),
+            *plugin.found.identity.values(),
             plugin.api,
             _digest(_module_text(plugin)),
             [[component.kind, component.id, component.spec.factory] for component in plugin.components],
@@ -102,15 +100,6 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
     return source
 
 
-def _identity(found: FoundPlugin) -> dict[str, str]:
-    return {
-        "plugin": found.name,
-        "distribution": found.distribution,
-        "version": found.version,
-        "entry": found.entry,
-    }
-
-
 def _module_text(plugin: LoadedPlugin) -> bytes:
     path = plugin.module.__file__
     return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
@@ -129,81 +118,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-_LINE = re.compile(
-    r"(?P<requirement>[^#]+?)\s+#\s+(?P<distribution>\S+) (?P<version>\S+)"
-    r"(?: commit=(?P<commit>\S+))?(?P<dirty> modified)?(?: sha256=(?P<sha256>[0-9a-f]{64}))?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """One installed package."""
-
-    distribution: str
-    version: str
-    #: how pip would install the same again
-    requirement: str
-    #: of the installed files as they are on disk; None for editable installs, whose files are elsewhere
-    sha256: str | None = None
-    commit: str | None = None
-    #: whether tracked files of an editable install differ from the commit
-    dirty: bool = False
-
-    @property
-    def line(self) -> str:
-        """A line of a pip requirements file; what pip cannot express is in its comment."""
-        facts = [self.distribution, self.version]
-        facts += [f"commit={self.commit}"] if self.commit else []
-        facts += ["modified"] if self.dirty else []
-        facts += [f"sha256={self.sha256}"] if self.sha256 else []
-        return f"{self.requirement}  # {' '.join(facts)}"
-
-    @classmethod
-    def read(cls, line: str) -> Pin:
-        """The pin that `line` states. Raises `ConfigError`."""
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            raise ConfigError(f"{line.strip()!r} is not a pin; expected a line that `slime plugins --freeze` printed")
-        stated = match.groupdict()
-        return cls(
-            stated["distribution"],
-            stated["version"],
-            stated["requirement"],
-            stated["sha256"],
-            stated["commit"],
-            dirty=stated["dirty"] is not None,
-        )
-
-    def compared(self, other: Pin) -> Iterator[tuple[str, str, str]]:
-        """(what differs, ours, theirs)."""
-        columns = {
-            "version": (self.version, other.version),
-            "commit": (self.commit or "none", other.commit or "none"),
-            "working tree": ("modified" if self.dirty else "clean", "modified" if other.dirty else "clean"),
-            "files": (self.sha256 or "not hashed", other.sha256 or "not hashed"),
-        }
-        yield from ((what, ours, theirs) for what, (ours, theirs) in columns.items() if ours != theirs)
-
-
-def pins_of(plugins: Iterable[FoundPlugin]) -> list[Pin]:
-    """A pin of every package that has one of `plugins`, by name. Runs no plugin's code."""
-    by_package = {canonical(found.distribution): found for found in plugins}
-    return [_pin(by_package[name]) for name in sorted(by_package)]
-
-
-def _pin(found: FoundPlugin) -> Pin:
-    source = source_of(found)
-    url, commit = source.get("url"), source.get("commit")
-    name = found.distribution
-    if source["editable"]:
-        requirement = f"-e {url}"
-    elif url is None:
-        requirement = f"{name}=={found.version}"
-    else:
-        requirement = f"{name} @ {url}" if commit is None else f"{name} @ git+{url}@{commit}"
-    return Pin(name, found.version, requirement, source["hash"], commit, dirty=source.get("dirty", False))
 
 
 def _hash_of_files(found: FoundPlugin) -> str | None:

@@ -6,17 +6,18 @@ import ast
 import inspect
 import math
 import re
+import symtable
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import decode_source, find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
-from slime.errors import PluginLoadError, did_you_mean
+from slime.errors import PluginLoadError, did_you_mean, one_line
 from slime.plugin import API_VERSION, EstimatorSpec, Options, RewardSpec
-from slime.plugins.component import LIMITED_KINDS, Component, Limits, describe, malformed, remedy_for
+from slime.plugins.component import LIMITED_KINDS, Component, Limits, malformed, remedy_for
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.observers import hook_of
@@ -107,7 +108,7 @@ def collect_components(found: FoundPlugin, manager: pluggy.PluginManager) -> tup
         try:
             answers = hook()
         except Exception as error:
-            raise Defect(f"{kind.hook}() raised {describe(error)}") from error
+            raise Defect(f"{kind.hook}() raised {one_line(error)}") from error
         implementations = hook.get_hookimpls()
         # pluggy leaves out the answer of a plugin that returned None.
         for specs in answers if len(answers) == len(implementations) else [None]:
@@ -195,7 +196,8 @@ def check_factory(component: Component) -> None:
     if found is None or found.origin is None or not found.origin.endswith(".py"):
         return
     try:
-        tree = ast.parse(Path(found.origin).read_bytes(), Path(found.origin).name)
+        source = decode_source(Path(found.origin).read_bytes())
+        tree = ast.parse(source, Path(found.origin).name)
     except (SyntaxError, ValueError) as error:
         raise PluginLoadError(
             f"{component.title}: {found.origin} is not valid Python: {error}. {remedy_for(component.found)}"
@@ -207,9 +209,11 @@ def check_factory(component: Component) -> None:
                 f"{component.title} cannot be imported: {module} needs {package}, which is not installed."
                 f" {remedy_for(component.found, missing)}"
             )
-    names = set(_names_bound(tree.body))
+    symbols = symtable.symtable(source, found.origin, "exec").get_symbols()
+    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    star = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
     first = name.split(".")[0]
-    if first not in names and not names & {"*", "__getattr__"}:
+    if first not in names and not star and "__getattr__" not in names:
         raise PluginLoadError(
             f"{component.title} names the class {component.spec.factory}, but {module} has no {first}."
             f"{did_you_mean(first, names)} {remedy_for(component.found)}"
@@ -223,20 +227,3 @@ def _packages_needed(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name.split(".")[0] for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             yield statement.module.split(".")[0]
-
-
-def _names_bound(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that the module's own statements bind, on every branch."""
-    for statement in body:
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield statement.name
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.split(".")[0] for alias in statement.names)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-        else:
-            for field in ("body", "orelse", "finalbody"):
-                yield from _names_bound(getattr(statement, field, []))
-            for handler in getattr(statement, "handlers", []):
-                yield from _names_bound(handler.body)

@@ -181,7 +181,7 @@ class ComponentBuilder:
             reward = self.in_loop[component.title] = self.make(resolved)
             return InLoopReward(reward, component.title, timeout_s)
         return IsolatedReward(
-            RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.plugins.registry.given),
+            RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.plugins.given),
             component.title,
             size=max(1, reward_workers(self.config) // isolated),
             timeout_s=timeout_s,
