@@ -21,7 +21,7 @@ from pathlib import Path
 
 from slime.kit.sandbox import Isolation, machine_isolation, python_argv, run_program_sync
 from slime.plugin import RewardModel
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
 #: a Python that a user without rights may run: without namespaces the one of a home folder may be out of reach

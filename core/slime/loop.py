@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from slime.config import RunConfig
 from slime.observe.observer import EvaluationObserver, RunObserver
-from slime.plugins import PluginSet
+from slime.plugins.plugin_set import PluginSet
 from slime.run.checkpoint import Checkpoint
 from slime.run.ray_session import ray_session
 from slime.run.run import Run

@@ -9,8 +9,8 @@ import pytest
 
 from slime.config import load_config
 from slime.plugin import EstimatorSpec
-from slime.plugins import survey_plugins
 from slime.plugins.component import checked_options
+from slime.plugins.plugin_set import survey_plugins
 from slime_estimators import slime_register_estimators
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")

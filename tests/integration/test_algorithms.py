@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import SlimeRun
 
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 

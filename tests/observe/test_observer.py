@@ -19,7 +19,7 @@ from slime.config.run_config import RunConfig
 from slime.observe.metrics import MetricsWriter, read_metrics
 from slime.observe.observer import RunObserver
 from slime.observe.samples import Excerpt
-from slime.plugins import PluginSet, load_plugins
+from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.rollout.record import Rollout
 
 CONFIG = RunConfig(

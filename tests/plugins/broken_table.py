@@ -25,7 +25,7 @@ from slime.config import PluginOptions, RunConfig
 from slime.config.options import AlgorithmOptions, RewardOptions, RolloutOptions
 from slime.errors import SlimeError
 from slime.plugin import Context
-from slime.plugins import load_plugins
+from slime.plugins.plugin_set import load_plugins
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "broken.md"
 BEGIN, END = "<!-- generated: python -m tests.plugins.broken_table -->", "<!-- end -->"

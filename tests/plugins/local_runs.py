@@ -14,7 +14,7 @@ from slime.compat.functions import place_functions
 from slime.config import RunConfig, resolve
 from slime.config.options import AlgorithmOptions, DataOptions, RewardOptions, RolloutOptions
 from slime.plugin import Context, Sample, Status
-from slime.plugins import PluginSet, survey_plugins
+from slime.plugins.plugin_set import PluginSet, survey_plugins
 
 
 class Letters:

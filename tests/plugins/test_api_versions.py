@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from slime.plugins import survey_plugins, validate
+from slime.plugins import validate
+from slime.plugins.plugin_set import survey_plugins
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
-from slime.plugins import PluginFailure, load_plugins, survey_plugins
+from slime.plugins.load import PluginFailure
+from slime.plugins.plugin_set import load_plugins, survey_plugins
 
 HEAD = "import slime.plugin as sp\nslime_api = 1\n"
 HOOK = HEAD + "@sp.hookimpl\ndef slime_register_rewards():\n    return "

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slime.plugin import Context, Group, Sample, Selection, Status
-from slime.plugins import survey_plugins
 from slime.plugins.contracts import check_selection
+from slime.plugins.plugin_set import survey_plugins
 
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
 

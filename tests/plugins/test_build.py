@@ -9,8 +9,8 @@ import pytest
 
 from slime.errors import ConfigError, DataError, PluginContractError, PluginLoadError
 from slime.plugin import Context
-from slime.plugins import survey_plugins
 from slime.plugins.component import checked_options
+from slime.plugins.plugin_set import survey_plugins
 
 OPTIONS = """
     import slime.plugin as sp

@@ -12,7 +12,7 @@ from slime.config.options import DataOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import DataError
 from slime.plugin import Group, Status
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 from slime.rollout.boundaries import CheckedSource
 from slime.testing import make_context
 

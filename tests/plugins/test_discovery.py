@@ -11,8 +11,8 @@ import pytest
 
 from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
-from slime.plugins import load_plugins, survey_plugins
 from slime.plugins.find import find_plugins
+from slime.plugins.plugin_set import load_plugins, survey_plugins
 
 OWN = ["datasources", "estimators", "generators", "rewards", "trackers"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime.errors import ConfigError, PluginError
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 
 WATCHER = """
     import slime.plugin as sp

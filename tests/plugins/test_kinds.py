@@ -10,8 +10,8 @@ import pytest
 from slime import hookspecs
 from slime.errors import PluginContractError
 from slime.plugin import Context
-from slime.plugins import survey_plugins
 from slime.plugins.kinds import KINDS
+from slime.plugins.plugin_set import survey_plugins
 
 HOOKS = {
     "estimator": "slime_register_estimators",

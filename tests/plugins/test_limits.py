@@ -9,7 +9,7 @@ from tests.plugins.conftest import IMPL
 from tests.plugins.conftest import make_config as config_with
 
 from slime.errors import ConfigError
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 
 GREEDY = """
     from pydantic import Field

@@ -18,8 +18,8 @@ from slime.config import PluginOptions, RunConfig, config_from_toml, config_prob
 from slime.config.function_flags import choice_problems
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugin import Context
-from slime.plugins import Fingerprint, load_plugins, survey_plugins
 from slime.plugins.component import checked_options
+from slime.plugins.plugin_set import Fingerprint, load_plugins, survey_plugins
 
 REWARD = "def reward_func(args, sample): return 1.0"
 

@@ -8,7 +8,7 @@ import pytest
 
 from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginConflictError, PluginNotFoundError
-from slime.plugins import load_plugins, survey_plugins
+from slime.plugins.plugin_set import load_plugins, survey_plugins
 
 
 def test_a_unique_name_is_found_bare_and_qualified(install_reward: Any) -> None:

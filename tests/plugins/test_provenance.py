@@ -13,7 +13,7 @@ import pytest
 
 from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
-from slime.plugins import load_plugins, survey_plugins
+from slime.plugins.plugin_set import load_plugins, survey_plugins
 
 
 def edit(info: Path) -> None:
@@ -79,7 +79,7 @@ def test_an_editable_install_is_recorded_with_commit_and_changes(
 
 
 def test_two_processes_with_the_same_plugins_agree() -> None:
-    code = "from slime.plugins import survey_plugins; print(survey_plugins().fingerprint().digest)"
+    code = "from slime.plugins.plugin_set import survey_plugins; print(survey_plugins().fingerprint().digest)"
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert other.stdout.strip() == survey_plugins().fingerprint().digest
 

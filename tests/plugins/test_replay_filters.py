@@ -12,8 +12,8 @@ import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, collector
 
 from slime.plugin import Context, Group, Sample, Selection, Status
-from slime.plugins import survey_plugins
 from slime.plugins.contracts import check_selection
+from slime.plugins.plugin_set import survey_plugins
 from slime.rollout.boundaries import CheckedSource, GroupFilter
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slime.errors import PluginLoadError
-from slime.plugins import survey_plugins
+from slime.plugins.plugin_set import survey_plugins
 
 SOURCE = """
     import slime.plugin as sp

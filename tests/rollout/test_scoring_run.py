@@ -21,7 +21,7 @@ from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RewardTerm, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ErrorBudgetError
-from slime.plugins import load_plugins
+from slime.plugins.plugin_set import load_plugins
 from slime.rollout.manager import Rollout, RolloutManager
 from slime.types import Status
 

@@ -12,7 +12,7 @@ from slime import loop
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.options import RolloutOptions
-from slime.plugins import load_plugins
+from slime.plugins.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.run.run import Run
 

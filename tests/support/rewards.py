@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.plugin import Reward, Sample
-from slime.plugins import survey_plugins
 from slime.plugins.component import checked_options
+from slime.plugins.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
 

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from slime.errors import ConfigError
-from slime.plugins import Component
+from slime.plugins.component import Component
 from slime.testing import load_module_as_plugin
 from slime.testing.check import check_component
 

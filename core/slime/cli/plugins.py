@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, did_you_mean
-from slime.plugins import Component, PluginSet, survey_plugins
+from slime.plugins.component import Component
 from slime.plugins.kinds import KINDS
+from slime.plugins.plugin_set import PluginSet, survey_plugins
 from slime.plugins.reference import is_reference
 
 _HELP = """\

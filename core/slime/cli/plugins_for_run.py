@@ -10,7 +10,7 @@ from slime.cli.plugins_json import RunListing, UseRow
 from slime.cli.text_layout import count, table
 from slime.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError, SlimeError
 from slime.plugin import API_VERSION
-from slime.plugins import PluginSet, load_plugins, survey_plugins
+from slime.plugins.plugin_set import PluginSet, load_plugins, survey_plugins
 from slime.plugins.resolve import Use, components_used
 
 if TYPE_CHECKING:

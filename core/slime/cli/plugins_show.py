@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import table
 from slime.plugin import Options
-from slime.plugins import Component
-from slime.plugins.component import Limits, unmet_requirements
+from slime.plugins.component import Component, Limits, unmet_requirements
 from slime.plugins.find import FoundPlugin
 from slime.plugins.kinds import KINDS
 from slime.plugins.provenance import source_of

@@ -22,9 +22,9 @@ from slime.config.eval_sets import eval_sets
 from slime.config.run_config import nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
-from slime.plugins import PluginSet, Resolved, load_plugins
 from slime.plugins.kinds import SLOTS
-from slime.plugins.resolve import components_used
+from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.plugins.resolve import Resolved, components_used
 from slime.run.checkpoint import read_checkpoint, require_own_folder
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity, ValueType, type_of
 from slime.errors import SlimeError
-from slime.plugins import survey_plugins
 from slime.plugins.component import Limits
 from slime.plugins.kinds import KINDS, SLOTS
+from slime.plugins.plugin_set import survey_plugins
 from slime.plugins.resolve import Use, components_used
 
 if TYPE_CHECKING:
     from slime.plugin import Options
-    from slime.plugins import Component
+    from slime.plugins.component import Component
 
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...

@@ -25,7 +25,7 @@ from slime.plugins.resolve import Use, components_used
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.plugins import PluginSet
+    from slime.plugins.plugin_set import PluginSet
     from slime.rollout.evaluation import EvalReport
     from slime.rollout.record import Rollout
 

@@ -23,7 +23,8 @@ from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, Re
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.plugins import PluginSet, Resolved
+    from slime.plugins.plugin_set import PluginSet
+    from slime.plugins.resolve import Resolved
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from slime.rollout.tasks import all_or_first_error
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.plugins import PluginSet
+    from slime.plugins.plugin_set import PluginSet
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,10 @@ from slime.errors import PluginContractError
 from slime.kit.processes import Call, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 from slime.observe.timing import BusyClock
 from slime.plugin import Context, Reward, RewardModel, RewardSpec
-from slime.plugins import LocalComponent, PluginSet, load_plugins
+from slime.plugins.component import LocalComponent
 from slime.plugins.contracts import check_reward, check_rewards
 from slime.plugins.costly_contracts import recheck_rewards
+from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.plugins.resolve import Use
 from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, mark, reason_of, shorten
 from slime.rollout.tasks import all_or_first_error

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
-from slime.plugins import Fingerprint
+from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout

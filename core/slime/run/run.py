@@ -14,7 +14,7 @@ from typing import Any, Literal
 from slime.config import RunConfig
 from slime.errors import DeadlineError, EngineError, PluginContractError, SlimeError
 from slime.observe.observer import RunObserver
-from slime.plugins import PluginSet
+from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
 from slime.rollout.stall import STALL_NOTE

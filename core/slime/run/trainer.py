@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from slime.config import RunConfig
 from slime.plugin import Context, EstimatorSpec
-from slime.plugins import Fingerprint, PluginSet
+from slime.plugins.plugin_set import Fingerprint, PluginSet
 from slime.run.workers import load_same_plugins
 from slime.train.rank import MegatronRank
 

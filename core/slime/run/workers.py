@@ -23,7 +23,7 @@ from slime.config import RunConfig
 from slime.engine.ports import free_port
 from slime.errors import DeadlineError, PluginLoadError, SlimeError
 from slime.observe.memory import PeakMemory
-from slime.plugins import Fingerprint, PluginSet, load_plugins
+from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 
 #: called about every `TICK_S` seconds of a wait; may raise to end it, when an engine has died for example
 Watch = Callable[[], None]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slime.plugin import Options
 
 if TYPE_CHECKING:
-    from slime.plugins import LoadedPlugin
+    from slime.plugins.load import LoadedPlugin
 
 #: modules that a plugin's own module must not import, so that listing fifty plugins takes no time
 HEAVY = (

@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from slime.plugins import Component, survey_plugins
+from slime.plugins.component import Component
 from slime.plugins.kinds import KINDS
+from slime.plugins.plugin_set import survey_plugins
 from slime.testing.check import check_component
 
 #: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones; and the
