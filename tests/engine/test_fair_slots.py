@@ -26,7 +26,7 @@ class Crowd:
         await self.settle()
 
     async def _hold(self, name: str, *, evaluation: bool) -> None:
-        async with self.slots.of(evaluation=evaluation):
+        async with self.slots.slot(evaluation=evaluation):
             self.entered.append(name)
             await self.leaving[name].wait()
 
@@ -86,7 +86,7 @@ def test_a_cancelled_waiter_or_holder_loses_no_slot(name: str) -> None:
         await crowd.leave("t0")
         assert crowd.entered[-1] == ("t2" if name == "t1" else "t1")
         await crowd.end()
-        async with asyncio.timeout(1), crowd.slots.evaluation:
+        async with asyncio.timeout(1), crowd.slots.slot(evaluation=True):
             pass
 
     asyncio.run(main())

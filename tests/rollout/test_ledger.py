@@ -117,21 +117,9 @@ def test_what_is_dropped_or_trained_is_not_saved_again_but_counted() -> None:
 def test_a_group_that_is_lost_is_reported_with_the_numbers() -> None:
     run = ledger()
     run.finish(run.take(4), rollout=0)
-    del run._records[2]
+    del run._in[GroupState.BUFFERED][2]
     with pytest.raises(
-        SlimeError,
-        match=r"do not add up: 4 taken, but 0 trained on .* \+ 3 buffered .* = 3; .* 4 buffered.* error in slime",
-    ):
-        run.check()
-
-
-def test_a_group_whose_state_changed_behind_the_ledgers_back_is_reported() -> None:
-    run = ledger()
-    groups = run.take(2, rollout=3)
-    run.finish(groups, rollout=3)
-    run._records[0].state = GroupState.IN_BATCH
-    with pytest.raises(
-        SlimeError, match=r"\+ 1 in a batch \+ 1 buffered .* = 2; counted on the way: 0 in a batch, 2 buffered"
+        SlimeError, match=r"do not add up: 4 taken, but 0 trained on .* \+ 3 buffered .* = 3\. .* error in slime"
     ):
         run.check()
 

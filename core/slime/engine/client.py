@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
@@ -23,94 +24,54 @@ from slime.plugin import Generation, SamplingParams
 
 
 class FairSlots:
-    """At most `total` holders at once, in two lanes.
+    """Limits how many requests run at once, and shares the slots between training and evaluation.
 
-    A free slot goes to the waiting lane that holds fewer, so that neither lane waits for the other to finish: beside a
-    rollout that fills all slots, an evaluation soon has half of them and gives them back as it ends. Within a lane,
-    first come, first served.
+    A free slot goes to the kind of request that holds fewer, if any are waiting. So neither has to wait for the other to
+    finish: an evaluation that starts while a rollout fills all slots soon has half of them, and gives them back as it
+    ends. Requests of one kind are served in the order they came.
     """
 
     def __init__(self, total: int) -> None:
         self._free = self._total = total
-        self.training = Lane(self)
-        self.evaluation = Lane(self)
+        #: by whether they are of an evaluation
+        self._held = {True: 0, False: 0}
+        self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}
 
-    def of(self, *, evaluation: bool) -> Lane:
-        """The lane to enter: `async with slots.of(evaluation=True):`."""
-        return self.evaluation if evaluation else self.training
+    @asynccontextmanager
+    async def slot(self, *, evaluation: bool) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it in the body."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[evaluation].append(granted)
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            granted.cancel()  # has no effect once it is granted
+            if not granted.cancelled():
+                self._held[evaluation] -= 1
+                self._free += 1
+                self._grant()
 
     def limit(self, total: int) -> None:
         """Change the total. Holders beyond it keep their slots."""
-        more = total - self._total
+        self._free += total - self._total
         self._total = total
-        self._free += more
-        for _ in range(max(0, more)):
-            if self._free > 0 and (lane := self._neediest_lane()) is not None:
-                self._free -= 1
-                lane.grant()
+        self._grant()
 
-    def _neediest_lane(self) -> Lane | None:
-        waiting = [lane for lane in (self.evaluation, self.training) if lane.waits()]
-        return min(waiting, key=lambda lane: lane.held, default=None)
-
-    def take(self) -> bool:
-        """Take a slot if one is free."""
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        return True
-
-    def give(self) -> None:
-        """Pass a slot on to the neediest waiting lane, or mark it free."""
-        lane = self._neediest_lane() if self._free >= 0 else None
-        if lane is None:
-            self._free += 1
-        else:
-            lane.grant()
-
-
-class Lane:
-    """The holders and waiters of one kind. An async context manager that holds a slot."""
-
-    def __init__(self, slots: FairSlots) -> None:
-        self._slots = slots
-        self.held = 0
-        self.waiting: deque[asyncio.Future[None]] = deque()
-
-    def waits(self) -> bool:
-        """Whether a task waits that has not been cancelled."""
-        while self.waiting and self.waiting[0].done():
-            self.waiting.popleft()
-        return bool(self.waiting)
-
-    def grant(self) -> None:
-        """Give a slot to the first waiting task."""
-        self.held += 1
-        self.waiting.popleft().set_result(None)
-
-    async def __aenter__(self) -> None:
-        if self._slots.take():
-            self.held += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # granted in the same moment
-                self._leave()
-            elif turn in self.waiting:
-                self.waiting.remove(turn)
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        self.held -= 1
-        self._slots.give()
+    def _grant(self) -> None:
+        """Give away the free slots."""
+        while self._free > 0:
+            for waiting in self._waiting.values():
+                while waiting and waiting[0].cancelled():
+                    waiting.popleft()
+            kinds = [kind for kind, waiting in self._waiting.items() if waiting]
+            if not kinds:
+                return
+            kind = min(kinds, key=self._held.__getitem__)
+            self._waiting[kind].popleft().set_result(None)
+            self._held[kind] += 1
+            self._free -= 1
 
 
 #: header by which the router keeps the requests of one session on one engine
@@ -218,7 +179,7 @@ class HttpPolicyClient:
         try:
             if rid is not None:
                 self._unsent[rid] = False
-            async with self._slots.of(evaluation=sampling.evaluation):
+            async with self._slots.slot(evaluation=sampling.evaluation):
                 if self._unsent.pop(name, False):
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:

@@ -93,7 +93,7 @@ class SampleGenerator:
 
         If the batch is already full, the sample itself: PENDING, with its tokens so far, to be continued later.
         """
-        async with self._slots.of(evaluation=context.sampling.evaluation):
+        async with self._slots.slot(evaluation=context.sampling.evaluation):
             return [sample] if context.stopping else await self._generate(sample, context)
 
     async def _generate(self, sample: Sample, context: BatchContext) -> list[Sample]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from slime.errors import CheckpointError, PluginContractError, SlimeError
@@ -41,7 +42,6 @@ class GroupRecord:
     sample_indices: tuple[int | None, ...]
     #: the beginning of its prompt, for messages
     prompt: str
-    state: GroupState = GroupState.WAITING
     #: waiting or in flight: the group as generators are given it. Pickled, because generators change their samples in
     #: place, and because one bytes object costs the garbage collector nothing.
     pending: bytes = b""
@@ -61,11 +61,6 @@ class GroupRecord:
             del self.history[HISTORY_LENGTH // 2]
         self.history.append(event)
 
-    def describe(self) -> str:
-        """The group in one line: its prompt, its state and its history."""
-        history = ", ".join(self.history)
-        return f"group {self.index} ({self.prompt!r}), {self.state.value}; its history: {history}"
-
 
 class PromptLedger:
     """Owns every group from the data source to the training step.
@@ -75,7 +70,7 @@ class PromptLedger:
                         v     |        |  '-> dropped
                         waiting        '-----------'  to be trained on again, at most `max_reuse` times
 
-    Each group has one record and is in exactly one state. Groups that are restored from a checkpoint, or whose
+    Each group has one record, which is in exactly one state. Groups that are restored from a checkpoint, or whose
     generation was stopped, are waiting and are taken before new ones from the data source. A batch is kept until the
     trainer has finished with it; a checkpoint written earlier stores its groups as buffered.
     """
@@ -88,11 +83,9 @@ class PromptLedger:
         """
         self._source = source
         self._max_reuse = max_reuse
-        #: by group index, in the order in which the groups came to their present states
-        self._records: dict[int, GroupRecord] = {}
+        #: the records in each state by group index, in the order in which they came to it
+        self._in: dict[GroupState, dict[int, GroupRecord]] = {state: {} for state in GroupState}
         self._sample_indices: set[int | None] = set()
-        #: how many groups are in each state
-        self._counts: Counter[GroupState] = Counter()
         #: groups over the whole run, including the run that it continues
         self._totals = dict.fromkeys(_TOTALS, 0)
         #: dropped groups over the whole run, by reason
@@ -105,12 +98,12 @@ class PromptLedger:
 
     def count(self, state: GroupState) -> int:
         """How many groups are in `state`."""
-        return self._counts[state]
+        return len(self._in[state])
 
     def buffered(self, rollout: int) -> list[Group]:
         """The buffered groups in the order of the data source, with their ages at rollout number `rollout`."""
         groups = []
-        for record in sorted(self._in_state(GroupState.BUFFERED), key=lambda record: record.sequence):
+        for record in sorted(self._in[GroupState.BUFFERED].values(), key=_by_sequence):
             assert record.finished is not None and record.finished_for is not None
             # A group that a later rollout finished ahead of time has no negative age.
             record.finished.age = max(0, rollout - record.finished_for)
@@ -126,7 +119,7 @@ class PromptLedger:
             PluginContractError: for an index that another group still has, or a group that cannot be copied; and what
                 the data source raises.
         """
-        waiting = self._in_state(GroupState.WAITING)[:count]
+        waiting = list(islice(self._in[GroupState.WAITING].values(), count))
         new = self._source.take(count - len(waiting)) if len(waiting) < count else []
         groups: list[Group] = [pickle.loads(record.pending) for record in waiting] + new
         for group in new:
@@ -135,7 +128,7 @@ class PromptLedger:
                 group.index, self._totals["taken"], samples, _prompt_start(group), pending=self._pickled(group)
             )
             record.note("taken")
-            self._add(record)
+            self._add(record, GroupState.WAITING)
             self._totals["taken"] += 1
         for group in groups:
             self._move(group.index, GroupState.WAITING, GroupState.IN_FLIGHT, f"in flight for rollout {rollout}")
@@ -175,7 +168,7 @@ class PromptLedger:
         for index in reasons:
             self._require(index, GroupState.BUFFERED, "dropped")
         for index, reason in reasons.items():
-            if self._remove(index).uses:
+            if self._remove(index, GroupState.BUFFERED).uses:
                 self._totals["trained"] += 1
             else:
                 self._dropped[reason] += 1
@@ -188,7 +181,7 @@ class PromptLedger:
 
     def trained(self, done: int) -> None:
         """Rollouts 0 to `done` - 1 have been trained on."""
-        for record in self._in_state(GroupState.IN_BATCH):
+        for record in list(self._in[GroupState.IN_BATCH].values()):
             rollout = record.batch
             if rollout is None or rollout >= done:
                 continue
@@ -196,7 +189,7 @@ class PromptLedger:
             record.uses += 1
             if record.uses > self._max_reuse:
                 self._totals["trained"] += 1
-                self._remove(record.index)
+                self._remove(record.index, GroupState.IN_BATCH)
                 continue
             self._move(record.index, GroupState.IN_BATCH, GroupState.BUFFERED, f"trained on in rollout {rollout}")
             record.batch = None
@@ -206,27 +199,24 @@ class PromptLedger:
     # --- the account ---------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise `SlimeError`, with the numbers, unless every group is in one state, trained on or dropped."""
-        found = Counter(record.state for record in self._records.values())
+        """Raise `SlimeError`, with the numbers, unless every group taken is in a state, trained on or dropped."""
         taken, trained, dropped = self._totals["taken"], self._totals["trained"], self._dropped.total()
-        accounted = trained + dropped + len(self._records)
-        if taken == accounted and found == self._counts:
+        accounted = trained + dropped + sum(map(self.count, GroupState))
+        if taken == accounted:
             return
-        states = " + ".join(f"{found[state]} {state.value}" for state in reversed(GroupState))
-        counted = ", ".join(f"{self._counts[state]} {state.value}" for state in reversed(GroupState))
+        states = " + ".join(f"{self.count(state)} {state.value}" for state in reversed(GroupState))
         raise SlimeError(
             f"prompts do not add up: {taken} taken, but {trained} trained on + {dropped} dropped + {states} ="
-            f" {accounted}; counted on the way: {counted}. This is an error in slime; the newest checkpoint is still"
-            " sound."
+            f" {accounted}. This is an error in slime; the newest checkpoint is still sound."
         )
 
     def metrics(self) -> dict[str, float]:
         """`ledger/...`: groups, counted over the whole run, including the run that it continues."""
         counts = self._totals | {
-            "waiting": self._counts[GroupState.WAITING],
-            "in_flight": self._counts[GroupState.IN_FLIGHT],
-            "buffered": self._counts[GroupState.BUFFERED],
-            "in_batches": self._counts[GroupState.IN_BATCH],
+            "waiting": self.count(GroupState.WAITING),
+            "in_flight": self.count(GroupState.IN_FLIGHT),
+            "buffered": self.count(GroupState.BUFFERED),
+            "in_batches": self.count(GroupState.IN_BATCH),
             "dropped": self._dropped.total(),
         }
         return {f"ledger/{name}": float(count) for name, count in counts.items()}
@@ -241,14 +231,13 @@ class PromptLedger:
         """
         self.trained(done)
         self.check()
-        records = sorted(self._records.values(), key=lambda record: record.sequence)
-        finished = [record for record in records if record.finished is not None]
-        pending = self._in_state(GroupState.IN_FLIGHT) + self._in_state(GroupState.WAITING)
+        finished = (*self._in[GroupState.BUFFERED].values(), *self._in[GroupState.IN_BATCH].values())
+        pending = (*self._in[GroupState.IN_FLIGHT].values(), *self._in[GroupState.WAITING].values())
         return {
             "source": self._source.state(),
             **self._totals,
             "dropped": dict(self._dropped),
-            "groups": [_row(record) for record in (*finished, *pending)],
+            "groups": [_row(record) for record in (*sorted(finished, key=_by_sequence), *pending)],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -260,11 +249,12 @@ class PromptLedger:
         self._source.load(state["source"])
         self._totals = {name: state[name] for name in _TOTALS}
         self._dropped = Counter(state["dropped"])
-        self._records.clear()
+        self._in = {state: {} for state in GroupState}
         self._sample_indices.clear()
-        self._counts.clear()
         for row in state["groups"]:
-            self._add(self._record(row))
+            self._add(
+                record := self._record(row), GroupState.WAITING if record.finished is None else GroupState.BUFFERED
+            )
         try:
             self.check()
         except SlimeError as error:
@@ -284,53 +274,50 @@ class PromptLedger:
         if record.finished_for is None:
             record.pending = self._pickled(group)
         else:
-            record.state, record.finished = GroupState.BUFFERED, group
+            record.finished = group
         record.note("continued from a checkpoint")
         return record
 
     # --- records -------------------------------------------------------------------------------------
 
-    def _in_state(self, state: GroupState) -> list[GroupRecord]:
-        """Records in the order in which they came to `state`."""
-        if not self._counts[state]:
-            return []
-        return [record for record in self._records.values() if record.state is state]
-
-    def _add(self, record: GroupRecord) -> None:
-        if record.index in self._records or not self._sample_indices.isdisjoint(record.sample_indices):
+    def _add(self, record: GroupRecord, state: GroupState) -> None:
+        if any(record.index in records for records in self._in.values()) or not self._sample_indices.isdisjoint(
+            record.sample_indices
+        ):
             raise PluginContractError(
                 f"{self._source.component_name} gave group {record.index} with samples"
                 f" {', '.join(map(str, record.sample_indices))}, but one of these indices belongs to a group that is"
                 " not trained on yet; expected indices that no run uses twice"
             )
-        self._records[record.index] = record
+        self._in[state][record.index] = record
         self._sample_indices.update(record.sample_indices)
-        self._counts[record.state] += 1
 
     def _require(self, index: int, state: GroupState, event: str) -> GroupRecord:
         """The record of a group to which `event` happens; raise `SlimeError` unless the group is in `state`."""
-        record = self._records.get(index)
-        if record is None or record.state is not state:
-            found = f"group {index}, which is not open" if record is None else record.describe()
+        record = self._in[state].get(index)
+        if record is None:
             raise SlimeError(
-                f"prompts do not add up: {event} ({state.value} before): {found}. This is an error in slime; the newest"
-                " checkpoint is still sound."
+                f"prompts do not add up: {event} ({state.value} before): {self._describe(index)}. This is an error in"
+                " slime; the newest checkpoint is still sound."
             )
         return record
 
+    def _describe(self, index: int) -> str:
+        """A group in one line: its prompt, its state and its history."""
+        for state, records in self._in.items():
+            if (record := records.get(index)) is not None:
+                return f"group {index} ({record.prompt!r}), {state.value}; its history: {', '.join(record.history)}"
+        return f"group {index}, which is not open"
+
     def _move(self, index: int, before: GroupState, after: GroupState, event: str) -> GroupRecord:
-        record = self._require(index, before, event)
-        record.state = after
+        record = self._in[after][index] = self._require(index, before, event)
+        del self._in[before][index]
         record.note(event)
-        self._records[index] = self._records.pop(index)
-        self._counts[before] -= 1
-        self._counts[after] += 1
         return record
 
-    def _remove(self, index: int) -> GroupRecord:
-        record = self._records.pop(index)
+    def _remove(self, index: int, state: GroupState) -> GroupRecord:
+        record = self._in[state].pop(index)
         self._sample_indices.difference_update(record.sample_indices)
-        self._counts[record.state] -= 1
         return record
 
     def _pickled(self, group: Group) -> bytes:
@@ -341,6 +328,10 @@ class PromptLedger:
                 f"{self._source.component_name} gave group {group.index} something that cannot be copied:"
                 f" {type(error).__name__}: {error}; expected plain data in metadata and inputs"
             ) from error
+
+
+def _by_sequence(record: GroupRecord) -> int:
+    return record.sequence
 
 
 def _prompt_start(group: Group) -> str:
