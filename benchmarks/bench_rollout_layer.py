@@ -16,14 +16,14 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.boundaries import CheckedSource
-from slime.rollout.collect import AllFinished
+from slime.rollout.collect import Collector
 from slime.rollout.failures import Health, Watched
-from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import oldest_weights, rollout_metrics
 from slime.rollout.rewards import InLoopReward, Scorer, Term
@@ -47,9 +47,13 @@ class StubPolicy:
         sampling: SamplingParams,  # noqa: ARG002 - the contract's
         *,
         session: str | None = None,  # noqa: ARG002 - the contract's
+        rid: str = "",  # noqa: ARG002 - the contract's
     ) -> Generation:
         await asyncio.sleep(self._random.uniform(0.005, 0.015))
         return self._answer
+
+    async def abort(self, rids: Collection[str]) -> None:
+        """Nothing is aborted here."""
 
 
 class LeastGenerator:
@@ -110,9 +114,8 @@ async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
         Scorer([Term(spec, InLoopReward(LeastReward(), "reward least", spec.timeout_s), health("reward"))]),
         policy,
         seed=42,
-        progress=ProgressReporter(lambda _done, _total: None),
     )
-    collected = await AllFinished(
+    collected = await Collector(
         ledger=PromptLedger(CheckedSource(PreparedSource(groups), "data source prepared", GROUP_SIZE)),
         pipeline=pipeline,
         sampling=sampling,

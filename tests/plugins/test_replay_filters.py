@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from slime.plugin import Context, Group, Sample, Selection, Status
 from slime.plugins.contracts import check_selection
 from slime.plugins.plugin_set import survey_plugins
 from slime.rollout.boundaries import CheckedSource, GroupFilter
+from slime.rollout.pipeline import GroupProgress
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger
 
@@ -77,10 +77,9 @@ def test_with_replay_half_of_every_batch_is_new_and_none_is_used_too_often(max_r
     ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
 
     class OfOneReward(Finisher):
-        async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
-            finished = await super().finish(groups, context)
-            for one in finished:
-                one.samples[0].reward = 0.5
+        async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+            finished = await super().finish_group(progress, context)
+            finished.samples[0].reward = 0.5
             return finished
 
     chosen: Any = GroupFilter(build("replay"), "replay")

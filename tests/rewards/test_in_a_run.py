@@ -40,6 +40,7 @@ class Echo:
         sampling: SamplingParams,
         *,
         session: str | None = None,  # noqa: ARG002 - the contract's
+        rid: str = "",  # noqa: ARG002 - the contract's
     ) -> Generation:
         said = list(tokens)[: sampling.max_new_tokens]
         return Generation(said, [-0.5] * len(said), "stop", ["1"])

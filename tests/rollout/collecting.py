@@ -11,8 +11,8 @@ from tests.support.scoring import health
 from slime.observe.timing import BusyClock
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.boundaries import CheckedSource, OldestFirst
-from slime.rollout.collect import AllFinished, Collector
-from slime.rollout.pipeline import Pipeline, SampleGenerator
+from slime.rollout.collect import Collector
+from slime.rollout.pipeline import GroupProgress, Pipeline, SampleGenerator
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import PromptLedger
 from slime.types import Group, Sample, Status
@@ -55,7 +55,7 @@ class FixedClock(BusyClock):
 class Finisher(Pipeline):
     """Generates in place and scores every sample of group g with `reward(g)`; None: the sample is lost.
 
-    Every call takes one second of the engines and half a second of the rewards.
+    Every group takes a quarter of a second of the engines and an eighth of a second of the rewards.
     """
 
     def __init__(
@@ -68,22 +68,35 @@ class Finisher(Pipeline):
         )
         self.reward = reward
         self.delay_s = delay_s
+        #: the groups of each draw from the ledger
         self.draws: list[list[int]] = []
 
-    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
-        self.draws.append([group.index for group in groups])
-        await asyncio.sleep(max(self.delay_s(group.index) for group in groups))
-        for group in groups:
-            for sample in group.samples:
-                sample.reward = self.reward(group.index)
-                sample.status = Status.FAILED if sample.reward is None else Status.COMPLETED
-                sample.failure = "lost" if sample.reward is None else None
-                sample.tokens.append(-1)
-                sample.response_length = 1
-                sample.metadata["seen"] = True
-        context.engine_clock = FixedClock(context.engine_clock.seconds + 1.0)
-        context.reward_clock = FixedClock(context.reward_clock.seconds + 0.5)
-        return [Group(group.index, group.samples) for group in groups]
+    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+        group = progress.group
+        await asyncio.sleep(self.delay_s(group.index))
+        for sample in group.samples:
+            sample.reward = self.reward(group.index)
+            sample.status = Status.FAILED if sample.reward is None else Status.COMPLETED
+            sample.failure = "lost" if sample.reward is None else None
+            sample.tokens.append(-1)
+            sample.response_length = 1
+            sample.metadata["seen"] = True
+        context.engine_clock = FixedClock(context.engine_clock.seconds + 0.25)
+        context.reward_clock = FixedClock(context.reward_clock.seconds + 0.125)
+        return Group(group.index, group.samples)
+
+
+class RecordingLedger(PromptLedger):
+    """A ledger over a counting source that records what is drawn."""
+
+    def __init__(self, draws: list[list[int]]) -> None:
+        super().__init__(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+        self.draws = draws
+
+    def take(self, count: int) -> list[Group]:
+        groups = super().take(count)
+        self.draws.append(indices(groups))
+        return groups
 
 
 class Rule:
@@ -118,9 +131,9 @@ def collector(
     ledger: PromptLedger | None = None,
 ) -> tuple[Collector, PromptLedger]:
     """A collector over a counting source, with its ledger."""
-    ledger = ledger or PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
+    ledger = ledger or RecordingLedger(pipeline.draws)
     chosen = OldestFirst() if buffer is None else buffer
-    made = AllFinished(
+    made = Collector(
         ledger=ledger,
         pipeline=pipeline,
         sampling=SAMPLING,

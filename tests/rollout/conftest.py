@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rollout.stub_engines import NeverAborted
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.plugin import Generation, SamplingParams
@@ -33,7 +34,7 @@ def prompt_file(tmp_path: Path) -> Path:
     return path
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(NeverAborted):
     """Stands where the engines' answers must be known: adds correctly for even seeds, says "?" for odd ones.
 
     `delay_s` maps a prompt to seconds of thinking, so that tests choose who finishes first.
@@ -50,6 +51,7 @@ class ScriptedPolicy:
         sampling: SamplingParams,
         *,
         session: str | None = None,  # noqa: ARG002 - the contract's
+        rid: str = "",  # noqa: ARG002 - the contract's
     ) -> Generation:
         prompt = self.tokenizer.decode(tokens)
         self.requests.append((prompt, sampling))

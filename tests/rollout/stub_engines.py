@@ -33,6 +33,13 @@ def whole_response(seed: int, prompt_length: int, limit: int) -> list[int]:
     return tokens
 
 
+class NeverAborted:
+    """What the policies of other tests share: nothing in them aborts a request."""
+
+    async def abort(self, rids: Collection[str]) -> None:
+        raise AssertionError(f"requests {sorted(rids)} were aborted")
+
+
 class StubEngines:
     """Engines without engines; `fault_rate` of the requests go wrong in one way or another."""
 

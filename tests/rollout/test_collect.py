@@ -15,6 +15,7 @@ from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import Selection
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.failures import PassiveChecks
+from slime.rollout.pipeline import GroupProgress
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState
 from slime.types import Group
@@ -163,7 +164,7 @@ def test_prompts_that_are_coming_are_not_drawn_twice() -> None:
 
 def test_a_failing_batch_does_not_keep_the_next_one_waiting() -> None:
     class Failing(Finisher):
-        async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
+        async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
             raise RuntimeError("engines gone")
 
     collect, _ = collector(Failing())

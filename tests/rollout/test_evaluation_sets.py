@@ -14,7 +14,6 @@ from tests.rollout.conftest import ScriptedPolicy
 
 from slime.config import RunConfig, config_from_toml
 from slime.errors import SlimeError
-from slime.plugin import PolicyClient
 from slime.rollout.evaluation import EvalReport, pending_groups
 from slime.rollout.manager import RolloutManager
 from slime.rollout.pipeline import SampleGenerator
@@ -66,7 +65,7 @@ def config(prompts: Path, more: str = "") -> RunConfig:
 
 
 def evaluate(
-    run: RunConfig, tokenizer: Any, folder: Path, policy: PolicyClient, *, evaluates_only: bool = True
+    run: RunConfig, tokenizer: Any, folder: Path, policy: ScriptedPolicy, *, evaluates_only: bool = True
 ) -> EvalReport:
     async def main() -> EvalReport:
         manager = RolloutManager(run, plugins_for(run), policy, folder, tokenizer, evaluates_only=evaluates_only)

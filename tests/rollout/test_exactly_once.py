@@ -16,6 +16,7 @@ from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, Rule, co
 
 from slime.plugin import Selection
 from slime.rollout.boundaries import CheckedSource
+from slime.rollout.pipeline import GroupProgress
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import Rollout
@@ -27,12 +28,12 @@ ROLLOUTS = 8
 class StrictFinisher(Finisher):
     """Accepts only groups as the source makes them, and takes a random while."""
 
-    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
-        for group in groups:
-            assert [sample.index for sample in group.samples] == [SAMPLES * group.index + i for i in range(SAMPLES)]
-            for sample in group.samples:
-                assert (sample.tokens, sample.metadata, sample.status) == ([group.index], {}, Status.PENDING)
-        return await super().finish(groups, context)
+    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+        group = progress.group
+        assert [sample.index for sample in group.samples] == [SAMPLES * group.index + i for i in range(SAMPLES)]
+        for sample in group.samples:
+            assert (sample.tokens, sample.metadata, sample.status) == ([group.index], {}, Status.PENDING)
+        return await super().finish_group(progress, context)
 
 
 @dataclass
@@ -121,8 +122,6 @@ class Run:
         while len(history.trained) < ROLLOUTS:
             history = asyncio.run(self.drive(history, kills))
         assert history.state is not None
-        for row in history.state["groups"]:
-            del row["history"]  # it tells of the kills
         return history
 
 

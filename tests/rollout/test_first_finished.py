@@ -13,9 +13,9 @@ from tests.support.scoring import health
 
 from slime.errors import EngineError, SlimeError
 from slime.kit.chat import Answers
-from slime.plugin import PolicyClient, SamplingParams
+from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.rollout.boundaries import CheckedSource
-from slime.rollout.over_sampling import FirstFinished
+from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.prompts import GroupState, PromptLedger
@@ -71,7 +71,7 @@ class OverSampling:
     ) -> None:
         self.ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
         made = SampleGenerator(generator or Resuming(), health("generator"), timeout_s=5, concurrency=64)
-        self.collector = FirstFinished(
+        self.collector = Collector(
             ledger=self.ledger,
             pipeline=Pipeline(made, None, engines, seed=42),
             sampling=SAMPLING,
@@ -79,6 +79,7 @@ class OverSampling:
             batch_size=want,
             draw_size=draw,
             max_rounds=8,
+            aborts_surplus=True,
             keep_aborted=keep,
             mask_kept=mask,
         )
@@ -223,22 +224,22 @@ def test_a_full_buffer_begins_nothing() -> None:
     assert len(engines.lengths) == 3 * SAMPLES, "of four, one is in the buffer"
 
 
-def test_a_policy_that_cannot_abort_is_cancelled() -> None:
-    class Plain:
-        """Answers group 1 at once and others never."""
+def test_a_request_that_goes_on_after_an_abort_is_cancelled() -> None:
+    class Deaf(StubEngines):
+        """Answers group 1 at once and the others never."""
 
         cancelled = 0
 
-        async def generate(self, tokens: list[int], sampling: SamplingParams, *, session: str | None = None) -> Any:  # noqa: ARG002
+        async def _answer(self, tokens: list[int], sampling: SamplingParams, name: str) -> Generation:
             if tokens[0] != 1:
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     self.cancelled += 1
                     raise
-            return await StubEngines(0).generate(tokens, sampling)
+            return await super()._answer(tokens, sampling, name)
 
-    policy = Plain()
+    policy = Deaf(0)
     [first] = asyncio.run(OverSampling(policy, want=1, draw=3).collect(0))
     assert indices(first.groups) == [1]
     assert policy.cancelled == 2 * SAMPLES

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
 
 from slime.errors import EngineError
@@ -16,36 +17,36 @@ from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.plugins.contracts import Asked, check_generated
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.pipeline import SampleGenerator
-from slime.rollout.policy_session import BatchContext, sampling_seed
+from slime.rollout.policy_session import AbortablePolicy, BatchContext, sampling_seed
 from slime.types import Sample, Status
 
 SAMPLING = SamplingParams(max_new_tokens=8)
 
 
-class EchoPolicy:
+class EchoPolicy(NeverAborted):
     """A policy that answers at once with two tokens; stands where the engine's answer is not the point."""
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
     ) -> Generation:
         await asyncio.sleep(0)
         return Generation([7, 8], [-0.5, -0.25], "stop", ["3"])
 
 
-class DeadPolicy:
+class DeadPolicy(NeverAborted):
     """A policy whose engines are gone."""
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
     ) -> Generation:
         raise EngineError("http://127.0.0.1:1: connection refused")
 
 
-class HangingPolicy:
+class HangingPolicy(NeverAborted):
     """A policy that never answers."""
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
     ) -> Generation:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -73,7 +74,7 @@ def pending(index: int = 5) -> Sample:
     return Sample(group_index=2, index=index, prompt="1+1=", tokens=[1, 2, 3])
 
 
-def run(generator: object, policy: PolicyClient | None = None, timeout_s: float = 5.0) -> list[Sample]:
+def run(generator: object, policy: AbortablePolicy | None = None, timeout_s: float = 5.0) -> list[Sample]:
     async def main() -> list[Sample]:
         boundary = SampleGenerator(
             generator,  # type: ignore[arg-type]  # several are faulty on purpose
@@ -343,7 +344,7 @@ def test_an_aborted_sample_without_a_reason_gets_one() -> None:
 def test_the_engine_clock_runs_while_a_request_is_out() -> None:
     class SlowPolicy(EchoPolicy):
         async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             await asyncio.sleep(0.05)
             return await super().generate(tokens, sampling, session=session)

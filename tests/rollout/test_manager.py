@@ -161,11 +161,11 @@ def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer:
         """Refuses the requests of one prompt."""
 
         async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             if tokenizer.decode(tokens) == "1+1=":
                 raise ValueError("request refused")
-            return await super().generate(tokens, sampling, session=session)
+            return await super().generate(tokens, sampling, session=session, rid=rid)
 
     tolerant = config.model_copy(update={"component_options": {"generator": {"error_budget": 0.5}}})
     rollout = asyncio.run(manager(tolerant, tokenizer, tmp_path, OneRefusal(tokenizer)).generate(0))
@@ -192,12 +192,25 @@ def test_dead_engines_end_generation_and_evaluation(config: RunConfig, tokenizer
     asyncio.run(main())
 
 
-def test_progress_reaches_the_callback(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+def test_progress_is_that_of_the_oldest_rollout(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    asyncio.run(
-        manager(config, tokenizer, tmp_path, on_progress=lambda done, total: seen.append((done, total))).generate(0)
-    )
-    assert seen == [(done, 12) for done in range(13)]
+
+    class Looking(ScriptedPolicy):
+        """Looks at the progress before every answer."""
+
+        async def generate(self, *args: Any, **options: Any) -> Generation:
+            seen.append(run.progress())
+            return await super().generate(*args, **options)
+
+    run = manager(config, tokenizer, tmp_path, Looking(tokenizer))
+
+    async def two() -> None:
+        await asyncio.gather(run.generate(0), run.generate(1))
+
+    asyncio.run(two())
+    assert len(seen) == 24
+    assert {total for _, total in seen} == {12}
+    assert run.progress() == (0, 0)
 
 
 def test_evaluation_asks_every_prompt_greedily_and_writes_every_sample(

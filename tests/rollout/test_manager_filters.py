@@ -154,12 +154,12 @@ def test_post_processed_rewards_stand_in_the_places_of_the_trainable_samples(
         """Refuses every fifth request."""
 
         async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             if len(self.requests) % 5 == 4:
                 self.requests.append(("refused", sampling))
                 raise ValueError("request refused")
-            return await super().generate(tokens, sampling, session=session)
+            return await super().generate(tokens, sampling, session=session, rid=rid)
 
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     rewards = config.reward.model_copy(update={"custom_reward_post_process_path": str(tmp_path / "functions.py")})

@@ -11,18 +11,19 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
-from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.policy_session import BatchContext
 from slime.types import Group, Sample, Status
 
 SAMPLING = SamplingParams(max_new_tokens=8)
 
 
-class RandomlySlowPolicy:
+class RandomlySlowPolicy(NeverAborted):
     """Answers with the first prompt token after a random while, and counts the requests in flight."""
 
     def __init__(self, seconds: float = 0.02) -> None:
@@ -31,7 +32,7 @@ class RandomlySlowPolicy:
         self._random = random.Random(0)
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
     ) -> Generation:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -71,12 +72,11 @@ def groups(count: int, size: int) -> list[Group]:
 
 def finish(
     wanted: list[Group],
-    policy: PolicyClient,
+    policy: RandomlySlowPolicy,
     reward: FirstTokenReward,
     *,
     scope: str = "sample",
     concurrency: int = 64,
-    seen: list[tuple[int, int]] | None = None,
 ) -> tuple[list[Group], BatchContext]:
     async def main() -> tuple[list[Group], BatchContext]:
         spec = RewardSpec(name="r", factory="nowhere:R", scope=scope)  # type: ignore[arg-type]  # parametrised
@@ -85,7 +85,6 @@ def finish(
             scorer(reward, spec, "reward r"),
             policy,
             seed=42,
-            progress=ProgressReporter(None if seen is None else lambda done, total: seen.append((done, total))),
         )
         with pipeline.batch(SAMPLING) as context:
             return await pipeline.finish(wanted, context), context
@@ -122,9 +121,8 @@ def test_a_group_reward_sees_whole_groups() -> None:
 
 
 def test_progress_counts_every_sample_once() -> None:
-    seen: list[tuple[int, int]] = []
-    finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward(), seen=seen)
-    assert seen == [(done, 6) for done in range(7)]
+    _, context = finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward())
+    assert (context.done, context.total) == (6, 6)
 
 
 def test_one_failed_sample_leaves_its_siblings_alone() -> None:
@@ -132,7 +130,7 @@ def test_one_failed_sample_leaves_its_siblings_alone() -> None:
         """Fails the request of one sample."""
 
         async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             if list(tokens) == [2, 0, 1]:
                 raise ValueError("request refused")
@@ -149,7 +147,7 @@ def test_dead_engines_end_everything_at_once() -> None:
         """Dies while other requests are out."""
 
         async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             if list(tokens) == [1, 0, 0]:
                 await asyncio.sleep(0.01)

@@ -48,9 +48,7 @@ def manager() -> Manager:
 @pytest.fixture
 def process(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> RolloutProcess:
     monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: f"reference to {batch}")
-    process = RolloutProcess()
-    process.manager = manager
-    return process
+    return RolloutProcess(manager)
 
 
 def test_the_driver_gets_the_record_without_groups_and_a_reference_to_the_batch(

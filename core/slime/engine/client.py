@@ -26,9 +26,9 @@ from slime.plugin import Generation, SamplingParams
 class FairSlots:
     """Limits how many requests run at once, and shares the slots between training and evaluation.
 
-    A free slot goes to the kind of request that holds fewer, if any are waiting. So neither has to wait for the other to
-    finish: an evaluation that starts while a rollout fills all slots soon has half of them, and gives them back as it
-    ends. Requests of one kind are served in the order they came.
+    A free slot goes to the kind that holds fewer slots, among those with requests waiting. So neither has to wait for
+    the other to finish: an evaluation that starts while a rollout fills all slots soon has half of them, and gives them
+    back as it ends. Requests of one kind are served in the order they came.
     """
 
     def __init__(self, total: int) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from slime.errors import SlimeError
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.failures import common_reasons
+from slime.rollout.open_batch import OpenBatch
 from slime.rollout.pipeline import Pipeline
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import Rollout
 from slime.types import Group, Sample
@@ -34,15 +33,18 @@ class Filter(Protocol):
 
 
 @dataclass(kw_only=True, eq=False)
-class Collector(ABC):
+class Collector:
     """Fills batches from the buffered groups of the ledger.
 
-    Batches may overlap (`--async`); they are chosen in the order in which they were started. The subclass decides how
-    many prompts to take and which to wait for: `AllFinished`, or `slime.rollout.over_sampling.FirstFinished`.
-    """
+    One round: take prompts, generate and score them, drop groups with the sampling filter, buffer the others, and
+    select the batch with the buffer filter. Rounds are repeated until the batch is full.
 
-    #: whether the requests of a batch may be aborted
-    aborts: ClassVar[bool] = False
+    With over-sampling (`aborts_surplus`) a round is not awaited: the first groups that pass the sampling filter form
+    the batch, and missing groups are started while others are in progress. Unfinished groups are aborted at the engines
+    and taken again before new prompts, so the content of a batch depends on generation times.
+
+    Batches may overlap (`--async`); they are selected in the order in which they were started.
+    """
 
     ledger: PromptLedger
     pipeline: Pipeline
@@ -58,12 +60,14 @@ class Collector(ABC):
     draw_size: int
     #: how often prompts are taken for one batch before the run ends with an error
     max_rounds: int
+    #: form the batch from the groups that finish first, and abort the others
+    aborts_surplus: bool = False
     #: of aborted groups, keep finished samples and partial responses, and continue from them later
     keep_aborted: bool = False
     #: do not train on the kept tokens
     mask_kept: bool = False
-    #: one event per batch in progress, in order of their start; set when the batch is complete
-    _turns: list[asyncio.Event] = field(default_factory=list, init=False)
+    #: one future for each batch in progress, in order of their start; done when the batch is complete
+    _turns: list[asyncio.Future[None]] = field(default_factory=list, init=False)
 
     async def collect(self, number: int) -> Rollout:
         """Rollout `number`, with its batch and everything that was generated for it.
@@ -74,14 +78,18 @@ class Collector(ABC):
             EngineError: If the engines are gone.
         """
         # Without an await before the first prompts are taken, they are taken in the order of the calls.
-        before, mine = self._turns[-1:], asyncio.Event()
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(mine)
         rollout = Rollout(number)
         try:
-            with self.pipeline.batch(self.sampling, can_stop=self.aborts) as context:
-                await self._fill(rollout, context, before)
+            with self.pipeline.batch(self.sampling) as context:
+                batch = OpenBatch(self.pipeline, context)
+                try:
+                    await self._fill(rollout, batch)
+                finally:
+                    await batch.close()
         finally:
-            mine.set()
+            mine.set_result(None)
             self._turns.remove(mine)
         rollout.metrics |= {
             "time/engine": context.engine_clock.seconds,
@@ -91,9 +99,44 @@ class Collector(ABC):
         self.ledger.check()
         return rollout
 
-    @abstractmethod
-    async def _fill(self, rollout: Rollout, context: BatchContext, before: Sequence[asyncio.Event]) -> None:
-        """Fill the batch, once the batches `before` it have been chosen."""
+    async def _fill(self, rollout: Rollout, batch: OpenBatch) -> None:
+        turn = self._turns[-2] if len(self._turns) > 1 else _done()
+        if count := self._first_draw():
+            self._begin(rollout, count, batch)
+        while True:
+            await batch.wait(turn, for_all=not self.aborts_surplus)
+            self._buffer(rollout, batch.finished())
+            if not turn.done():
+                continue
+            found = self.ledger.count(GroupState.BUFFERED)
+            if found >= self.batch_size or not batch.outstanding:
+                found = self._select(rollout)
+                if found == self.batch_size:
+                    break
+            missing = self.batch_size - found - batch.outstanding
+            if missing > 0:
+                self._begin(rollout, self._next_draw(rollout, missing), batch)
+        if self.aborts_surplus:
+            await self._abort_surplus(rollout, batch)
+
+    def _first_draw(self) -> int:
+        """How many groups to start with."""
+        buffered = self.ledger.count(GroupState.BUFFERED)
+        if self.aborts_surplus:
+            return 0 if len(self._turns) == 1 and buffered >= self.batch_size else max(0, self.draw_size - buffered)
+        # What this batch lacks after earlier batches have taken theirs. At least all waiting groups, so that later
+        # groups do not overtake those that a checkpoint had in flight.
+        coming = buffered + self.ledger.count(GroupState.IN_FLIGHT)
+        missing = (len(self._turns) - 1) * self.batch_size + self.draw_size - coming
+        return max(0, missing, self.ledger.count(GroupState.WAITING))
+
+    def _begin(self, rollout: Rollout, count: int, batch: OpenBatch) -> None:
+        batch.add(self.ledger.take(count))
+        if self.aborts_surplus:
+            # Dropped groups are replaced a few at a time, so `draw_size` prompts count as one round.
+            rollout.rounds = -(-(len(rollout.generated) + batch.outstanding) // self.draw_size)
+        else:
+            rollout.rounds += 1
 
     def _next_draw(self, rollout: Rollout, missing: int) -> int:
         """How many groups to generate next: `missing`, scaled up by the share of groups dropped so far.
@@ -118,19 +161,34 @@ class Collector(ABC):
         if self.sampling_filter is not None and groups:
             self._drop(rollout, groups, self.sampling_filter.select(groups, len(groups)))
 
-    def _choose(self, rollout: Rollout) -> bool:
-        """Select the batch with the buffer filter; returns whether the batch is full."""
+    def _select(self, rollout: Rollout) -> int:
+        """Select groups with the buffer filter; returns how many. If they fill the batch, they become the batch."""
         groups = self.ledger.buffered(rollout.number)
         selection = self.buffer_filter.select(groups, self.batch_size)
         self._drop(rollout, groups, selection)
         rollout.groups = [groups[index] for index in selection.keep]
-        if len(rollout.groups) < self.batch_size:
-            return False
-        _require_trainable(rollout.number, rollout.groups)
-        self.ledger.choose(rollout.groups, rollout.number)
-        if self.ledger.reuses:  # marks that this step sets on samples must not reach the next one
-            rollout.groups = [_copy(group) for group in rollout.groups]
-        return True
+        if len(rollout.groups) == self.batch_size:
+            _require_trainable(rollout.number, rollout.groups)
+            self.ledger.choose(rollout.groups, rollout.number)
+            if self.ledger.reuses:  # marks that this step sets on samples must not reach the next one
+                rollout.groups = [_copy(group) for group in rollout.groups]
+        return len(rollout.groups)
+
+    async def _abort_surplus(self, rollout: Rollout, batch: OpenBatch) -> None:
+        """Stop the groups that are still in progress; those that finish meanwhile are buffered, the others wait."""
+        finished, unfinished = await batch.stop(keep=self.keep_aborted)
+        self._buffer(rollout, finished)
+        kept = [sample for group in unfinished for samples in group.kept for sample in samples or ()]
+        if self.mask_kept:
+            for sample in kept:
+                sample.loss_mask = [0] * sample.response_length
+        for group in unfinished:
+            self.ledger.give_back(group.index, group.kept)
+        rollout.metrics |= {
+            "rollout/resumed": float(batch.resumed),
+            "rollout/given_back": float(len(unfinished)),
+            "rollout/kept_tokens": float(sum(sample.response_length for sample in kept)),
+        }
 
     def _drop(self, rollout: Rollout, groups: Sequence[Group], selection: Selection) -> None:
         self.ledger.drop({groups[index].index: reason for index, reason in selection.drop.items()})
@@ -169,35 +227,10 @@ class Collector(ABC):
         )
 
 
-class AllFinished(Collector):
-    """Waits for all groups of a batch, in rounds.
-
-    One round: take prompts, generate and score them, drop groups with the sampling filter, buffer the others, and
-    select the batch with the buffer filter. Rounds are repeated until the batch is full.
-    """
-
-    async def _fill(self, rollout: Rollout, context: BatchContext, before: Sequence[asyncio.Event]) -> None:
-        if count := self._first_draw():
-            await self._round(rollout, count, context)
-        for turn in before:
-            await turn.wait()
-        while not self._choose(rollout):
-            missing = self.batch_size - len(rollout.groups)
-            await self._round(rollout, self._next_draw(rollout, missing), context)
-
-    def _first_draw(self) -> int:
-        """How many groups this batch lacks, after earlier batches have taken theirs.
-
-        At least all waiting groups, so that later groups do not overtake those that a checkpoint had in flight.
-        """
-        coming = self.ledger.count(GroupState.BUFFERED) + self.ledger.count(GroupState.IN_FLIGHT)
-        missing = (len(self._turns) - 1) * self.batch_size + self.draw_size - coming
-        return max(0, missing, self.ledger.count(GroupState.WAITING))
-
-    async def _round(self, rollout: Rollout, count: int, context: BatchContext) -> None:
-        finished = await self.pipeline.finish(self.ledger.take(count, rollout.number), context)
-        rollout.rounds += 1
-        self._buffer(rollout, finished)
+def _done() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
 
 
 def _drop_counts(rollout: Rollout) -> Counter[str]:

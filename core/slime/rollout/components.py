@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import eval_sets
 from slime.engine.client import FairSlots
-from slime.plugin import Context, PolicyClient
+from slime.plugin import Context
 from slime.plugins.reference import is_reference
 from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
 from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
-from slime.rollout.pipeline import Pipeline, ProgressReporter, SampleGenerator
+from slime.rollout.pipeline import Pipeline, SampleGenerator
+from slime.rollout.policy_session import AbortablePolicy, BatchContext
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ class ComponentBuilder:
     run_dir: Path
     tokenizer: Any
     #: None if the run has no engines
-    policy: PolicyClient | None
+    policy: AbortablePolicy | None
     #: address of the run's engines, for components that call them directly
     engine_url: str | None
     slots: FairSlots
     #: checks training components more closely in the first rollouts
     passive: PassiveChecks
-    progress: ProgressReporter
+    #: the rollouts and evaluation sets in progress
+    open_batches: list[BatchContext] = field(default_factory=list)
     #: components that run in the rollout's event loop, by title
     in_loop: dict[str, object] = field(default_factory=dict)
     #: the generators and scorers built so far, to be started and closed
@@ -111,7 +113,7 @@ class ComponentBuilder:
 
     def _pipeline(self, generator: SampleGenerator, scorer: Scorer | None) -> Pipeline:
         seed = self.config.data.rollout_seed
-        return Pipeline(generator, scorer, self.policy, seed=seed, progress=self.progress)
+        return Pipeline(generator, scorer, self.policy, seed=seed, open_batches=self.open_batches)
 
     def _generator(self, resolved: Resolved) -> SampleGenerator:
         title = resolved.component.title

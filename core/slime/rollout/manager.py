@@ -15,15 +15,12 @@ import numpy as np
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
 from slime.observe.samples import excerpts_of, write_dropped, write_rollout
-from slime.plugin import PolicyClient
 from slime.rollout.boundaries import OldestFirst
-from slime.rollout.collect import AllFinished, Collector
+from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.failures import PassiveChecks, common_reasons
-from slime.rollout.over_sampling import FirstFinished
-from slime.rollout.pipeline import ProgressCallback, ProgressReporter
-from slime.rollout.policy_session import training_sampling
+from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import Rollout, oldest_weights, rollout_metrics
 from slime.rollout.stall import STALL_NOTE, StallWatch
@@ -47,11 +44,10 @@ class RolloutManager:
         self,
         config: RunConfig,
         plugins: PluginSet,
-        policy: PolicyClient | None,
+        policy: AbortablePolicy | None,
         run_dir: Path,
         tokenizer: Any,
         *,
-        on_progress: ProgressCallback | None = None,
         engine_url: str | None = None,
         evaluates_only: bool = False,
     ) -> None:
@@ -63,7 +59,6 @@ class RolloutManager:
             policy: Client of the engines; None if the generator needs none.
             run_dir: Folder of the run, for the files of samples.
             tokenizer: Tokenizer of the model.
-            on_progress: Called with the finished and expected samples of the oldest unfinished rollout.
             engine_url: Address of the run's engines, for components that call them directly.
             evaluates_only: Build no data source; only `evaluate` will be called.
 
@@ -83,7 +78,6 @@ class RolloutManager:
             engine_url,
             FairSlots(config.rollout.rollout_concurrency),
             PassiveChecks(0 if evaluates_only else config.rollout.passive_checks),
-            ProgressReporter(on_progress),
         )
         self._pipeline = self._build.pipeline()
         self._evaluates_only = evaluates_only
@@ -103,8 +97,7 @@ class RolloutManager:
 
     def _make_collector(self) -> Collector:
         rollout, batch_size = self._config.rollout, self._config.batch.prompts
-        strategy: type[Collector] = FirstFinished if self._config.aborts_surplus else AllFinished
-        return strategy(
+        return Collector(
             ledger=self._ledger,
             pipeline=self._pipeline,
             sampling=training_sampling(self._config),
@@ -113,6 +106,7 @@ class RolloutManager:
             batch_size=batch_size,
             draw_size=rollout.over_sampling_batch_size or batch_size,
             max_rounds=rollout.max_sampling_rounds,
+            aborts_surplus=self._config.aborts_surplus,
             keep_aborted=rollout.partial_rollout,
             mask_kept=rollout.mask_offpolicy_in_partial_rollout,
         )
@@ -185,6 +179,13 @@ class RolloutManager:
         if rollout.dropped:
             await asyncio.to_thread(write_dropped, self._run_dir, rollout.number, rollout.dropped)
         metrics["time/batch"] = time.monotonic() - started
+
+    def progress(self) -> tuple[int, int]:
+        """Finished and expected samples of the oldest rollout or evaluation in progress; (0, 0) if there is none.
+
+        Rollouts that are generated ahead do not count, so that the numbers do not jump.
+        """
+        return next(((batch.done, batch.total) for batch in self._build.open_batches), (0, 0))
 
     async def evaluate(self, rollout: int) -> EvalReport:
         """Evaluate all sets after `rollout` rollouts: see `Evaluation.evaluate`."""

@@ -9,17 +9,17 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 from slime.engine.client import FairSlots
 from slime.errors import EngineError, PluginContractError
-from slime.plugin import Generation, Generator, PolicyClient, SamplingParams
+from slime.plugin import Generation, Generator, SamplingParams
 from slime.plugins.contracts import Asked, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, mark, reason_of, shorten
-from slime.rollout.policy_session import BatchContext, PolicySession
+from slime.rollout.policy_session import AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
@@ -162,32 +162,6 @@ def _to_be_continued(samples: list[Sample], asked: Asked) -> list[Sample]:
     return samples
 
 
-ProgressCallback = Callable[[int, int], None]
-
-
-class ProgressReporter:
-    """Progress of the oldest unfinished rollout: rollouts that are generated ahead do not blur the bar."""
-
-    def __init__(self, callback: ProgressCallback | None = None) -> None:
-        """`callback` receives the numbers of finished and of expected samples."""
-        self._callback = callback
-        self._open: list[BatchContext] = []
-
-    @contextmanager
-    def reporting(self, context: BatchContext) -> Iterator[None]:
-        """Report the progress of `context` in the body, when it is the oldest."""
-        self._open.append(context)
-        context.on_progress = self._report
-        try:
-            yield
-        finally:
-            self._open = [other for other in self._open if other is not context]
-
-    def _report(self) -> None:
-        if self._callback is not None and self._open:
-            self._callback(self._open[0].done, self._open[0].total)
-
-
 @dataclass(slots=True)
 class GroupProgress:
     """A group that is being generated and scored, with one entry for each of its samples."""
@@ -222,27 +196,26 @@ class Pipeline:
     #: None if the loss needs no reward
     scorer: Scorer | None
     #: None if the run has no engines
-    policy: PolicyClient | None
+    policy: AbortablePolicy | None
     _: KW_ONLY
-    #: of the run's sampling
+    #: seed of the run, from which each sample's seed is derived
     seed: int
-    progress: ProgressReporter = field(default_factory=ProgressReporter)
+    #: the rollouts and evaluation sets in progress, oldest first; shared by all pipelines of a run
+    open_batches: list[BatchContext] = field(default_factory=list)
 
     @contextmanager
-    def batch(self, sampling: SamplingParams, *, can_stop: bool = False) -> Iterator[BatchContext]:
-        """The context of one rollout or evaluation set.
-
-        Args:
-            sampling: of its responses.
-            can_stop: its requests may be aborted before they are answered.
-        """
-        context = BatchContext(self.policy, sampling, self.seed, open_requests=set() if can_stop else None)
-        with self.progress.reporting(context):
+    def batch(self, sampling: SamplingParams) -> Iterator[BatchContext]:
+        """The context of one rollout or evaluation set, with the sampling parameters of its responses."""
+        context = BatchContext(self.policy, sampling, self.seed)
+        self.open_batches.append(context)
+        try:
             yield context
+        finally:
+            self.open_batches.remove(context)
 
     async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
         """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""
-        context.expect(sum(len(group.samples) for group in groups))
+        context.total += sum(len(group.samples) for group in groups)
         finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), context) for group in groups)
         return [group for group in finished if group is not None]
 
@@ -273,4 +246,4 @@ class Pipeline:
         if self.scorer is not None and self.scorer.scope == "sample" and (new or sample.reward is None):
             await self.scorer.score(produced, context.reward_clock)
         progress.scored[index] = True
-        context.sample_done()
+        context.done += 1

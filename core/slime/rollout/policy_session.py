@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from slime.errors import EngineError, PluginContractError
 from slime.observe.timing import BusyClock
-from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.plugin import Generation, SamplingParams
 from slime.types import Sample
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ _STOPPED = {"finish_reason": {"type": "abort", "message": "the batch was full be
 _MASK = 2**64 - 1
 
 
-@runtime_checkable
 class AbortablePolicy(Protocol):
-    """A policy whose requests can be aborted by name: `slime.engine.client.HttpPolicyClient`."""
+    """A policy whose requests have names, by which they can be aborted: `slime.engine.client.HttpPolicyClient`."""
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str
     ) -> Generation:
         """One response; `rid` names the request for `abort`."""
         ...
@@ -78,47 +77,34 @@ def evaluation_sampling(settings: EvalSetSettings) -> SamplingParams:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BatchContext:
     """State shared by the samples of one rollout or of one evaluation set."""
 
     #: None if the run has no engines
-    policy: PolicyClient | None
+    policy: AbortablePolicy | None
     #: sampling parameters of every sample, except the seed
     sampling: SamplingParams
     #: seed of the run, from which each sample's seed is derived
     seed: int
-    #: names of requests that may be running, including those of cancelled callers; None: this batch is never aborted,
-    #: and its requests have no names
-    open_requests: set[str] | None = None
+    #: names of requests that may be running, including those of cancelled callers
+    open_requests: set[str] = field(default_factory=set)
     #: the batch is full: no more requests are sent, and aborted responses are continued later
     stopping: bool = False
     #: run while at least one request to the engines, or one reward call, is in progress
     engine_clock: BusyClock = field(default_factory=BusyClock)
     reward_clock: BusyClock = field(default_factory=BusyClock)
-    #: samples
+    #: samples that are generated and scored, and samples that are expected to be
     done: int = 0
     total: int = 0
-    #: called when `done` or `total` changed
-    on_progress: Callable[[], None] = lambda: None
 
     def sampling_of(self, sample: Sample) -> SamplingParams:
         """How the response of one sample is sampled."""
         return replace(self.sampling, sampling_seed=sampling_seed(self.seed, sample.index or 0))
 
-    def expect(self, samples: int) -> None:
-        """Add `samples` to the expected total."""
-        self.total += samples
-        self.on_progress()
-
-    def sample_done(self) -> None:
-        """Count one sample as generated and scored."""
-        self.done += 1
-        self.on_progress()
-
     async def abort(self) -> None:
         """Abort the open requests at the engines. A request that has not reached them yet needs another call."""
-        if self.open_requests and isinstance(self.policy, AbortablePolicy):
+        if self.open_requests and self.policy is not None:
             await self.policy.abort(tuple(self.open_requests))
 
 
@@ -184,8 +170,6 @@ class PolicySession:
             )
         if context.stopping:
             return Generation([], [], "abort", [], _STOPPED)
-        if context.open_requests is None or not isinstance(policy, AbortablePolicy):
-            return await policy.generate(tokens, sampling, session=session)
         # SGLang aborts every request whose name begins with the one given, so all names are equally long.
         rid = uuid.uuid4().hex
         context.open_requests.add(rid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -14,12 +14,8 @@ from slime.errors import CheckpointError, PluginContractError, SlimeError
 from slime.rollout.boundaries import CheckedSource
 from slime.types import Group, Sample
 
-#: events kept of a group's history; a longer one is cut in the middle
-HISTORY_LENGTH = 12
 #: what is counted over the whole run; `given_back` and `reused` count how often it happened
 _TOTALS = ("taken", "trained", "reused", "given_back")
-#: characters of a prompt in messages
-PROMPT_LENGTH = 60
 
 
 class GroupState(Enum):
@@ -40,8 +36,6 @@ class GroupRecord:
     sequence: int
     #: indices of the samples that were taken
     sample_indices: tuple[int | None, ...]
-    #: the beginning of its prompt, for messages
-    prompt: str
     #: waiting or in flight: the group as generators are given it. Pickled, because generators change their samples in
     #: place, and because one bytes object costs the garbage collector nothing.
     pending: bytes = b""
@@ -53,17 +47,10 @@ class GroupRecord:
     batch: int | None = None
     #: how often it was trained on
     uses: int = 0
-    history: list[str] = field(default_factory=list)
-
-    def note(self, event: str) -> None:
-        """Add an event to the history."""
-        if len(self.history) == HISTORY_LENGTH:
-            del self.history[HISTORY_LENGTH // 2]
-        self.history.append(event)
 
 
 class PromptLedger:
-    """Owns every group from the data source to the training step.
+    """Owns every group of samples from the data source to the training step.
 
         data source -> in flight -> buffered -> in a batch -> trained on
                         |     ^        ^  |        |
@@ -97,7 +84,7 @@ class PromptLedger:
         return self._max_reuse > 0
 
     def count(self, state: GroupState) -> int:
-        """How many groups are in `state`."""
+        """Number of groups in `state`."""
         return len(self._in[state])
 
     def buffered(self, rollout: int) -> list[Group]:
@@ -112,45 +99,38 @@ class PromptLedger:
 
     # --- from state to state -------------------------------------------------------------------------
 
-    def take(self, count: int, rollout: int = 0) -> list[Group]:
-        """Groups to generate for `rollout`: those that wait, then new ones.
+    def take(self, count: int) -> list[Group]:
+        """Groups to generate: those that wait, then new ones from the data source.
 
         Raises:
-            PluginContractError: for an index that another group still has, or a group that cannot be copied; and what
-                the data source raises.
+            PluginError: What the data source raises.
+            PluginContractError: If a new group has an index that another group still has, or cannot be copied.
         """
         waiting = list(islice(self._in[GroupState.WAITING].values(), count))
         new = self._source.take(count - len(waiting)) if len(waiting) < count else []
-        groups: list[Group] = [pickle.loads(record.pending) for record in waiting] + new
+        for record in waiting:
+            self._move(record.index, GroupState.WAITING, GroupState.IN_FLIGHT)
         for group in new:
-            samples = tuple(sample.index for sample in group.samples)
-            record = GroupRecord(
-                group.index, self._totals["taken"], samples, _prompt_start(group), pending=self._pickled(group)
-            )
-            record.note("taken")
-            self._add(record, GroupState.WAITING)
+            sample_indices = tuple(sample.index for sample in group.samples)
+            record = GroupRecord(group.index, self._totals["taken"], sample_indices, self._pickled(group))
+            self._add(record, GroupState.IN_FLIGHT)
             self._totals["taken"] += 1
-        for group in groups:
-            self._move(group.index, GroupState.WAITING, GroupState.IN_FLIGHT, f"in flight for rollout {rollout}")
-        return groups
+        return [pickle.loads(record.pending) for record in waiting] + new
 
     def finish(self, groups: Sequence[Group], rollout: int) -> None:
-        """These groups were generated and scored for `rollout`: from in flight into the buffer."""
+        """Put groups that were generated and scored for `rollout` into the buffer."""
         for group in groups:
-            record = self._move(
-                group.index, GroupState.IN_FLIGHT, GroupState.BUFFERED, f"finished for rollout {rollout}"
-            )
+            record = self._move(group.index, GroupState.IN_FLIGHT, GroupState.BUFFERED)
             record.pending, record.finished, record.finished_for = b"", group, rollout
 
-    def give_back(self, index: int, kept: Sequence[Sequence[Sample] | None], rollout: int) -> None:
-        """The generation of a group for `rollout` was stopped: it waits.
+    def give_back(self, index: int, kept: Sequence[Sequence[Sample] | None]) -> None:
+        """Let a group wait whose generation was stopped.
 
         Args:
-            index: of the group.
-            kept: for each of its samples those to hand out in its place; None: the sample as it was taken.
-            rollout: the number of the rollout.
+            index: Index of the group.
+            kept: For each of its samples, the samples to generate from in its place; None: the sample as it was taken.
         """
-        record = self._move(index, GroupState.IN_FLIGHT, GroupState.WAITING, f"stopped in rollout {rollout}")
+        record = self._move(index, GroupState.IN_FLIGHT, GroupState.WAITING)
         taken: Group = pickle.loads(record.pending)
         samples = [
             sample
@@ -161,12 +141,12 @@ class PromptLedger:
         self._totals["given_back"] += 1
 
     def drop(self, reasons: Mapping[int, str]) -> None:
-        """The buffered groups with these indices are not trained on (again).
+        """Remove buffered groups, given by their indices, each with the reason.
 
         A group that has been trained on before counts as trained on, and not as dropped.
         """
         for index in reasons:
-            self._require(index, GroupState.BUFFERED, "dropped")
+            self._require(index, GroupState.BUFFERED)
         for index, reason in reasons.items():
             if self._remove(index, GroupState.BUFFERED).uses:
                 self._totals["trained"] += 1
@@ -174,16 +154,14 @@ class PromptLedger:
                 self._dropped[reason] += 1
 
     def choose(self, groups: Sequence[Group], rollout: int) -> None:
-        """These buffered groups are the batch of `rollout`."""
+        """Move buffered groups into the batch of `rollout`."""
         for group in groups:
-            record = self._move(group.index, GroupState.BUFFERED, GroupState.IN_BATCH, f"chosen for rollout {rollout}")
-            record.batch = rollout
+            self._move(group.index, GroupState.BUFFERED, GroupState.IN_BATCH).batch = rollout
 
     def trained(self, done: int) -> None:
-        """Rollouts 0 to `done` - 1 have been trained on."""
+        """Release the batches of rollouts 0 to `done` - 1, which have been trained on."""
         for record in list(self._in[GroupState.IN_BATCH].values()):
-            rollout = record.batch
-            if rollout is None or rollout >= done:
+            if record.batch is None or record.batch >= done:
                 continue
             self._totals["reused"] += record.uses > 0
             record.uses += 1
@@ -191,7 +169,7 @@ class PromptLedger:
                 self._totals["trained"] += 1
                 self._remove(record.index, GroupState.IN_BATCH)
                 continue
-            self._move(record.index, GroupState.IN_BATCH, GroupState.BUFFERED, f"trained on in rollout {rollout}")
+            self._move(record.index, GroupState.IN_BATCH, GroupState.BUFFERED)
             record.batch = None
             assert record.finished is not None
             record.finished.uses = record.uses
@@ -224,10 +202,11 @@ class PromptLedger:
     # --- on disk -------------------------------------------------------------------------------------
 
     def state(self, done: int) -> dict[str, Any]:
-        """What a checkpoint after `done` trained rollouts holds, as if the batches of later ones had not been chosen.
+        """The state to save after `done` trained rollouts.
 
-        `groups` has one JSON-ready row for each group. Finished samples share their lists with the living ones; those
-        that wait or are in flight are copies, because generators may change them while the checkpoint is written.
+        Batches of later rollouts are saved as if they had not been chosen. `groups` has one row for each group.
+        Finished samples share their lists with the rows; waiting samples and those in flight are copied, because
+        generators may change them while the checkpoint is written.
         """
         self.trained(done)
         self.check()
@@ -241,10 +220,11 @@ class PromptLedger:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned.
+        """Continue from a saved `state`.
 
         Raises:
-            CheckpointError: unless the state accounts for every group; and what the data source raises.
+            CheckpointError: If a group is missing from the state.
+            PluginError: What the data source raises.
         """
         self._source.load(state["source"])
         self._totals = {name: state[name] for name in _TOTALS}
@@ -266,16 +246,13 @@ class PromptLedger:
             group.index,
             row["place"],
             tuple(row["sample_indices"]),
-            _prompt_start(group),
             finished_for=row["finished_for"],
             uses=row["uses"],
-            history=row["history"],
         )
         if record.finished_for is None:
             record.pending = self._pickled(group)
         else:
             record.finished = group
-        record.note("continued from a checkpoint")
         return record
 
     # --- records -------------------------------------------------------------------------------------
@@ -292,27 +269,20 @@ class PromptLedger:
         self._in[state][record.index] = record
         self._sample_indices.update(record.sample_indices)
 
-    def _require(self, index: int, state: GroupState, event: str) -> GroupRecord:
-        """The record of a group to which `event` happens; raise `SlimeError` unless the group is in `state`."""
+    def _require(self, index: int, state: GroupState) -> GroupRecord:
+        """The record of a group. Raises `SlimeError` unless the group is in `state`."""
         record = self._in[state].get(index)
         if record is None:
+            found = [other.value for other, records in self._in.items() if index in records] or ["not in any state"]
             raise SlimeError(
-                f"prompts do not add up: {event} ({state.value} before): {self._describe(index)}. This is an error in"
+                f"prompts do not add up: group {index} is {found[0]}, expected {state.value}. This is an error in"
                 " slime; the newest checkpoint is still sound."
             )
         return record
 
-    def _describe(self, index: int) -> str:
-        """A group in one line: its prompt, its state and its history."""
-        for state, records in self._in.items():
-            if (record := records.get(index)) is not None:
-                return f"group {index} ({record.prompt!r}), {state.value}; its history: {', '.join(record.history)}"
-        return f"group {index}, which is not open"
-
-    def _move(self, index: int, before: GroupState, after: GroupState, event: str) -> GroupRecord:
-        record = self._in[after][index] = self._require(index, before, event)
+    def _move(self, index: int, before: GroupState, after: GroupState) -> GroupRecord:
+        record = self._in[after][index] = self._require(index, before)
         del self._in[before][index]
-        record.note(event)
         return record
 
     def _remove(self, index: int, state: GroupState) -> GroupRecord:
@@ -323,7 +293,7 @@ class PromptLedger:
     def _pickled(self, group: Group) -> bytes:
         try:
             return pickle.dumps(group, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # what is pickled is the data source's
+        except Exception as error:  # the samples hold whatever the data source put on them
             raise PluginContractError(
                 f"{self._source.component_name} gave group {group.index} something that cannot be copied:"
                 f" {type(error).__name__}: {error}; expected plain data in metadata and inputs"
@@ -334,14 +304,6 @@ def _by_sequence(record: GroupRecord) -> int:
     return record.sequence
 
 
-def _prompt_start(group: Group) -> str:
-    """The beginning of a group's prompt in one line."""
-    prompt = group.samples[0].prompt if group.samples else ""
-    if not isinstance(prompt, str):
-        prompt = str(prompt[-1].get("content", "")) if prompt else ""
-    return " ".join(prompt[: 2 * PROMPT_LENGTH].split())[:PROMPT_LENGTH]
-
-
 def _row(record: GroupRecord) -> dict[str, Any]:
     group: Group = pickle.loads(record.pending) if record.finished is None else record.finished
     return {
@@ -350,7 +312,6 @@ def _row(record: GroupRecord) -> dict[str, Any]:
         "finished_for": record.finished_for,
         "sample_indices": record.sample_indices,
         "uses": record.uses,
-        "history": list(record.history),
         # Not `Sample.to_dict`, which copies every token: a row is written out at once.
         "samples": [
             {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)}

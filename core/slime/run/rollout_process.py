@@ -48,30 +48,25 @@ async def build_rollout_process(
             concurrency=config.rollout.rollout_concurrency,
             vocab_size=read_hf_config(model)["vocab_size"],
         )
-    process = RolloutProcess(client)
-    process.manager = RolloutManager(
+    manager = RolloutManager(
         config,
         plugins,
         client,
         run_dir,
         tokenizer,
-        on_progress=process.on_progress,
         engine_url=engine_url,
         evaluates_only=evaluates_only,
     )
-    await process.manager.start()
-    return process
+    await manager.start()
+    return RolloutProcess(manager, client)
 
 
 class RolloutProcess:
     """What the driver calls in the rollout process."""
 
-    #: set once it is built
-    manager: RolloutManager
-
-    def __init__(self, client: HttpPolicyClient | None = None) -> None:
+    def __init__(self, manager: RolloutManager, client: HttpPolicyClient | None = None) -> None:
+        self.manager = manager
         self._client = client
-        self._progress = (0, 0)
         #: the rollout whose prompts were taken last
         self._taken: int | None = None
         self._turns = asyncio.Condition()
@@ -83,13 +78,9 @@ class RolloutProcess:
         capacities = await asyncio.gather(*(asyncio.to_thread(EngineControl(url).capacity) for url in engine_urls))
         self._client.limit(int(sum(capacities) * _IN_FLIGHT))
 
-    def on_progress(self, done: int, total: int) -> None:
-        """`done` of `total` samples of the oldest unfinished rollout are finished."""
-        self._progress = (done, total)
-
     async def progress(self) -> tuple[int, int]:
-        """Samples finished and wanted in the rollout that reported last."""
-        return self._progress
+        """See `RolloutManager.progress`."""
+        return self.manager.progress()
 
     async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
         """One rollout, as the driver gets it: the training batch stays in Ray's object store.

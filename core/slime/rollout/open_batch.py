@@ -1,17 +1,14 @@
-"""Over-sampling: the groups that finish first form the batch, and the others are aborted."""
+"""The groups that are being generated and scored for one batch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from slime.rollout.collect import Collector
 from slime.rollout.pipeline import GroupProgress, Pipeline
 from slime.rollout.policy_session import BatchContext
-from slime.rollout.prompts import GroupState
-from slime.rollout.record import Rollout
 from slime.rollout.tasks import cancel
 from slime.types import Group, Sample, Status
 
@@ -23,75 +20,9 @@ _ABORT_INTERVAL_S = 0.1
 _SCORING_GRACE_S = 1.0
 
 
-@dataclass(kw_only=True, eq=False)
-class FirstFinished(Collector):
-    """Starts `draw_size` prompts per batch and trains on the first groups that pass the sampling filter.
-
-    Unfinished groups are aborted at the engines and taken again before new prompts, so the content of a batch depends
-    on generation times. Groups that finish after the batch is full, or while it waits for earlier batches, are buffered
-    for the next batch.
-    """
-
-    aborts: ClassVar[bool] = True
-
-    async def _fill(self, rollout: Rollout, context: BatchContext, before: Sequence[asyncio.Event]) -> None:
-        batch = OpenBatch(self.pipeline, context)
-        turn = asyncio.ensure_future(_all(before))
-        rollout.metrics["rollout/resumed"] = 0.0
-        try:
-            if count := self._first_draw():
-                self._begin(rollout, count, batch)
-            while not await self._chosen(rollout, batch, turn):
-                pass
-            finished, unfinished = await batch.stop(keep=self.keep_aborted)
-            self._buffer(rollout, finished)
-            self._give_back(rollout, unfinished)
-        finally:
-            turn.cancel()
-            await batch.close()
-
-    def _first_draw(self) -> int:
-        """How many prompts to start with: `draw_size` less the buffered groups, or 0 if those fill the batch."""
-        buffered = self.ledger.count(GroupState.BUFFERED)
-        if len(self._turns) == 1 and buffered >= self.batch_size:
-            return 0
-        return max(0, self.draw_size - buffered)
-
-    async def _chosen(self, rollout: Rollout, batch: OpenBatch, turn: asyncio.Future[None]) -> bool:
-        """Buffer finished groups and select the batch if it is full; otherwise start what is missing, and wait."""
-        self._buffer(rollout, batch.finished())
-        if turn.done():
-            if self.ledger.count(GroupState.BUFFERED) >= self.batch_size and self._choose(rollout):
-                return True
-            missing = self.batch_size - self.ledger.count(GroupState.BUFFERED) - batch.outstanding
-            if missing > 0:
-                self._begin(rollout, self._next_draw(rollout, missing), batch)
-        await batch.wait(turn)
-        return False
-
-    def _begin(self, rollout: Rollout, count: int, batch: OpenBatch) -> None:
-        groups = self.ledger.take(count, rollout.number)
-        resumed = sum(_cut_short(sample) for group in groups for sample in group.samples)
-        rollout.metrics["rollout/resumed"] += resumed
-        batch.add(groups)
-        # Dropped groups are replaced a few at a time; `draw_size` prompts count as one round.
-        rollout.rounds = -(-(len(rollout.generated) + batch.outstanding) // self.draw_size)
-
-    def _give_back(self, rollout: Rollout, unfinished: Sequence[UnfinishedGroup]) -> None:
-        kept_tokens = 0
-        for group in unfinished:
-            kept = [sample for samples in group.kept for sample in samples or ()]
-            kept_tokens += sum(sample.response_length for sample in kept)
-            if self.mask_kept:
-                for sample in kept:
-                    sample.loss_mask = [0] * sample.response_length
-            self.ledger.give_back(group.index, group.kept, rollout.number)
-        rollout.metrics |= {"rollout/given_back": float(len(unfinished)), "rollout/kept_tokens": float(kept_tokens)}
-
-
 @dataclass(frozen=True, slots=True)
 class UnfinishedGroup:
-    """An aborted group."""
+    """A group that was stopped before it was finished."""
 
     index: int
     #: for each sample its replacement when the group is taken again; None: the original sample
@@ -105,6 +36,8 @@ class OpenBatch:
         self._pipeline = pipeline
         self._context = context
         self._groups: dict[asyncio.Task[Group | None], GroupProgress] = {}
+        #: samples whose generation was stopped earlier and continued for this batch
+        self.resumed = 0
 
     @property
     def outstanding(self) -> int:
@@ -113,15 +46,23 @@ class OpenBatch:
 
     def add(self, groups: Sequence[Group]) -> None:
         """Start generating these groups."""
-        self._context.expect(sum(len(group.samples) for group in groups))
+        samples = [sample for group in groups for sample in group.samples]
+        self.resumed += sum(sample.status is Status.PENDING and sample.response_length > 0 for sample in samples)
+        self._context.total += len(samples)
         for group in groups:
             progress = GroupProgress.of(group)
             self._groups[asyncio.ensure_future(self._pipeline.finish_group(progress, self._context))] = progress
 
-    async def wait(self, other: asyncio.Future[None]) -> None:
-        """Wait until a group is finished, or until `other` is done (unless it is already)."""
-        awaited: set[asyncio.Future[Any]] = {*self._groups} if other.done() else {*self._groups, other}
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+    async def wait(self, turn: asyncio.Future[None], *, for_all: bool) -> None:
+        """Wait until a group has finished or `turn` is done. Returns at once if there is nothing to wait for.
+
+        With `for_all`, wait until all groups have finished or one has failed; if there are none, for `turn`.
+        """
+        awaited: set[asyncio.Future[Any]] = {*self._groups}
+        if not turn.done() and not (for_all and awaited):
+            awaited.add(turn)
+        if awaited:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION if for_all else asyncio.FIRST_COMPLETED)
 
     def finished(self) -> list[Group]:
         """The groups that finished since the last call, in the order in which they were started.
@@ -189,13 +130,3 @@ def _kept(progress: GroupProgress) -> list[list[Sample] | None]:
             for sample in produced:
                 sample.reward = None  # its scoring was cancelled
     return list(progress.produced)
-
-
-def _cut_short(sample: Sample) -> bool:
-    """Whether an earlier generation of the sample was cut short."""
-    return sample.status is Status.PENDING and sample.response_length > 0
-
-
-async def _all(turns: Sequence[asyncio.Event]) -> None:
-    for turn in turns:
-        await turn.wait()
