@@ -140,4 +140,4 @@ def test_wrong_options_are_the_callers_fault(component: Make) -> None:
 def test_a_data_source_that_must_be_told_a_file_is_given_one(component: Make) -> None:
     checked = check_component(component(SOURCE))
     assert (checked.problems, checked.notes) == ([], [])
-    assert len(checked.kept) == 8
+    assert len(checked.kept) == 6

@@ -80,7 +80,7 @@ def test_a_source_that_keeps_the_contract_passes() -> None:
         (Unseeded, "same order each time it is built", "Context.seed"),
         (NoJson, "has a state that is JSON", "not JSON"),
         (StateMoves, "reading it changes nothing", "asked for its state before"),
-        (Forgets, "continues where it was saved, after 5 prompts", "loaded from a state"),
+        (Forgets, "continues where it was saved", "loaded from the state after 5 prompts"),
     ],
 )
 def test_a_breach_is_named(source: type[Counting], rule: str, detail: str) -> None:

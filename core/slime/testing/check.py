@@ -13,8 +13,7 @@ from typing import Any
 from slime.errors import ConfigError, PluginError
 from slime.plugins.component import Component, checked_options
 from slime.testing.context import make_context
-from slime.testing.modules import assert_pickles
-from slime.testing.rules import Caller, Outcome, Rule, Subject, try_rules
+from slime.testing.rules import Caller, Contract, Outcome, Subject
 
 #: names of options by which a data source may take its file
 _FILE_OPTIONS = ("path", "file", "data")
@@ -45,22 +44,23 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
         def build(**changes: Any) -> Any:
             return component.build(chosen, replace(context, **changes))
 
-        subject = Subject(build, component.spec, stack.enter_context(Caller()))
+        subject = Subject(build, component.spec, stack.enter_context(Caller()), chosen)
         try:
-            rules = _rules_of(component.kind)(subject)
+            return _contract_of(component.kind)(subject).try_rules()
         except ConfigError as error:
             return Outcome(notes=[f"not checked, because it refuses a made-up run: {error}"])
         except PluginError as error:
             if isinstance(error.__cause__, ValueError | LookupError | OSError):
                 return Outcome(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
             return Outcome(problems=[f"can be built: {error}"])
-        return try_rules([Rule("has options that pickle", lambda: assert_pickles(chosen)), *rules])
 
 
-def _rules_of(kind: str) -> Callable[[Subject], list[Rule]]:
-    module = importlib.import_module(f"slime.testing.{kind}s")
-    rules: Callable[[Subject], list[Rule]] = getattr(module, f"{kind}_rules")
-    return rules
+def _contract_of(kind: str) -> Callable[[Subject], Contract]:
+    name = "".join(part.capitalize() for part in kind.split("_"))
+    contract: Callable[[Subject], Contract] = getattr(
+        importlib.import_module(f"slime.testing.{kind}s"), f"{name}Contract"
+    )
+    return contract
 
 
 def _file_options(component: Component, data: str) -> dict[str, Any]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, TokenBatch
 from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
 from slime.plugins.costly_contracts import check_permutation
-from slime.testing.rules import Caller, Rule, Subject, assert_rules, attributed, check
+from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import random_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    Objective = Callable[[TokenBatch], tuple[Tensor, dict[str, Tensor]]]
 
 #: samples of each group of the batches that every estimator must handle
 _SHAPES = {
@@ -41,91 +39,75 @@ def assert_estimator_contract(estimator: Estimator, *, spec: EstimatorSpec | Non
         spec: What its plugin registers: with `needs` "critic" it is given values and must return returns, with
             "reference" it is given KL, with "group" equal rewards must give exactly zero; default: no needs.
     """
-    subject = Subject.of(estimator, spec or EstimatorSpec(name="it", factory="module:Class"), Caller())
-    assert_rules(type(estimator).__name__, estimator_rules(subject))
+    assert_contract(EstimatorContract, lambda **_: estimator, spec or EstimatorSpec(name="it", factory="module:Class"))
 
 
-def estimator_rules(subject: Subject) -> list[Rule]:
-    """The rules of `assert_estimator_contract`."""
-    # In the trainer an estimator has no tokenizer.
-    estimator, spec = subject.build(tokenizer=None), subject.spec
-    trial = _Trial(estimator, spec)
-    rules = [
-        Rule("gives one finite number per token, 0 outside the mask", trial.shapes, basic=True),
-        Rule("does not change its input", trial.untouched),
-        Rule("gives the same answer for the same batch", trial.repeatable),
-        Rule("does not depend on the order of the samples", trial.order),
-        Rule("takes group and rollout numbers as names only", trial.names),
-        Rule("gives finite advantages where all rewards of a group are equal", trial.equal_rewards),
-        Rule("answers in float32, whatever the precision it is given", trial.precision),
-    ]
-    if spec.needs == {"group"}:
-        rules.append(Rule("counts a rollout of several samples once", trial.siblings))
-    objective = getattr(estimator, "objective", None)
-    if callable(objective):
-        call = f"{type(estimator).__name__}.objective"
-        of_objective = _ObjectiveTrial(objective, call, mean_ratio=spec.ratio == "sequence")
-        rules += [
-            Rule("has a loss and metrics of one entry per token", of_objective.shapes),
-            Rule("has a finite loss and gradient at extreme ratios", of_objective.extremes),
-            Rule("gives tokens outside the mask no gradient, and others none because of them", of_objective.masked),
-            Rule("does not depend on which sequences share a micro-batch", of_objective.split),
-        ]
-    return rules
+def _has_objective(contract: EstimatorContract) -> bool:
+    return callable(contract.objective)
 
 
-class _Trial:
-    """Tries `Estimator.advantages`."""
+class EstimatorContract(Contract):
+    """Tries an estimator: its `advantages`, and its `objective` if it has one."""
 
-    def __init__(self, estimator: Estimator, spec: EstimatorSpec) -> None:
-        self._spec = spec
-        self._estimator = estimator
-        self._call = f"{type(estimator).__name__}.advantages"
-        self._random_batch = partial(random_batch, kl="reference" in spec.needs, values="critic" in spec.needs)
+    method = "advantages"
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject, tokenizer=None)  # as in the trainer
+        needs = self.spec.needs
+        self._random_batch = partial(random_batch, kl="reference" in needs, values="critic" in needs)
         self._ordinary = self._random_batch((4, 3, 4), 0)
+        self.objective: Any = getattr(self.component, "objective", None)
+        self._loss_call = f"{self.name}.objective"
 
+    @rule("gives one finite number per token, 0 outside the mask", basic=True)
     def shapes(self) -> None:
         self._answer(self._ordinary, "groups of 4, 3 and 4 samples")
         for seed, (what, sizes) in enumerate(_SHAPES.items()):
             self._answer(self._random_batch(sizes, seed), what)
             self._answer(self._random_batch(sizes, seed, siblings=True), f"{what}, some of one rollout")
 
+    @rule("does not change its input")
     def untouched(self) -> None:
         batch = copy_batch(self._ordinary)
         self._ask(batch, "an ordinary batch")
-        with attributed(self._call, "an ordinary batch"):
+        with attributed(self.call, "an ordinary batch"):
             check_untouched(self._ordinary, batch)
 
+    @rule("gives the same answer for the same batch")
     def repeatable(self) -> None:
         first, again = (self._answer(self._ordinary, "an ordinary batch") for _ in range(2))
         self._compare(first, again, "the same batch twice")
 
+    @rule("does not depend on the order of the samples")
     def order(self) -> None:
         for seed in range(3):
             batch = self._random_batch(tuple(range(1, 9)), seed, siblings=seed == 2)
             answer = self._answer(batch, "groups of 1 to 8 samples")
             order = random.Random(seed).sample(range(len(batch.loss_masks)), len(batch.loss_masks))
-            with attributed(self._call, "a batch in two orders"):
-                check_permutation(self._estimator, batch, answer, order=None if seed == 0 else order)
+            with attributed(self.call, "a batch in two orders"):
+                check_permutation(self.component, batch, answer, order=None if seed == 0 else order)
 
+    @rule("takes group and rollout numbers as names only")
     def names(self) -> None:
         batch = self._ordinary
         renamed = replace(batch, group_ids=2**40 - batch.group_ids, rollout_ids=2**50 - 3 * batch.rollout_ids)
         first, again = self._answer(batch, "an ordinary batch"), self._answer(renamed, "other group numbers")
         self._compare(first, again, "other group and rollout numbers")
 
+    @rule("gives finite advantages where all rewards of a group are equal")
     def equal_rewards(self) -> None:
         for seed in range(4):
             batch = self._random_batch((4, 2, 7), seed, equal_rewards=True)
             answer = self._answer(batch, "groups of equal rewards")
-            if self._spec.needs == {"group"}:
+            if self.spec.needs == {"group"}:
                 greatest = max(float(part.abs().max()) for part in answer.advantages)
                 check(
                     greatest == 0,
-                    f"{self._call}, given groups of equal rewards, returned an advantage of size {greatest:g}; expected"
+                    f"{self.call}, given groups of equal rewards, returned an advantage of size {greatest:g}; expected"
                     " exactly 0, because nothing tells the samples of such a group apart",
                 )
 
+    @rule("answers in float32, whatever the precision it is given")
     def precision(self) -> None:
         import torch
 
@@ -137,10 +119,11 @@ class _Trial:
             for part in (*answer.advantages, *(answer.returns or ())):
                 check(
                     part.dtype == torch.float32,
-                    f"{self._call}, given rewards, KL and values in {dtype}, returned {part.dtype}; expected"
+                    f"{self.call}, given rewards, KL and values in {dtype}, returned {part.dtype}; expected"
                     " torch.float32 (add .float())",
                 )
 
+    @rule("counts a rollout of several samples once", when=lambda contract: contract.spec.needs == {"group"})
     def siblings(self) -> None:
         """Cutting a sample into two samples of its rollout changes nothing for any of them."""
         import torch
@@ -165,13 +148,14 @@ class _Trial:
     def _ask(self, batch: EstimatorBatch, case: str) -> Advantages:
         import torch
 
-        with attributed(self._call, case), torch.no_grad():
-            return self._estimator.advantages(batch)
+        with attributed(self.call, case), torch.no_grad():
+            answer: Advantages = self.component.advantages(batch)
+        return answer
 
     def _answer(self, batch: EstimatorBatch, case: str) -> Advantages:
         answer = self._ask(copy_batch(batch), case)
-        with attributed(self._call, case):
-            return check_advantages(answer, batch.loss_masks, returns="critic" in self._spec.needs)
+        with attributed(self.call, case):
+            return check_advantages(answer, batch.loss_masks, returns="critic" in self.spec.needs)
 
     def _compare(self, first: Advantages, again: Advantages, case: str) -> None:
         import torch
@@ -179,26 +163,20 @@ class _Trial:
         for index, (one, two) in enumerate(zip(first.advantages, again.advantages, strict=True)):
             check(
                 torch.allclose(one, two, rtol=1e-5, atol=1e-5),
-                f"{self._call}, given {case}, returned other advantages for sample {index}: {two.tolist()}, before"
+                f"{self.call}, given {case}, returned other advantages for sample {index}: {two.tolist()}, before"
                 f" {one.tolist()}; expected the same",
             )
 
+    # --- the objective ---------------------------------------------------------------------------
 
-class _ObjectiveTrial:
-    """Tries `Estimator.objective`."""
-
-    def __init__(self, objective: Objective, call: str, *, mean_ratio: bool) -> None:
-        """`mean_ratio`: whether `TokenBatch.log_ratio` is the mean of its sequence (spec.ratio "sequence")."""
-        self._objective = objective
-        self._call = call
-        self._mean_ratio = mean_ratio
-
-    def shapes(self) -> None:
+    @rule("has a loss and metrics of one entry per token", when=_has_objective)
+    def objective_shapes(self) -> None:
         new, old, advantages, mask = _columns(0.3)
         loss, metrics = self._loss(self._tokens(new, old, advantages, mask), "an ordinary micro-batch")
         for name, values in {"the loss": loss, **metrics}.items():
             self._check_shape(name, values, new)
 
+    @rule("has a finite loss and gradient at extreme ratios", when=_has_objective)
     def extremes(self) -> None:
         import torch
 
@@ -211,9 +189,10 @@ class _ObjectiveTrial:
             for what, values in (("a loss", loss), ("a gradient", gradient)):
                 check(
                     values is None or bool(torch.isfinite(values).all()),
-                    f"{self._call}, given {case}, has {what} that is not finite; expected finite numbers",
+                    f"{self._loss_call}, given {case}, has {what} that is not finite; expected finite numbers",
                 )
 
+    @rule("gives tokens outside the mask no gradient, and others none because of them", when=_has_objective)
     def masked(self) -> None:
         import torch
 
@@ -222,13 +201,15 @@ class _ObjectiveTrial:
         first, again = (self._gradient(column, old, advantages, mask) for column in (new, other))
         check(
             torch.allclose(first, again, atol=1e-6),
-            f"{self._call}: the gradient changes with log-probs of tokens whose mask is 0; expected that they count for"
-            " nothing (use TokenBatch.loss_mask in every sum and mean)",
+            f"{self._loss_call}: the gradient changes with log-probs of tokens whose mask is 0; expected that they"
+            " count for nothing (use TokenBatch.loss_mask in every sum and mean)",
         )
         check(
-            bool((first[mask == 0] == 0).all()), f"{self._call}: a token whose mask is 0 has a gradient; expected none"
+            bool((first[mask == 0] == 0).all()),
+            f"{self._loss_call}: a token whose mask is 0 has a gradient; expected none",
         )
 
+    @rule("does not depend on which sequences share a micro-batch", when=_has_objective)
     def split(self) -> None:
         import torch
 
@@ -242,8 +223,8 @@ class _ObjectiveTrial:
         ]
         check(
             torch.allclose(together * mask, torch.cat(alone) * mask, atol=1e-6),
-            f"{self._call}: a token's loss is another when its sequence is alone in the micro-batch; expected the same"
-            " (what the samples of a batch share belongs in advantages())",
+            f"{self._loss_call}: a token has another loss when its sequence is alone in the micro-batch; expected the"
+            " same (what the samples of a batch share belongs in advantages())",
         )
 
     def _tokens(
@@ -255,7 +236,7 @@ class _ObjectiveTrial:
         ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         old = torch.where(mask > 0, old, new.detach())
         log_ratio = (new - old) * mask
-        if self._mean_ratio:
+        if self.spec.ratio == "sequence":
             zeros = torch.zeros(len(lengths))
             trained = zeros.index_add(0, ids, mask).clamp(min=1)
             log_ratio = (zeros.index_add(0, ids, log_ratio) / trained)[ids] * mask
@@ -281,11 +262,12 @@ class _ObjectiveTrial:
         return gradient
 
     def _loss(self, tokens: TokenBatch, case: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-        with attributed(self._call, case):
-            answer = self._objective(tokens)
+        with attributed(self._loss_call, case):
+            answer: tuple[Tensor, Mapping[str, Tensor]] = self.objective(tokens)
         check(
             isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping),
-            f"{self._call}, given {case}, returned {type(answer).__name__}; expected (loss [M], metrics: name -> [M])",
+            f"{self._loss_call}, given {case}, returned {type(answer).__name__}; expected (loss [M], metrics: name ->"
+            " [M])",
         )
         self._check_shape("the loss", answer[0], tokens.log_probs)
         return answer
@@ -294,8 +276,8 @@ class _ObjectiveTrial:
         got = tuple(getattr(values, "shape", ())) if hasattr(values, "shape") else type(values).__name__
         check(
             got == tuple(like.shape),
-            f"{self._call}: {name} is {got}; expected one entry per token, {tuple(like.shape)} (the kernel weighs and"
-            " sums the tokens)",
+            f"{self._loss_call}: {name} is {got}; expected one entry per token, {tuple(like.shape)} (the kernel weighs"
+            " and sums the tokens)",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from slime.plugin import Reward, RewardModel, RewardSpec
 from slime.plugins.contracts import check_reward, check_rewards
 from slime.plugins.costly_contracts import check_samples_untouched, copy_samples, recheck_rewards
-from slime.testing.rules import Caller, RefusedError, Rule, Subject, assert_rules, attributed, check
+from slime.testing.rules import Contract, RefusedError, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import make_sample
 from slime.types import Sample
 
@@ -45,66 +45,51 @@ def assert_reward_contract(
         good: Samples that must each get a higher reward than every bad one.
         bad: Samples that must each get a lower reward than every good one.
     """
-    with Caller() as caller:
-        subject = Subject.of(reward, spec or RewardSpec(name="it", factory="module:Class"), caller)
-        assert_rules(type(reward).__name__, reward_rules(subject, samples, good, bad))
+    assert_contract(
+        partial(RewardContract, samples=samples, good=good, bad=bad),
+        lambda **_: reward,
+        spec or RewardSpec(name="it", factory="module:Class"),
+    )
 
 
-def reward_rules(
-    subject: Subject, samples: Sequence[Sample] = (), good: Sequence[Sample] = (), bad: Sequence[Sample] = ()
-) -> list[Rule]:
-    """The rules of `assert_reward_contract`."""
-    reward, spec = subject.build(), subject.spec
-    trial = _Trial(reward, spec, subject.caller, samples)
-    rules = [
-        Rule("gives one finite reward per sample", trial.counts, basic=True),
-        Rule("gives no rewards for no samples", trial.none),
-        Rule("does not change the samples it is shown", trial.untouched),
-        Rule("gives a finite reward for every response", trial.odd_texts),
-        Rule("gives a finite reward, or raises ValueError, without a label", trial.no_label),
-    ]
-    if spec.deterministic:
-        rules.append(Rule("gives equal samples equal rewards", trial.deterministic))
-        if spec.scope == "sample":
-            rules.append(Rule("scores a sample alike alone, in company and in any order", trial.order))
-    if inspect.iscoroutinefunction(reward.score):
-        rules.append(Rule("answers calls that overlap", trial.overlap))
-    if good and bad:
-        rules.append(Rule("gives good samples more than bad ones", partial(trial.better, good, bad)))
-    return rules
-
-
-class _Trial:
+class RewardContract(Contract):
     """Tries a reward."""
 
-    def __init__(self, reward: RewardModel, spec: RewardSpec, caller: Caller, samples: Sequence[Sample]) -> None:
-        self._reward = reward
-        self._spec = spec
-        self._caller = caller
-        self._call = f"{type(reward).__name__}.score"
+    method = "score"
+
+    def __init__(
+        self, subject: Subject, samples: Sequence[Sample] = (), good: Sequence[Sample] = (), bad: Sequence[Sample] = ()
+    ) -> None:
+        super().__init__(subject)
         self._samples = list(samples) or [
             make_sample(f"{n}+1=", str(n + n % 2), label=str(n + 1), index=n, metadata={"row": n}) for n in range(7)
         ]
         #: the rest of the group, for rewards that score whole groups
-        self._company = self._samples[1:] if spec.scope == "group" else []
+        self._company = self._samples[1:] if self.spec.scope == "group" else []
+        self.good, self.bad = good, bad
 
+    @rule("gives one finite reward per sample", basic=True)
     def counts(self) -> None:
         for count in dict.fromkeys((len(self._samples), 1)):
             self._score(self._samples[:count], f"{count} ordinary sample{'s' if count > 1 else ''}")
 
-    def none(self) -> None:
+    @rule("gives no rewards for no samples")
+    def no_samples(self) -> None:
         self._score([], "no samples")
 
+    @rule("does not change the samples it is shown")
     def untouched(self) -> None:
         shown = copy_samples(self._samples)
-        self._ask(lambda: self._reward.score(shown), "ordinary samples")
-        with attributed(self._call, "ordinary samples"):
+        self._ask(lambda: self.component.score(shown), "ordinary samples")
+        with attributed(self.call, "ordinary samples"):
             check_samples_untouched(self._samples, shown)
 
+    @rule("gives a finite reward for every response")
     def odd_texts(self) -> None:
         for what, text in _ODD_TEXTS.items():
             self._score([replace(self._samples[0], response=text), *self._company], what)
 
+    @rule("gives a finite reward, or raises ValueError, without a label")
     def no_label(self) -> None:
         for label in ("", None):
             try:
@@ -113,26 +98,32 @@ class _Trial:
                 if not isinstance(refusal.__cause__, ValueError):
                     raise
 
+    @rule("gives equal samples equal rewards", when=lambda contract: contract.spec.deterministic)
     def deterministic(self) -> None:
         first = self._score(self._samples, "ordinary samples")
         again = self._score(self._samples, "the same samples again")
-        with attributed(self._call, "the same samples twice"):
+        with attributed(self.call, "the same samples twice"):
             recheck_rewards(first, again)
 
+    @rule(
+        "scores a sample alike alone, in company and in any order",
+        when=lambda contract: contract.spec.deterministic and contract.spec.scope == "sample",
+    )
     def order(self) -> None:
         together = self._score(self._samples, "ordinary samples")
         backwards = self._score(self._samples[::-1], "the same samples backwards")[::-1]
         alone = [self._score([sample], "one of the samples alone")[0] for sample in self._samples]
-        with attributed(self._call, "the samples together, then backwards"):
+        with attributed(self.call, "the samples together, then backwards"):
             recheck_rewards(together, backwards)
-        with attributed(self._call, "the samples together, then each alone"):
+        with attributed(self.call, "the samples together, then each alone"):
             recheck_rewards(together, alone)
 
+    @rule("answers calls that overlap", when=lambda contract: inspect.iscoroutinefunction(contract.component.score))
     def overlap(self) -> None:
         parts = [self._samples[start:] for start in range(len(self._samples))]
 
         async def score(samples: Sequence[Sample]) -> object:
-            answer = self._reward.score(copy_samples(samples))
+            answer = self.component.score(copy_samples(samples))
             return await answer if inspect.isawaitable(answer) else answer
 
         async def all_at_once() -> list[object]:
@@ -141,27 +132,28 @@ class _Trial:
         answers = self._ask(all_at_once, f"{len(parts)} calls at once")
         for part, answer in zip(parts, answers, strict=True):
             rewards = self._checked(answer, part, "one of several calls at once")
-            if self._spec.deterministic:
+            if self.spec.deterministic:
                 alone = self._score(part, "the same samples")
-                with attributed(self._call, "several calls at once, then one alone"):
+                with attributed(self.call, "several calls at once, then one alone"):
                     recheck_rewards(rewards, alone)
 
-    def better(self, good: Sequence[Sample], bad: Sequence[Sample]) -> None:
-        rewards = [reward.value for reward in self._score([*good, *bad], "the good and the bad samples")]
-        lowest, highest = min(rewards[: len(good)]), max(rewards[len(good) :])
+    @rule("gives good samples more than bad ones", when=lambda contract: contract.good and contract.bad)
+    def better(self) -> None:
+        rewards = [reward.value for reward in self._score([*self.good, *self.bad], "the good and the bad samples")]
+        lowest, highest = min(rewards[: len(self.good)]), max(rewards[len(self.good) :])
         check(
             lowest > highest,
-            f"{self._call} gave a good sample {lowest:g} and a bad one {highest:g}; expected every good one above",
+            f"{self.call} gave a good sample {lowest:g} and a bad one {highest:g}; expected every good one above",
         )
 
     def _score(self, samples: Sequence[Sample], case: str) -> list[Reward]:
         shown = copy_samples(samples)
-        return self._checked(self._ask(lambda: self._reward.score(shown), case), samples, case)
+        return self._checked(self._ask(lambda: self.component.score(shown), case), samples, case)
 
     def _ask(self, make: Callable[[], Any], case: str) -> Any:
-        with attributed(self._call, case):
-            return self._caller.call(make, timeout_s=self._spec.timeout_s, what=f"{self._call}, given {case},")
+        with attributed(self.call, case):
+            return self.subject.caller.call(make, timeout_s=self.spec.timeout_s, what=f"{self.call}, given {case},")
 
     def _checked(self, answer: object, samples: Sequence[Sample], case: str) -> list[Reward]:
-        with attributed(self._call, case):
+        with attributed(self.call, case):
             return [check_reward(reward) for reward in check_rewards(answer, len(samples))]

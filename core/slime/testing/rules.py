@@ -1,35 +1,25 @@
-"""A contract as a list of rules, each with a name that a plugin's author can act on."""
+"""What the contracts of all kinds share: rules, each with a name that a plugin's author can act on."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from slime.errors import PluginContractError
+from slime.plugin import Options
+from slime.testing.modules import assert_pickles
 
 _CLOSING_S = 5.0
 
 
 class RefusedError(AssertionError):
     """A component raised `ValueError` or `LookupError`: it cannot work with the input that the kit made up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One thing that a component must do."""
-
-    #: reads after the component's name: "gives one finite reward per sample"
-    name: str
-    #: raises `AssertionError` when the component does not
-    check: Callable[[], None]
-    #: the rules after it are not tried when it is broken, because they would fail for the same reason
-    basic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +31,8 @@ class Subject:
     #: what its plugin registers
     spec: Any
     caller: Caller
-
-    @classmethod
-    def of(cls, component: Any, spec: Any, caller: Caller) -> Subject:
-        """A component that is already built."""
-        return cls(lambda **_: component, spec, caller)
+    #: the options that it is built with, if they are to be tried too
+    options: Options | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +47,82 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def try_rules(rules: Sequence[Rule]) -> Outcome:
-    """Try every rule, up to a basic one that fails."""
-    outcome = Outcome()
-    for rule in rules:
-        try:
-            rule.check()
-        except AssertionError as error:
-            if rule.basic and isinstance(error, RefusedError):
-                outcome.notes.append(f"not checked further, because it refuses made-up data: {rule.name}: {error}")
-                break
-            outcome.problems.append(f"{rule.name}: {error}")
-            if rule.basic:
-                break
-        else:
-            outcome.kept.append(rule.name)
-    return outcome
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that a component must do; see `rule`."""
+
+    name: str
+    check: Callable[[Any], None]
+    basic: bool
+    applies: Callable[[Any], bool]
 
 
-def assert_rules(component_name: str, rules: Sequence[Rule]) -> None:
-    """Raise one `AssertionError` that lists every broken rule."""
-    outcome = try_rules(rules)
+def rule(
+    name: str, *, basic: bool = False, when: Callable[[Any], bool] = lambda _: True
+) -> Callable[[Callable[[Any], None]], Rule]:
+    """Make a method of a `Contract` one of its rules. The method raises `AssertionError` when the rule is broken.
+
+    Args:
+        name: Reads after the component's name: "gives one finite reward per sample".
+        basic: The rules after it are not tried when it is broken, because they would fail for the same reason.
+        when: Whether the rule applies, given the `Contract`.
+    """
+    return lambda check: Rule(name, check, basic, when)
+
+
+class Contract:
+    """The contract of a kind, tried on one component. Subclasses mark their rules with `rule`, in order."""
+
+    #: the method that most rules call
+    method: ClassVar[str]
+
+    def __init__(self, subject: Subject, **context: Any) -> None:
+        """Build the component, with these fields of its `Context` replaced."""
+        self.subject = subject
+        self.spec = subject.spec
+        self.component = subject.build(**context)
+        self.name = type(self.component).__name__
+        self.call = f"{self.name}.{self.method}"
+
+    @rule("has options that pickle", when=lambda contract: contract.subject.options is not None)
+    def options_pickle(self) -> None:
+        assert self.subject.options is not None
+        assert_pickles(self.subject.options)
+
+    def try_rules(self) -> Outcome:
+        """Try every rule that applies, up to a basic one that fails."""
+        outcome = Outcome()
+        members = [member for part in reversed(type(self).__mro__) for member in vars(part).values()]
+        for each in members:
+            if not isinstance(each, Rule) or not each.applies(self):
+                continue
+            try:
+                each.check(self)
+            except AssertionError as error:
+                if each.basic and isinstance(error, RefusedError):
+                    outcome.notes.append(f"not checked further, because it refuses made-up data: {each.name}: {error}")
+                    break
+                outcome.problems.append(f"{each.name}: {error}")
+                if each.basic:
+                    break
+            else:
+                outcome.kept.append(each.name)
+        return outcome
+
+
+def assert_contract(contract: Callable[[Subject], Contract], build: Callable[..., Any], spec: Any) -> None:
+    """Raise one `AssertionError` that lists every rule that a component breaks.
+
+    Args:
+        contract: The contract of its kind.
+        build: See `Subject`.
+        spec: What its plugin registers.
+    """
+    with Caller() as caller:
+        tried = contract(Subject(build, spec, caller))
+        outcome = tried.try_rules()
     if problems := [*outcome.problems, *outcome.notes]:
-        lines = [f"{component_name} breaks its contract:", *(f"- {problem}" for problem in problems)]
+        lines = [f"{tried.name} breaks its contract:", *(f"- {problem}" for problem in problems)]
         raise AssertionError("\n".join(lines))
 
 

@@ -5,62 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slime.plugin import Tracker, TrackerSpec
-from slime.testing.rules import Caller, Rule, Subject, assert_rules, attributed, check
+from slime.testing.rules import Contract, assert_contract, attributed, check, rule
 
 _STEP = {"train/loss": 0.5, "rollout/reward_mean": 0.25, "time/step": 2.0}
 
 
 def assert_tracker_contract(tracker: Tracker) -> None:
     """Raise `AssertionError` with every rule of its kind that a tracker breaks. Closes it."""
-    subject = Subject.of(tracker, TrackerSpec(name="it", factory="module:Class"), Caller())
-    assert_rules(type(tracker).__name__, tracker_rules(subject))
+    assert_contract(TrackerContract, lambda **_: tracker, TrackerSpec(name="it", factory="module:Class"))
 
 
-def tracker_rules(subject: Subject) -> list[Rule]:
-    """The rules of `assert_tracker_contract`."""
-    trial = _Trial(subject.build())
-    return [
-        Rule("takes the numbers of a step", trial.step, basic=True),
-        Rule("takes a step twice, and one lower than the one before", trial.other_steps),
-        Rule("takes metrics of every name", trial.names),
-        Rule("takes finite numbers of every size, and none at all", trial.sizes),
-        Rule("leaves the metrics it is shown unchanged", trial.untouched),
-        Rule("can be closed after a run that failed", trial.close),
-    ]
+class TrackerContract(Contract):
+    """Tries a tracker."""
 
+    method = "log"
 
-class _Trial:
-    """A tracker under test."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._name = type(tracker).__name__
-
+    @rule("takes the numbers of a step", basic=True)
     def step(self) -> None:
         self._log(0, _STEP)
 
+    @rule("takes a step twice, and one lower than the one before")
     def other_steps(self) -> None:
         self._log(2, _STEP)
         self._log(2, {"eval/held_out": 0.75})
         self._log(1, {"eval/other": 0.5})
 
+    @rule("takes metrics of every name")
     def names(self) -> None:
         names = ("weight_version", "eval/held_out/pass@4", "plugin/my-reward/part one", "rollout/π", "a.b:c")
         self._log(3, dict.fromkeys(names, 1.0))
 
+    @rule("takes finite numbers of every size, and none at all")
     def sizes(self) -> None:
         self._log(4, {"zero": 0.0, "small": -1e-30, "large": 1e30, "tokens": float(2**40)})
         self._log(5, {})
 
+    @rule("leaves the metrics it is shown unchanged")
     def untouched(self) -> None:
         shown = dict(_STEP)
         self._log(6, shown)
-        check(shown == _STEP, f"{self._name}.log changed its metrics from {_STEP} to {shown}; expected a copy")
+        check(shown == _STEP, f"{self.call} changed its metrics from {_STEP} to {shown}; expected a copy")
 
+    @rule("can be closed after a run that failed")
     def close(self) -> None:
-        with attributed(f"{self._name}.close", "the outcome 'failed'"):
-            self._tracker.close("failed")
+        with attributed(f"{self.name}.close", "the outcome 'failed'"):
+            self.component.close("failed")
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with attributed(f"{self._name}.log", f"step {step} with {list(metrics)}"):
-            self._tracker.log(step, metrics)
+        with attributed(self.call, f"step {step} with {list(metrics)}"):
+            self.component.log(step, metrics)
