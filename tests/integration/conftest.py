@@ -16,7 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
+
+from slime.engine.server import EngineServer
 
 MARK = "SLIME_TEST_RUN"
 
@@ -92,6 +95,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"q{i:03d}", "label": "a"}) + "\n" for i in range(64)))
     return path
+
+
+@pytest.fixture(scope="session")
+def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """An engine for tests that send it their own weights before they ask anything."""
+    server = cpu_engine(model, tmp_path_factory.mktemp("engine"), fork_server=fork_server)
+    with running(server):
+        yield server
 
 
 @pytest.fixture

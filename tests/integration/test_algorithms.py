@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import SlimeRun
+from tests.integration.in_house import train_in_house
 
+from slime.engine.server import EngineServer
 from slime.plugins.plugin_set import survey_plugins
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "compare.py"
 #: a random model earns nothing from a checked answer; letters among what it says it does
@@ -42,24 +42,27 @@ def test_the_example_has_every_estimator_that_ships() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_it_trains_on_the_real_engines(slime_train: Callable[..., SlimeRun], tmp_path: Path, name: str) -> None:
+def test_it_trains_on_the_real_engines(
+    name: str, engine: EngineServer, model: Path, data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
-    flags = ["--advantage-estimator", name, *shlex.split(ALGORITHMS[name]), "--custom-rm-path", "reward.py:letters"]
+    flags = ["--hf-checkpoint", str(model), "--prompt-data", str(data), "--lr", "1e-3", "--num-rollout", "2"]
+    flags += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
+    flags += ["--num-steps-per-rollout", "2", "--custom-rm-path", f"{tmp_path}/reward.py:letters"]
+    flags += ["--advantage-estimator", name, *shlex.split(ALGORITHMS[name])]
     if name == "ppo":
         flags += ["--num-critic-only-steps", "0"]
     filtered = "--sampling-filter" in flags
     if filtered:  # by default the engines' log-probs would be the old ones, and the gap hold what the policy moved
         flags += ["--no-use-rollout-logprobs"]
-    run = slime_train("--num-rollout", "2", "--num-steps-per-rollout", "2", *flags, reward=False)
-    assert run.wait() == 0, run.output
-    steps = run.steps()
+    steps = train_in_house(flags, engine, tmp_path)
     assert len(steps) == 2
     for step in steps:
-        assert math.isfinite(step["train/loss"])
-        assert step["train/grad_norm"] > 1e-4
-        assert step["train/advantage_std"] > 0
+        assert math.isfinite(step["loss"])
+        assert step["grad_norm"] > 1e-4
+        assert step["advantage_std"] > 0
     # Of the first rollout no group waited in the buffer while the policy moved; of the second some may, with a filter.
     for step in steps[:1] if filtered else steps:
-        assert step["train/logprob_gap_max"] < 1e-4
+        assert step["logprob_gap_max"] < 1e-4
     # The policy moved: the second step of a rollout no longer has the ratios of the first.
-    assert abs(steps[0]["train/ratio"] - 1.0) > 1e-6
+    assert abs(steps[0]["ratio"] - 1.0) > 1e-6

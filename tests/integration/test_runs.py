@@ -83,13 +83,9 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
             assert resumed[name] == pytest.approx(uninterrupted[name], rel=1e-4), name
     assert second.steps()[0]["weight_version"] > first.steps()[-1]["weight_version"]
 
-
-def test_a_resume_with_nothing_left_to_do_is_refused(slime_train: Start) -> None:
-    first = slime_train("--num-rollout", "1", "--save", "ckpt", name="first")
-    assert first.wait() == 0, first.output
-    again = slime_train("--num-rollout", "1", "--load", "ckpt", name="again")
-    assert again.wait(60) == 2
-    assert "1 rollouts done and --num-rollout is 1: nothing is left to do" in again.output
+    finished = slime_train("--num-rollout", "2", "--rollout-shuffle", "--load", "ckpt", name="finished")
+    assert finished.wait(60) == 2
+    assert "2 rollouts done and --num-rollout is 2: nothing is left to do" in finished.output
 
 
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.integration.conftest import SlimeRun
+from tests.integration.in_house import train_in_house
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+from slime.engine.server import EngineServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 Start = Callable[..., SlimeRun]
 
 
-def test_engine_and_trainer_agree_after_the_weights_have_moved_and_come_back(slime_train: Start) -> None:
-    run = slime_train(
-        "--num-rollout", "3", "--rollout-max-response-len", "96", "--true-on-policy-mode",
-        "--true-on-policy-tolerance", "1e-4",
-    )  # fmt: skip
-    assert run.wait() == 0, run.output
-    steps = run.steps()
-    assert len(steps) == 3
-    for row in steps:
-        assert row["train/grad_norm"] > 1e-3  # the weights move, so that the next rollout shows whether they arrived
-        assert row["train/tokens"] > 8 * 8
-        assert row["train/logprob_gap_max"] < 1e-4
-        assert row["train/engine_ess"] > 0.9999
+def test_engine_and_trainer_agree_after_the_weights_have_moved_and_come_back(
+    engine: EngineServer, model: Path, data: Path, tmp_path: Path
+) -> None:
+    flags = ["--hf-checkpoint", str(model), "--prompt-data", str(data), "--lr", "1e-3", "--num-rollout", "3"]
+    flags += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "96"]
+    flags += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
+    flags += ["--true-on-policy-mode", "--true-on-policy-tolerance", "1e-4"]
+    rollouts = train_in_house(flags, engine, tmp_path)
+    assert len(rollouts) == 3
+    for metrics in rollouts:
+        assert metrics["grad_norm"] > 1e-3  # the weights move, so that the next rollout shows whether they arrived
+        assert metrics["tokens"] > 8 * 8
+        assert metrics["logprob_gap_max"] < 1e-4
+        assert metrics["engine_ess"] > 0.9999
 
 
 def test_a_tolerance_below_rounding_stops_the_run_with_the_worst_tokens(slime_train: Start) -> None:

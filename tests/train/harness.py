@@ -38,7 +38,9 @@ class RankLauncher:
     world_size: int
     port: int
 
-    def start(self, config: Any, estimator: Any = None, spec: EstimatorSpec | None = None) -> Any:
+    def start(
+        self, config: Any, estimator: Any = None, spec: EstimatorSpec | None = None, run_dir: Path | None = None
+    ) -> Any:
         """A MegatronRank for `config`."""
         from slime.train.rank import MegatronRank
 
@@ -51,6 +53,7 @@ class RankLauncher:
             master_port=self.port,
             estimator=estimator,
             spec=spec,
+            run_dir=run_dir,
         )
 
 
