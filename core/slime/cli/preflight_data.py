@@ -10,11 +10,11 @@ from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.errors import ConfigError, DataError
-from slime.kit.readers.feed.work import BlocksJob, Work
+from slime.kit.readers.feed.work import BlocksJob, Job, RowsJob, Work
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import bad_row_error
 from slime.kit.readers.prompt_source import PromptSource, parse_source, parse_sources
-from slime.kit.readers.reader import Reader
+from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns
 from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
@@ -172,28 +172,29 @@ def look(
         rows = bad = overlong = longest = with_tools = 0
         for drawn in (one for job in jobs for one in work.perform(job)):
             rows += 1
-            if drawn.row is not None:
-                longest = max(longest, len(drawn.row.tokens or ()))
-                with_tools += drawn.row.tools is not None
-            elif drawn.fault == "overlong" and drop_overlong:
+            row = drawn.row
+            if not isinstance(row, BadRow):
+                longest = max(longest, len(row.tokens or ()))
+                with_tools += row.tools is not None
+            elif row.overlong and drop_overlong:
                 overlong += 1
-            elif drawn.fault == "bad" and max_bad_rows is not None and bad < max_bad_rows:
+            elif not row.overlong and max_bad_rows is not None and bad < max_bad_rows:
                 bad += 1
             else:
-                limit_of_bad = None if drawn.fault == "overlong" else max_bad_rows
-                raise bad_row_error(f"{reader.where(drawn.position)}{drawn.reason}", bad + 1, limit_of_bad)
+                limit_of_bad = None if row.overlong else max_bad_rows
+                raise bad_row_error(f"{reader.where(drawn.position)}{row.reason}", bad + 1, limit_of_bad)
         if not rows:
             raise DataError(f"{source} has no rows, expected one JSON object per line")
         if rows == bad + overlong:
             raise DataError(
                 f"{source} has no rows that can be used: {bad} are bad, and {overlong} over the limit of {limit} tokens"
             )
-        about, exact = (rows, True) if whole else reader.rows_about()
+        about = reader.rows or (rows if whole else round(rows * reader.blocks / len(jobs)))
         return DataFacts(
             name="",
             source=source,
             rows=about,
-            nearly="more than " if reader.incomplete else "" if exact else "about ",
+            nearly="more than " if reader.incomplete else "" if whole or reader.rows else "about ",
             longest=longest,
             limit=limit,
             bad=bad,
@@ -205,7 +206,7 @@ def look(
         reader.close()
 
 
-def _jobs(reader: Reader) -> tuple[list[BlocksJob], bool]:
+def _jobs(reader: Reader) -> tuple[list[Job], bool]:
     """The blocks to read of a file, and whether they are all of it."""
     blocks = reader.blocks
     pieces = 0
@@ -218,7 +219,10 @@ def _jobs(reader: Reader) -> tuple[list[BlocksJob], bool]:
             return [BlocksJob(((0, block),)) for block in range(blocks)], True
     few = min(blocks, _GROUPS if reader.parts(0) > 1 else SAMPLED)
     chosen = [number * blocks // few for number in range(few)]
-    return [BlocksJob(((0, block),), None, 0, reader.parts(block)) for block in chosen], False
+    return [
+        BlocksJob(((0, block),)) if known is None else RowsJob.part(0, known, 0, reader.parts(block))
+        for block, known in ((block, reader.positions(block)) for block in chosen)
+    ], False
 
 
 def _prompt_limit(config: RunConfig, model: ModelFacts, prompts: PromptSet) -> int:

@@ -11,7 +11,7 @@ from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffe
 from slime.errors import CheckpointError, PluginContractError
 from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
 from slime.kit.readers.rows import PromptRow
-from slime.kit.readers.tokenize import longest_training_prompt, prompt_ids
+from slime.kit.readers.tokenize import PromptFormat, longest_training_prompt, prompt_ids
 from slime.plugin import Context, Group, NoOptions, Sample
 from slime.plugins.reference import LocalFunction
 
@@ -33,8 +33,7 @@ class LocalDataSource:
         self._source = made_source(local, self._dataset, context)
         self._copies: int = rollout.n_samples_per_prompt
         self._longest = longest_training_prompt(context.config)
-        self._template: bool = data.apply_chat_template
-        self._template_kwargs = data.apply_chat_template_kwargs
+        self._form = PromptFormat.of(data)
         self._tokenizer = context.tokenizer
         self._logger = context.logger
         self._next_group, self._next_index = 0, 0
@@ -146,13 +145,8 @@ class LocalDataSource:
             sample.tokens = list(row.tokens)
         if not sample.tokens:
             where = row.where if row is not None else f"get_samples of {self._title}"
-            sample.tokens = prompt_ids(
-                PromptRow(sample.prompt, sample.label, where=where),
-                self._tokenizer,
-                apply_chat_template=self._template,
-                max_tokens=self._longest,
-                template_kwargs=self._template_kwargs,
-            )
+            row = PromptRow(sample.prompt, sample.label, where=where)
+            sample.tokens = prompt_ids(row, self._tokenizer, self._form, self._longest)
         return sample
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slime.config.eval_sets import EvalSetSettings
 from slime.errors import SlimeError
 from slime.kit.readers.prompt_file import PromptFile
-from slime.kit.readers.tokenize import prompt_ids
+from slime.kit.readers.tokenize import PromptFormat, prompt_ids
 from slime.observe.samples import write_eval
 from slime.rollout.eval_statistics import passes, statistics
 from slime.rollout.failures import common_reasons, count_status
@@ -77,15 +77,11 @@ def load_prompts(settings: EvalSetSettings, config: RunConfig, tokenizer: Any) -
         rows = list(file)
     finally:
         file.close()
+    form = PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs)
+    longest = min((limit for limit in limits if limit is not None), default=None)
     prompts = []
     for row in rows:
-        tokens = prompt_ids(
-            row,
-            tokenizer,
-            apply_chat_template=settings.apply_chat_template,
-            max_tokens=min((limit for limit in limits if limit is not None), default=None),
-            template_kwargs=config.data.apply_chat_template_kwargs,
-        )
+        tokens = prompt_ids(row, tokenizer, form, longest)
         prompts.append(Sample(prompt=row.prompt, tokens=tokens, label=row.label, metadata=row.metadata))
     return prompts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,9 +19,9 @@ from tests.support.prompt_files import Letters, draw, feed, numbered, write_rows
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.errors import DataError
-from slime.kit.readers.feed.work import BlocksJob
+from slime.kit.readers.feed.work import BlocksJob, Work
 from slime.kit.readers.feed.workers import Workers
-from slime.kit.readers.light_tokenizer import LightTokenizer, recipe_of
+from slime.kit.readers.light_tokenizer import LightTokenizer, lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source
 from slime.kit.readers.rows import Columns
@@ -86,7 +87,7 @@ def test_a_worker_that_raises_is_an_error_with_the_rows_it_read(tmp_path: Path) 
 
 def test_a_worker_that_hangs_is_an_error_after_the_deadline(tmp_path: Path) -> None:
     reader = open_reader(parse_source(str(write_rows(tmp_path, "jsonl", numbered(9, 695)))), Columns("prompt", "label"))
-    workers = Workers(1, [reader], Stuck(), PromptFormat(False), None, deadline_s=8)
+    workers = Workers(1, Work([reader], Stuck(), PromptFormat(False), None), deadline_s=8)
     with closing(workers), pytest.raises(DataError, match=r"no answer within 8 s. It read 9 rows from \S+:1 to \S+:9"):
         workers.submit(BlocksJob(((0, 0),)))()
 
@@ -145,9 +146,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+def through_pickle(tokenizer: Any) -> Any:
+    return pickle.loads(pickle.dumps(tokenizer))
+
+
 def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(tokenizer: Any) -> None:
-    recipe = recipe_of(tokenizer, TEMPLATED)
-    light = recipe.make()
+    light = through_pickle(lightest(tokenizer, TEMPLATED))
     assert isinstance(light, LightTokenizer)
     for prompt in ("1+1=", [{"role": "user", "content": "é <eos>\n"}]):
         ours, theirs = (tokenize_prompt(one, prompt, apply_chat_template=True) for one in (light, tokenizer))
@@ -158,21 +162,22 @@ def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(to
 def test_the_light_tokenizer_writes_tools_as_transformers_does(how: str) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ tools | tojson" + how + " }}{{ messages[0].content }}"
-    light = recipe_of(tokenizer, TEMPLATED).make()
+    light = through_pickle(lightest(tokenizer, TEMPLATED))
     assert isinstance(light, LightTokenizer)
     row: dict[str, Any] = {"prompt": "q", "tools": [{"b": "é<", "a": [1]}], "form": TEMPLATED}
     assert prompt_text(light, **row) == prompt_text(tokenizer, **row)
 
 
 def test_a_tokenizer_that_is_more_than_its_files_travels_itself() -> None:
-    assert isinstance(recipe_of(Letters(), TEMPLATED).make(), Letters)
+    tokenizer = Letters()
+    assert lightest(tokenizer, TEMPLATED) is tokenizer
 
 
 def test_a_tokenizer_that_does_not_pickle_is_told() -> None:
     broken = Letters()
     broken.lock = open("/dev/null")  # noqa: SIM115
     with pytest.raises(DataError, match="cannot be sent to data workers: TypeError"):
-        recipe_of(broken, TEMPLATED)
+        Workers(1, Work([], broken, TEMPLATED, None))
 
 
 def test_transformers_tokens_come_from_the_workers(tokenizer: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def paths(folder: Path, kind: str) -> tuple[Path, Path]:
     return folder / f"a{ending}", folder / f"b{ending}"
 
 
-TOLERANT: dict[str, Any] = {"bad_rows": "skip", "max_bad_rows": 9, "overlong": "drop", "max_tokens": 50}
+TOLERANT: dict[str, Any] = {"max_bad_rows": 9, "drop_overlong": True, "max_tokens": 50}
 USABLE_A = [f"q{n}" for n in range(39) if n != 3]
 USABLE_B = [f"q{n}" for n in range(100, 124) if n != 103]
 
@@ -211,14 +211,14 @@ def test_the_first_bad_row_stops_unless_it_may_be_skipped(folder: Path, streamin
 @pytest.mark.parametrize("streaming", [False, True])
 def test_more_bad_rows_than_the_budget_stop_with_the_latest(tmp_path: Path, streaming: bool) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(3), "{", *numbered(2), "[]", *numbered(2), "x", *numbered(5)])
-    assert len(draw(feed(path, streaming=streaming, bad_rows="skip", max_bad_rows=3), 12)) == 12
+    assert len(draw(feed(path, streaming=streaming, max_bad_rows=3), 12)) == 12
     with pytest.raises(DataError, match=r"3 rows cannot be used, and --max-bad-rows is 2. The latest: \S+p\.jsonl:10 "):
-        draw(feed(path, streaming=streaming, bad_rows="skip", max_bad_rows=2), 12)
+        draw(feed(path, streaming=streaming, max_bad_rows=2), 12)
 
 
 def test_the_budget_is_for_one_pass_over_the_data(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(2), "{"])
-    with closing(feed(path, streaming=True, bad_rows="skip", max_bad_rows=1)) as source:
+    with closing(feed(path, streaming=True, max_bad_rows=1)) as source:
         assert prompts(draw(source, 9)) == ["q0", "q1"] * 4 + ["q0"]
         assert source.metrics()["data/bad_rows"] == 4
 
@@ -226,12 +226,12 @@ def test_the_budget_is_for_one_pass_over_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_prompt_over_the_limit_stops_unless_it_is_dropped(folder: Path, streaming: bool) -> None:
     a, _ = paths(folder, "parquet")
-    how: dict[str, Any] = {"streaming": streaming, "bad_rows": "skip", "max_bad_rows": 1, "max_tokens": 50}
+    how: dict[str, Any] = {"streaming": streaming, "max_bad_rows": 1, "max_tokens": 50}
     with pytest.raises(
         DataError, match=r"a\.parquet: row 39: the prompt has 99 tokens, expected at most 50.*--overlong"
     ):
         draw(feed(a, **how), 40)
-    source = feed(a, overlong="drop", **how)
+    source = feed(a, drop_overlong=True, **how)
     assert prompts(draw(source, 38)) == USABLE_A
     draw(source, 1)
     assert source.metrics()["data/overlong_prompts"] == 1
@@ -241,7 +241,7 @@ def test_a_prompt_over_the_limit_stops_unless_it_is_dropped(folder: Path, stream
 def test_data_without_a_usable_row_is_no_endless_search(tmp_path: Path, streaming: bool) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(5))
     with pytest.raises(DataError, match="has no usable row"):
-        feed(path, streaming=streaming, overlong="drop", max_tokens=1).next()
+        feed(path, streaming=streaming, drop_overlong=True, max_tokens=1).next()
 
 
 # --- other data -------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path:
     else:
         pq.write_table(_other_bytes(), tmp_path / "p.parquet")
         reader = opened(tmp_path / "p.parquet", by_block=kind == "groups")
-    one, two, three = (row for _, _, row in reader.scan())
+    one, two, three = (row for _, row in reader.scan())
     assert isinstance(two, BadRow) and "not valid UTF-8: invalid start byte at byte 1" in two.reason
     assert not isinstance(one, BadRow) and not isinstance(three, BadRow)
     assert (one.prompt, three.prompt) == ("one", "three")
@@ -201,7 +201,7 @@ def test_a_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path:
 def test_a_line_that_is_not_utf8_is_called_so(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "caf\xe9", "label": "1"}\n')
-    [(_, _, row)] = opened(path).scan()
+    [(_, row)] = opened(path).scan()
     assert isinstance(row, BadRow) and row.reason.startswith(" is not UTF-8: invalid continuation byte at byte 15")
 
 

@@ -11,7 +11,7 @@ from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.errors import DataError
 from slime.kit.readers import PromptRow, tokenize_prompt
-from slime.kit.readers.tokenize import prompt_ids
+from slime.kit.readers.tokenize import PLAIN, prompt_ids
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,12 @@ def test_a_template_that_raises_is_told(tokenizer: Any) -> None:
 
 def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
     row = PromptRow("abcdef", None, where="p.jsonl:2")
-    assert len(prompt_ids(row, tokenizer, apply_chat_template=False, max_tokens=6)) == 6
+    assert len(prompt_ids(row, tokenizer, PLAIN, 6)) == 6
     with pytest.raises(DataError, match=r"p\.jsonl:2: the prompt has 6 tokens, expected at most 5"):
-        prompt_ids(row, tokenizer, apply_chat_template=False, max_tokens=5)
+        prompt_ids(row, tokenizer, PLAIN, 5)
 
 
 def test_a_prompt_that_cannot_be_tokenised_is_named(tokenizer: Any) -> None:
     row = PromptRow([{"role": "user", "content": "a"}], None, where="p.jsonl:9")
     with pytest.raises(DataError, match=r"p\.jsonl:9: the prompt is a list of chat messages"):
-        prompt_ids(row, tokenizer, apply_chat_template=False, max_tokens=5)
+        prompt_ids(row, tokenizer, PLAIN, 5)

@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 
 from slime.errors import DataError, did_you_mean
 from slime.kit.readers.prompt_source import HUB
-from slime.kit.readers.reader import BadRow, Table, not_utf8, wanted
-from slime.kit.readers.rows import Columns, require_columns
+from slime.kit.readers.reader import BadRow, Table, not_utf8
+from slime.kit.readers.rows import Columns, wanted_columns
 
 _CHOICES = ("config", "split")
 
@@ -20,12 +20,8 @@ class HuggingFaceRows(Table):
 
     def __init__(self, name: str, dataset: Any, columns: Columns) -> None:
         """Raises `DataError` if a column is missing."""
-        require_columns(dataset.column_names, columns, name)
         super().__init__(name, columns, len(dataset))
-        self._dataset = dataset.select_columns(wanted(dataset.column_names, columns)).with_format(None)
-
-    def close(self) -> None:
-        """Nothing to do: the library closes files that are no longer referenced."""
+        self._dataset = dataset.select_columns(wanted_columns(dataset.column_names, columns, name)).with_format(None)
 
     def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +35,9 @@ class LightTokenizer:
         self.chat_template = chat_template
         self._special = dict(special)
         self._compiled = None if chat_template is None else _compile(chat_template)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LightTokenizer, (self._tokenizer, self.chat_template, self._special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
@@ -99,64 +100,25 @@ _TEXTS = ("Hello, world! 1+2=", " é\n\t<|end|> <s>x</s>", "名前 🙂")
 _CHAT = [{"role": "user", "content": " 1+1=?\n"}]
 
 
-@dataclass(frozen=True)
-class TokenizerRecipe:
-    """A tokenizer on its way to a worker process: the parts of a `LightTokenizer`, or a pickled tokenizer."""
-
-    pickled: bytes = b""
-    definition: str = ""
-    chat_template: str | None = None
-    special: Mapping[str, Any] = field(default_factory=dict)
-
-    def make(self) -> Any:
-        """Build the tokenizer."""
-        if self.pickled:
-            return pickle.loads(self.pickled)
-        from tokenizers import Tokenizer
-
-        return LightTokenizer(Tokenizer.from_str(self.definition), self.chat_template, self.special)
-
-
-def recipe_of(tokenizer: Any, form: PromptFormat) -> TokenizerRecipe:
-    """The light tokenizer if it agrees with `tokenizer` on a few texts, else `tokenizer` pickled.
-
-    Raises:
-        DataError: The tokenizer can be neither rebuilt nor pickled.
-    """
-    light = _light(tokenizer)
-    if light is not None and _same(light.make(), tokenizer, form):
-        return light
-    try:
-        return TokenizerRecipe(pickled=pickle.dumps(tokenizer))
-    except Exception as error:  # the boundary around a tokenizer's own pickling
-        raise DataError(
-            f"the tokenizer cannot be sent to data workers: {type(error).__name__}: {error}. Use --num-data-workers 0"
-        ) from error
-
-
-def _light(tokenizer: Any) -> TokenizerRecipe | None:
+def lightest(tokenizer: Any, form: PromptFormat) -> Any:
+    """A `LightTokenizer` if it agrees with `tokenizer` on a few texts, else `tokenizer` itself."""
     import jinja2
 
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     template = getattr(tokenizer, "chat_template", None)
     if not hasattr(backend, "to_str") or not (template is None or isinstance(template, str)):
-        return None
+        return tokenizer
     special = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items() if token}
-    recipe = TokenizerRecipe(definition=backend.to_str(), chat_template=template, special=special)
     try:
-        recipe.make()
+        light = LightTokenizer(type(backend).from_str(backend.to_str()), template, special)
     except jinja2.TemplateSyntaxError:
-        return None  # the template uses tags that only transformers defines
-    return recipe
-
-
-def _same(one: Any, other: Any, form: PromptFormat) -> bool:
+        return tokenizer  # the template uses tags that only transformers defines
     for text in _TEXTS:
-        if one.encode(text, add_special_tokens=False) != other.encode(text, add_special_tokens=False):
-            return False
-    if not form.apply_chat_template or not other.chat_template:
-        return True
-    return _rendered(one, form) == _rendered(other, form)
+        if light.encode(text, add_special_tokens=False) != tokenizer.encode(text, add_special_tokens=False):
+            return tokenizer
+    if form.apply_chat_template and template and _rendered(light, form) != _rendered(tokenizer, form):
+        return tokenizer
+    return light
 
 
 def _rendered(tokenizer: Any, form: PromptFormat) -> str:

@@ -49,7 +49,7 @@ def open_reader(
             reader = JsonLines(name, str(path) if unpacked is None else unpacked.path, columns, unpacked)
             reader.incomplete = unpacked is not None and most is not None and unpacked.size >= most
     try:
-        if reader.rows_about() == (0, True):
+        if reader.rows == 0 or (reader.rows is None and next(reader.scan(), None) is None):
             raise DataError(f"{source.path} has no rows, expected one JSON object per line")
         if source.sliced:
             reader.cut(source)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from slime.errors import DataError
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import PromptSource, parse_source
-from slime.kit.readers.reader import BadRow, Reader
+from slime.kit.readers.reader import BadRow
 from slime.kit.readers.rows import Columns, PromptRow
-
-__all__ = ["PromptFile", "PromptRow"]
 
 logger = logging.getLogger(__name__)
 #: number of unusable rows that are logged one by one
@@ -26,7 +22,7 @@ class PromptFile:
     """A prompt file of any format as a sequence of its usable rows.
 
     Opening it reads the whole file once and checks every row. After that only the positions of the rows are kept
-    (16 bytes each), and a row is read when it is accessed.
+    (8 bytes each), and a row is read when it is accessed.
     """
 
     def __init__(
@@ -37,8 +33,7 @@ class PromptFile:
         label_key: str | None,
         metadata_key: str = "metadata",
         tool_key: str | None = None,
-        bad_rows: Literal["stop", "skip"] = "stop",
-        max_bad_rows: int = 0,
+        max_bad_rows: int | None = None,
     ) -> None:
         """Open and check a file. Empty lines are skipped.
 
@@ -48,48 +43,44 @@ class PromptFile:
             label_key: Key of the label; None if rows have no label.
             metadata_key: Key of the metadata.
             tool_key: Key of the tool schemas; None if rows have no tools.
-            bad_rows: "stop" raises at the first unusable row, "skip" leaves out up to `max_bad_rows`.
-            max_bad_rows: How many rows may be left out.
+            max_bad_rows: Number of unusable rows to leave out; None: the first one raises.
 
         Raises:
             DataError: The file is missing, unreadable or empty, or a row is unusable. The message has file and line.
         """
-        self.source = path if isinstance(path, PromptSource) else parse_source(str(path))
+        source = path if isinstance(path, PromptSource) else parse_source(str(path))
         #: number of rows left out
         self.bad_rows = 0
-        self._positions, self._numbers = array("q"), array("q")
-        self.reader: Reader = open_reader(self.source, Columns(input_key, label_key, metadata_key, tool_key))
+        #: the reader's positions of the usable rows
+        self.positions = array("q")
+        self.reader = open_reader(source, Columns(input_key, label_key, metadata_key, tool_key))
         try:
-            for position, number, row in self.reader.scan():
-                if isinstance(row, BadRow):
-                    self.bad_rows += 1
-                    message = f"{self.reader.label(number)}{row.reason}"
-                    if bad_rows == "stop" or self.bad_rows > max_bad_rows:
-                        raise bad_row_error(message, self.bad_rows, None if bad_rows == "stop" else max_bad_rows)
-                    if self.bad_rows <= LOGGED:
-                        logger.warning("left out: %s", message)
-                else:
-                    self._positions.append(position)
-                    self._numbers.append(number)
-            if not self._positions:
+            for position, row in self.reader.scan():
+                if not isinstance(row, BadRow):
+                    self.positions.append(position)
+                    continue
+                self.bad_rows += 1
+                refused = max_bad_rows is None or self.bad_rows > max_bad_rows
+                if refused or self.bad_rows <= LOGGED:
+                    message = f"{self.reader.where(position)}{row.reason}"
+                    if refused:
+                        raise bad_row_error(message, self.bad_rows, max_bad_rows)
+                    logger.warning("left out: %s", message)
+            if not self.positions:
                 left_out = f" that can be used, and {self.bad_rows} that cannot" if self.bad_rows else ""
-                raise DataError(f"{self.source} has no rows{left_out}, expected one JSON object per line")
+                raise DataError(f"{source} has no rows{left_out}, expected one JSON object per line")
         except BaseException:
             self.reader.close()
             raise
 
-    @property
-    def path(self) -> str:
-        """The file as the user wrote it, without its slice."""
-        return self.source.path
-
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     def __getitem__(self, number: int) -> PromptRow:
         """Usable row `number`, counted from 0."""
-        [row] = self.reader.rows_at([self._positions[number]])
-        where = self.reader.label(self._numbers[number])
+        position = self.positions[number]
+        [row] = self.reader.rows_at([position])
+        where = self.reader.where(position)
         if isinstance(row, BadRow):
             raise DataError(f"{where}{row.reason} (the file has changed since it was opened)")
         row.where = where
@@ -97,14 +88,6 @@ class PromptFile:
 
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[number] for number in range(len(self)))
-
-    def position(self, number: int) -> int:
-        """The reader's position of row `number`."""
-        return self._positions[number]
-
-    def where(self, position: int) -> str:
-        """The location of the row at a position, such as "FILE:LINE"."""
-        return self.reader.label(self._numbers[bisect_left(self._positions, position)])
 
     def close(self) -> None:
         """Close the file."""

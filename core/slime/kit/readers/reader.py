@@ -11,6 +11,10 @@ import orjson
 
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.rows import Columns, PromptRow, RowError, check_row
+from slime.kit.readers.unpacked import Unpacked
+
+#: rows of a block of a table, and of a part of a larger block
+ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class BadRow:
 
     #: what is wrong; continues a sentence that starts with the row's location
     reason: str
+    #: whether the only fault is that the prompt has too many tokens
+    overlong: bool = False
 
 
 #: a row's position in its file, and the row
@@ -32,33 +38,37 @@ class Reader(ABC):
     its size does not grow with the file. A reader can be pickled, and reopens its file in the other process.
     """
 
-    def __init__(self, name: str, columns: Columns) -> None:
+    def __init__(self, name: str, columns: Columns, unpacked: Unpacked | None = None) -> None:
         """Initialize.
 
         Args:
             name: The file as the user wrote it, for messages.
             columns: The keys to read.
+            unpacked: The temporary file that is read in its place; removed by `close`.
         """
         self.name = name
         self.columns = columns
         #: whether only the beginning of the file was unpacked
         self.incomplete = False
+        self._unpacked = unpacked
+        #: what was opened on first use
+        self._file: Any = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_file": None, "_unpacked": None}
 
     @abstractmethod
     def cut(self, source: PromptSource) -> None:
         """Use only the rows of the source's slice. Raises `DataError` if the slice is empty."""
 
     @abstractmethod
-    def scan(self) -> Iterator[tuple[int, int, PromptRow | BadRow]]:
-        """Yield (position, line or row number, row) for every row, in constant memory."""
-
-    @abstractmethod
-    def label(self, number: int) -> str:
-        """The location of a row, such as "FILE:LINE", from the line or row number that `scan` gave."""
-
-    @abstractmethod
     def rows_at(self, positions: Sequence[int]) -> list[PromptRow | BadRow]:
         """The rows at these positions."""
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows; None if the file must be read to count them."""
+        return None
 
     @property
     @abstractmethod
@@ -69,30 +79,34 @@ class Reader(ABC):
     def block(self, number: int) -> list[LocatedRow]:
         """The rows of a block, in file order; a block may be empty."""
 
-    def block_positions(self, number: int) -> Sequence[int]:
-        """The positions of a block's rows, for formats that split large blocks into parts."""
-        return [position for position, _ in self.block(number)]
+    def positions(self, block: int) -> range | None:  # noqa: ARG002 - for formats that know them
+        """The positions of a block's rows; None if the block must be read to find them."""
+        return None
 
-    def parts(self, number: int) -> int:  # noqa: ARG002 - for formats whose blocks may be large
+    def parts(self, block: int) -> int:
         """Number of parts in which a block is read."""
-        return 1
+        return -(-len(self.positions(block) or (0,)) // ROWS)
 
-    def where(self, position: int, *, exact: bool = True) -> str:  # noqa: ARG002 - for formats that must read the file
+    def scan(self) -> Iterator[LocatedRow]:
+        """Yield every row in file order, in constant memory."""
+        for number in range(self.blocks):
+            yield from self.block(number)
+
+    @abstractmethod
+    def where(self, position: int, *, exact: bool = True) -> str:
         """A row's location, such as "FILE:LINE".
 
         Args:
             position: The row's position.
             exact: Read the file up to the row, if that is needed to find the line.
         """
-        return self.label(position)
 
-    @abstractmethod
-    def rows_about(self) -> tuple[int, bool]:
-        """(number of rows, whether it is exact), without reading the whole file."""
-
-    @abstractmethod
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and remove the unpacked copy."""
+        self._file = None
+        if self._unpacked is not None:
+            self._unpacked.close()
+            self._unpacked = None
 
     def checked(self, row: object) -> PromptRow | BadRow:
         """The row as slime uses it, or the reason why it is unusable."""
@@ -102,15 +116,11 @@ class Reader(ABC):
             return BadRow(str(error))
 
 
-#: rows of a block, and of a part of a larger one
-ROWS = 1024
-
-
 class Table(Reader):
     """A reader whose positions are row numbers, counted from 0."""
 
-    def __init__(self, name: str, columns: Columns, rows: int) -> None:
-        super().__init__(name, columns)
+    def __init__(self, name: str, columns: Columns, rows: int, unpacked: Unpacked | None = None) -> None:
+        super().__init__(name, columns, unpacked)
         self._first, self._after = 0, rows
 
     def cut(self, source: PromptSource) -> None:
@@ -125,34 +135,29 @@ class Table(Reader):
         """The rows with these numbers."""
         return [one if isinstance(one, BadRow) else self._row(one) for one in self.values_at(positions)]
 
-    def scan(self) -> Iterator[tuple[int, int, PromptRow | BadRow]]:
-        """Yield every row in file order."""
-        for block in range(self.blocks):
-            for number, row in self.block(block):
-                yield number, number, row
-
-    def label(self, number: int) -> str:
-        """FILE and the row's number."""
-        return f"{self.name}: row {number}"
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._after - self._first
 
     @property
     def blocks(self) -> int:
         """Blocks of `ROWS` rows."""
-        return max(1, -(-(self._after - self._first) // ROWS))
+        return max(1, -(-self.rows // ROWS))
 
-    def block_positions(self, number: int) -> range:
-        """The row numbers of the block."""
-        first = self._first + number * ROWS
+    def positions(self, block: int) -> range:
+        """The row numbers of a block."""
+        first = self._first + block * ROWS
         return range(first, min(first + ROWS, self._after))
 
     def block(self, number: int) -> list[LocatedRow]:
-        """The rows of the block."""
-        numbers = self.block_positions(number)
+        """The rows of a block."""
+        numbers = self.positions(number)
         return list(zip(numbers, self.rows_at(numbers), strict=True))
 
-    def rows_about(self) -> tuple[int, bool]:
-        """The exact number of rows."""
-        return self._after - self._first, True
+    def where(self, position: int, *, exact: bool = True) -> str:  # noqa: ARG002 - always exact
+        """FILE and the row's number."""
+        return f"{self.name}: row {position}"
 
     def _row(self, values: dict[str, Any]) -> PromptRow | BadRow:
         """Drop nulls first: a table stores null for a field that a message or schema does not have."""
@@ -191,9 +196,3 @@ def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
 def not_utf8(error: UnicodeDecodeError) -> BadRow:
     """A row with invalid text."""
     return BadRow(f": its text is not valid UTF-8: {error.reason} at byte {error.start}")
-
-
-def wanted(names: Sequence[str], columns: Columns) -> list[str]:
-    """The columns to read."""
-    keys = [columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key]
-    return [name for name in names if name in keys]

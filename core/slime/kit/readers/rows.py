@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,6 @@ class Columns:
     metadata_key: str = "metadata"
     #: None: rows have no tools
     tool_key: str | None = None
-
-    def flags(self) -> dict[str, str]:
-        """The columns that a table must have, with the flags that name them. The tools column is optional."""
-        flags = {self.input_key: "--input-key"}
-        if self.label_key is not None:
-            flags[self.label_key] = "--label-key"
-        return flags
 
 
 @dataclass(slots=True)
@@ -52,7 +45,7 @@ class RowError(DataError):
     """What is wrong with a row. The message continues a sentence that starts with the row's location."""
 
 
-def check_row(row: object, columns: Columns, where: str = "") -> PromptRow:
+def check_row(row: object, columns: Columns) -> PromptRow:
     """Return the row as slime uses it.
 
     Raises:
@@ -73,18 +66,23 @@ def check_row(row: object, columns: Columns, where: str = "") -> PromptRow:
     tools = None if columns.tool_key is None else _tools(row.get(columns.tool_key), columns.tool_key)
     if tools is not None:
         metadata = {**metadata, "tools": tools}
-    return PromptRow(prompt, label, metadata, where, tools)
+    return PromptRow(prompt, label, metadata, tools=tools)
 
 
-def require_columns(names: Iterable[str], columns: Columns, table: str) -> None:
-    """Raise `DataError` if a table lacks a required column; the message names the nearest one."""
-    there = list(names)
-    for key, flag in columns.flags().items():
-        if key not in there:
+def wanted_columns(names: Sequence[str], columns: Columns, table: str) -> list[str]:
+    """Those of a table's columns that are read. Tools and metadata are optional.
+
+    Raises:
+        DataError: The table lacks the prompts or the labels. The message names the nearest column.
+    """
+    for key, flag in ((columns.input_key, "--input-key"), (columns.label_key, "--label-key")):
+        if key is not None and key not in names:
             raise DataError(
-                f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, there)) or 'none'}."
-                f"{did_you_mean(key, there)}"
+                f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, names)) or 'none'}."
+                f"{did_you_mean(key, names)}"
             )
+    keys = (columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key)
+    return [name for name in names if name in keys]
 
 
 def _missing(row: Mapping[str, Any], key: str, flag: str) -> Any:

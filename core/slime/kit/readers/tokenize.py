@@ -64,7 +64,13 @@ def tokenize_prompt(
         DataError: A chat is given without `apply_chat_template`, the tokenizer has no template, the template refuses
             the messages or does not support tools, or the prompt has no tokens.
     """
-    text = prompt_text(tokenizer, prompt, tools, PromptFormat(apply_chat_template, template_kwargs or {}))
+    return _ids(tokenizer, prompt, tools, PromptFormat(apply_chat_template, template_kwargs or {}))
+
+
+def _ids(
+    tokenizer: Any, prompt: str | list[dict[str, Any]], tools: list[dict[str, Any]] | None, form: PromptFormat
+) -> list[int]:
+    text = prompt_text(tokenizer, prompt, tools, form)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
         raise DataError(f"the prompt {text!r} has no tokens")
@@ -108,23 +114,10 @@ def _model_context(folder: Path) -> int | None:
     return int(context) if isinstance(context, int) else None
 
 
-def prompt_ids(
-    row: PromptRow,
-    tokenizer: Any,
-    *,
-    apply_chat_template: bool,
-    max_tokens: int | None,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """`tokenize_prompt` of a row, of at most `max_tokens`; every error names the row."""
+def prompt_ids(row: PromptRow, tokenizer: Any, form: PromptFormat, max_tokens: int | None) -> list[int]:
+    """The token ids of a row's prompt, at most `max_tokens`; every error names the row. Raises `DataError`."""
     try:
-        ids = tokenize_prompt(
-            tokenizer,
-            row.prompt,
-            apply_chat_template=apply_chat_template,
-            tools=row.tools,
-            template_kwargs=template_kwargs,
-        )
+        ids = _ids(tokenizer, row.prompt, row.tools, form)
     except DataError as error:
         raise DataError(f"{row.where}: {error}") from None
     if max_tokens is not None and len(ids) > max_tokens:

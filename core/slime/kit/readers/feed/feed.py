@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from math import lcm
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, DataError
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
 from slime.kit.readers.feed.workers import Answer, InProcess, Workers
+from slime.kit.readers.light_tokenizer import lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
-from slime.kit.readers.prompt_source import PromptSource, parse_sources
-from slime.kit.readers.reader import Reader
+from slime.kit.readers.prompt_source import parse_sources
+from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
@@ -30,29 +30,60 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class FeedOptions:
+    """How the files are read."""
+
+    columns: Columns
+    form: PromptFormat = PLAIN
+    #: None: file order
+    shuffle_seed: int | None = None
+    streaming: bool = False
+    workers: int = 0
+    #: number of unusable rows to leave out; None: the first one raises
+    max_bad_rows: int | None = None
+    #: leave out prompts that are too long, instead of raising
+    drop_overlong: bool = False
+    #: most tokens a prompt may have; None: no limit
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, data: DataOptions, max_tokens: int | None) -> FeedOptions:
+        """The options that a run states."""
+        return cls(
+            columns=Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
+            form=PromptFormat.of(data),
+            shuffle_seed=data.rollout_seed if data.rollout_shuffle else None,
+            streaming=data.streaming_data,
+            workers=data.num_data_workers,
+            max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" else None,
+            drop_overlong=data.overlong_prompts == "drop",
+            max_tokens=max_tokens,
+        )
+
+
 class Stream:
-    """Reads rows in one order. Its state is an epoch and a position, whoever performs the jobs."""
+    """Reads rows in one order. Its state is an epoch and a position, whether workers perform the jobs or not."""
 
     def __init__(
         self,
+        name: str,
         order: Order,
         performer: InProcess | Workers,
-        name: str,
-        *,
-        drop_overlong: bool,
-        max_bad_rows: int | None,
+        readers: Sequence[Reader],
+        options: FeedOptions,
     ) -> None:
         """Initialize.
 
         Args:
+            name: The files, for messages.
             order: The order of rows.
             performer: Performs the jobs.
-            name: The files, for messages.
-            drop_overlong: Leave out prompts that are too long, instead of raising.
-            max_bad_rows: Unusable rows to leave out per epoch; None: the first one raises.
+            readers: All files of the run.
+            options: Which rows may be left out.
         """
-        self._order, self._performer, self._name = order, performer, name
-        self._drop_overlong, self._max_bad_rows = drop_overlong, max_bad_rows
+        self._name, self._order, self._performer = name, order, performer
+        self._readers, self._options = readers, options
         #: rows left out since the run began
         self.bad_rows = self.overlong = 0
         self.epoch = 0
@@ -68,15 +99,16 @@ class Stream:
             if self._rows is None:
                 self._rows = self._read()
             if self._offset == len(self._rows):
-                self._turn()
+                self._advance()
                 continue
             loaded = self._rows[self._offset]
             self._offset += 1
-            if loaded.row is None:
-                self._leave_out(loaded)
+            if isinstance(loaded.row, BadRow):
+                self._leave_out(loaded, loaded.row)
                 continue
             self._given_in_epoch = True
-            loaded.row.where = self._order.where(loaded, exact=False)
+            # In a stream, lines are only counted for an error.
+            loaded.row.where = self._where(loaded, exact=not self._options.streaming)
             return loaded.row
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +160,7 @@ class Stream:
     def _begin(self, epoch: int, job: int) -> None:
         self._begun.append((epoch, job, self._performer.submit(self._order.job(epoch, job))))
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         """Advance to the next job, or to the next epoch."""
         self._rows, self._offset = None, 0
         self._job += 1
@@ -142,52 +174,24 @@ class Stream:
         self.epoch, self._job = self.epoch + 1, 0
         self._bad_in_epoch, self._given_in_epoch = 0, False
 
-    def _leave_out(self, loaded: LoadedRow) -> None:
-        if loaded.fault == "overlong":
-            if not self._drop_overlong:
-                raise DataError(f"{self._order.where(loaded, exact=True)}{loaded.reason}")
+    def _leave_out(self, loaded: LoadedRow, row: BadRow) -> None:
+        if row.overlong:
+            if not self._options.drop_overlong:
+                raise DataError(f"{self._where(loaded)}{row.reason}")
             self.overlong += 1
             return
+        limit = self._options.max_bad_rows
         self.bad_rows += 1
         self._bad_in_epoch += 1
-        refused = self._max_bad_rows is None or self._bad_in_epoch > self._max_bad_rows
+        refused = limit is None or self._bad_in_epoch > limit
         if refused or self.bad_rows <= LOGGED:
-            message = f"{self._order.where(loaded, exact=True)}{loaded.reason}"
+            message = f"{self._where(loaded)}{row.reason}"
             if refused:
-                raise bad_row_error(message, self._bad_in_epoch, self._max_bad_rows)
+                raise bad_row_error(message, self._bad_in_epoch, limit)
             logger.warning("left out: %s", message)
 
-
-@dataclass(frozen=True)
-class FeedOptions:
-    """How the files are read."""
-
-    columns: Columns
-    form: PromptFormat = PLAIN
-    #: None: file order
-    shuffle_seed: int | None = None
-    streaming: bool = False
-    workers: int = 0
-    bad_rows: Literal["stop", "skip"] = "stop"
-    max_bad_rows: int = 0
-    overlong: Literal["error", "drop"] = "error"
-    #: most tokens a prompt may have; None: no limit
-    max_tokens: int | None = None
-
-    @classmethod
-    def of(cls, data: DataOptions, max_tokens: int | None) -> FeedOptions:
-        """The options that a run states."""
-        return cls(
-            columns=Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
-            form=PromptFormat.of(data),
-            shuffle_seed=data.rollout_seed if data.rollout_shuffle else None,
-            streaming=data.streaming_data,
-            workers=data.num_data_workers,
-            bad_rows=data.bad_rows,
-            max_bad_rows=data.max_bad_rows,
-            overlong=data.overlong_prompts,
-            max_tokens=max_tokens,
-        )
+    def _where(self, loaded: LoadedRow, *, exact: bool = True) -> str:
+        return self._readers[loaded.file].where(loaded.position, exact=exact)
 
 
 class PromptFeed:
@@ -199,7 +203,7 @@ class PromptFeed:
     """
 
     def __init__(self, files: Sequence[str], options: FeedOptions, tokenizer: Any = None) -> None:
-        """Initialize.
+        """Open the files, and check their rows unless they are streamed.
 
         Args:
             files: The files, as `--prompt-data` takes them.
@@ -212,40 +216,43 @@ class PromptFeed:
         sources = parse_sources(files)
         if not sources:
             raise DataError("there are no prompt files")
-        mixed = sources[0].weight is not None
-        self.options = options
-        self._prompt_files: list[PromptFile] = []
-        self._readers: list[Reader] = []
-        try:
+        #: the files as sequences of rows; empty for a stream
+        self.files: list[PromptFile] = []
+        readers: list[Reader] = []
+        with ExitStack() as opened:
             for source in sources:
-                self._open(source)
-            self._performer: InProcess | Workers
-            if options.workers:
-                self._performer = Workers(options.workers, self._readers, tokenizer, options.form, options.max_tokens)
+                if options.streaming:
+                    reader = open_reader(source, options.columns, by_block=True)
+                else:
+                    file = PromptFile(source, **asdict(options.columns), max_bad_rows=options.max_bad_rows)
+                    self.files.append(file)
+                    reader = file.reader
+                opened.callback(reader.close)
+                readers.append(reader)
+            if options.workers and tokenizer is not None:
+                tokenizer = lightest(tokenizer, options.form)
+            work = Work(readers, tokenizer, options.form, options.max_tokens)
+            #: whatever performs the reading: this process or workers
+            self.performer = Workers(options.workers, work) if options.workers else InProcess(work)
+            opened.callback(self.performer.close)
+            self._opened = opened.pop_all()
+        weights = [source.weight for source in sources if source.weight is not None]
+        parts = [range(n, n + 1) for n in range(len(weights))] or [range(len(sources))]
+        self._streams = []
+        for number, part in enumerate(parts):
+            seed = None
+            if options.shuffle_seed is not None:
+                seed = f"{options.shuffle_seed}/{number}" if number else f"{options.shuffle_seed}"
+            order: Order
+            if options.streaming:
+                order = BlockOrder(readers, part, seed)
             else:
-                self._performer = InProcess(Work(self._readers, tokenizer, options.form, options.max_tokens))
-        except BaseException:
-            for reader in self._readers:
-                reader.close()
-            raise
-        parts = [range(n, n + 1) for n in range(len(sources))] if mixed else [range(len(sources))]
-        self._names = [", ".join(str(sources[n]) for n in part) for part in parts]
-        self._streams = [self._stream(part, number if mixed else None) for number, part in enumerate(parts)]
-        self._shares = _whole_numbers(
-            [source.weight for source in sources if source.weight is not None] or [Fraction(1)]
-        )
+                order = RowOrder([file.positions for file in self.files], part, seed)
+            name = ", ".join(str(sources[n]) for n in part)
+            self._streams.append(Stream(name, order, self.performer, readers, options))
+        #: the exact proportions of the weights, as integers
+        self._shares = [int(weight * lcm(*(one.denominator for one in weights))) for weight in weights] or [1]
         self._credits = [0] * len(self._streams)
-        self._dropped_at_opening = sum(file.bad_rows for file in self._prompt_files)
-
-    @property
-    def files(self) -> list[PromptFile]:
-        """The files as sequences of rows; empty for a stream."""
-        return self._prompt_files
-
-    @property
-    def performer(self) -> InProcess | Workers:
-        """Whatever performs the reading: this process or workers."""
-        return self._performer
 
     def next(self) -> PromptRow:
         """The next usable row. Raises `DataError`; see `Stream.next`."""
@@ -279,9 +286,10 @@ class PromptFeed:
 
     def metrics(self) -> dict[str, float]:
         """`data/...`: epochs started, and rows left out since the run began."""
+        bad_rows = sum(file.bad_rows for file in self.files) + sum(stream.bad_rows for stream in self._streams)
         metrics = {
             "data/epoch": float(min(stream.epoch for stream in self._streams)),
-            "data/bad_rows": float(self._dropped_at_opening + sum(stream.bad_rows for stream in self._streams)),
+            "data/bad_rows": float(bad_rows),
             "data/overlong_prompts": float(sum(stream.overlong for stream in self._streams)),
         }
         if len(self._streams) > 1:
@@ -290,57 +298,13 @@ class PromptFeed:
 
     def close(self) -> None:
         """End the workers and close the files."""
-        self._performer.close()
-        for reader in self._readers:
-            reader.close()
-
-    def _open(self, source: PromptSource) -> None:
-        options, columns = self.options, self.options.columns
-        if options.streaming:
-            self._readers.append(open_reader(source, columns, by_block=True))
-            return
-        file = PromptFile(
-            source,
-            input_key=columns.input_key,
-            label_key=columns.label_key,
-            metadata_key=columns.metadata_key,
-            tool_key=columns.tool_key,
-            bad_rows=options.bad_rows,
-            max_bad_rows=options.max_bad_rows,
-        )
-        self._prompt_files.append(file)
-        self._readers.append(file.reader)
-
-    def _stream(self, part: range, number: int | None) -> Stream:
-        options = self.options
-        seed = None
-        if options.shuffle_seed is not None:
-            seed = f"{options.shuffle_seed}" if not number else f"{options.shuffle_seed}/{number}"
-        order: Order
-        if options.streaming:
-            order = BlockOrder([self._readers[n] for n in part], part.start, seed)
-        else:
-            order = RowOrder([self._prompt_files[n] for n in part], part.start, seed)
-        return Stream(
-            order,
-            self._performer,
-            self._names[number or 0],
-            drop_overlong=options.overlong == "drop",
-            max_bad_rows=options.max_bad_rows if options.bad_rows == "skip" else None,
-        )
+        self._opened.close()
 
 
-def _whole_numbers(weights: Sequence[Fraction]) -> list[int]:
-    """The exact proportions of the weights, as integers."""
-    common = lcm(*(weight.denominator for weight in weights))
-    return [int(weight * common) for weight in weights]
-
-
-class PromptDataset:
+class PromptDataset(PromptFeed):
     """The dataset that a custom data source reads.
 
-    Rows come in file order, or in an order that depends on the seed and the epoch alone. The files are opened and
-    checked on first use, which raises `DataError` if something is wrong with them.
+    Rows come in file order, or in an order that depends on the seed and the epoch alone.
     """
 
     def __init__(
@@ -354,7 +318,7 @@ class PromptDataset:
         options: FeedOptions | None = None,
         tokenizer: Any = None,
     ) -> None:
-        """Initialize.
+        """Open and check the files.
 
         Args:
             path: One file or several, as `--prompt-data` takes them.
@@ -364,18 +328,24 @@ class PromptDataset:
             shuffle_seed: None: file order.
             options: Replaces all of the options above.
             tokenizer: Given one, rows have tokens.
+
+        Raises:
+            DataError: A file is missing, unreadable, empty, or has too many unusable rows.
         """
         self.paths = [str(path)] if isinstance(path, str | Path) else list(path)
-        self._options = options or FeedOptions(Columns(input_key, label_key, metadata_key), shuffle_seed=shuffle_seed)
-        self._tokenizer = tokenizer
+        options = options or FeedOptions(Columns(input_key, label_key, metadata_key), shuffle_seed=shuffle_seed)
+        super().__init__(self.paths, options, tokenizer)
+        self._streamed = options.streaming
         self._latest: dict[int, PromptRow] = {}
 
     def __len__(self) -> int:
-        return sum(len(file) for file in self._files())
+        self._require_numbers()
+        return sum(len(file) for file in self.files)
 
     def __getitem__(self, number: int) -> PromptRow:
         """Row `number` of the files. Does not move the position of `rows`."""
-        for file in self._files():
+        self._require_numbers()
+        for file in self.files:
             if number < len(file):
                 return file[number]
             number -= len(file)
@@ -383,7 +353,7 @@ class PromptDataset:
 
     def rows(self, n: int) -> list[PromptRow]:
         """The next `n` rows; the next epoch follows the last row."""
-        rows = [self._feed.next() for _ in range(n)]
+        rows = [self.next() for _ in range(n)]
         self._latest = {id(row.prompt): row for row in rows}
         return rows
 
@@ -395,28 +365,6 @@ class PromptDataset:
         """The row, of those that `rows` returned last, whose prompt is this object; None for any other object."""
         return self._latest.get(id(prompt))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the next row."""
-        return self._feed.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved position. Raises `CheckpointError` if it belongs to other files."""
-        self._feed.load_state_dict(state)
-
-    def metrics(self) -> dict[str, float]:
-        """`data/...`: see `PromptFeed.metrics`."""
-        return self._feed.metrics()
-
-    def close(self) -> None:
-        """End the workers and close the files."""
-        if "_feed" in self.__dict__:
-            self._feed.close()
-
-    @cached_property
-    def _feed(self) -> PromptFeed:
-        return PromptFeed(self.paths, self._options, self._tokenizer)
-
-    def _files(self) -> Sequence[PromptFile]:
-        if self._options.streaming:
+    def _require_numbers(self) -> None:
+        if self._streamed:
             raise DataError("a stream has no numbered rows: --streaming-data reads them in its own order")
-        return self._feed.files

@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slime.errors import DataError
 from slime.kit.readers.reader import BadRow, Reader
@@ -21,6 +21,12 @@ class RowsJob:
     files: array[int]  #: [rows] index of the file
     positions: array[int]  #: [rows] position in that file
 
+    @classmethod
+    def part(cls, file: int, positions: Sequence[int], part: int, parts: int) -> RowsJob:
+        """Part `part` of `parts` equal parts of a file's rows."""
+        begin, end = (len(positions) * number // parts for number in (part, part + 1))
+        return cls(array("H", [file]) * (end - begin), array("q", positions[begin:end]))
+
 
 @dataclass(frozen=True, slots=True)
 class BlocksJob:
@@ -28,9 +34,6 @@ class BlocksJob:
 
     blocks: tuple[tuple[int, int], ...]  #: (file index, block index)
     shuffle: str | None = None  #: seed of the rows' order; None: file order
-    #: only part `part` of `parts` of the rows
-    part: int = 0
-    parts: int = 1
 
 
 Job = RowsJob | BlocksJob
@@ -38,15 +41,11 @@ Job = RowsJob | BlocksJob
 
 @dataclass(slots=True)
 class LoadedRow:
-    """A row that was read, or the reason why it is left out."""
+    """A row that was read, and where."""
 
     file: int
     position: int
-    #: None if the row is left out
-    row: PromptRow | None
-    #: why it is left out
-    fault: Literal["", "bad", "overlong"] = ""
-    reason: str = ""
+    row: PromptRow | BadRow
 
 
 class Work:
@@ -61,62 +60,50 @@ class Work:
             form: How a prompt is turned into text.
             max_tokens: Most tokens a prompt may have; None: no limit.
         """
-        self._readers = readers
+        self.readers = readers
         self._encode = None if tokenizer is None else BatchEncoder(tokenizer)
         self._form, self._max_tokens = form, max_tokens
 
     def perform(self, job: Job) -> list[LoadedRow]:
         """The rows of a job, in its order. Raises `DataError` if a file has become unreadable."""
-        drawn = self._rows(job) if isinstance(job, RowsJob) else self._blocks(job)
+        loaded = self._rows(job) if isinstance(job, RowsJob) else self._blocks(job)
         if self._encode is not None:
-            self._tokenize(drawn, self._encode)
-        return drawn
+            self._tokenize(loaded, self._encode)
+        return loaded
 
     def _rows(self, job: RowsJob) -> list[LoadedRow]:
-        drawn: list[LoadedRow | None] = [None] * len(job.positions)
-        for file in sorted(set(job.files)):
-            wanted = [i for i, one in enumerate(job.files) if one == file]
-            rows = self._readers[file].rows_at([job.positions[i] for i in wanted])
-            for i, row in zip(wanted, rows, strict=True):
-                drawn[i] = _drawn(file, job.positions[i], row)
-        return [one for one in drawn if one is not None]
+        places = list(zip(job.files, job.positions, strict=True))
+        rows = {
+            file: iter(self.readers[file].rows_at([position for other, position in places if other == file]))
+            for file in set(job.files)
+        }
+        return [LoadedRow(file, position, next(rows[file])) for file, position in places]
 
     def _blocks(self, job: BlocksJob) -> list[LoadedRow]:
-        if job.parts > 1:
-            return self._part(job)
-        rows = [(file, *located) for file, block in job.blocks for located in self._readers[file].block(block)]
+        loaded = [
+            LoadedRow(file, *located) for file, block in job.blocks for located in self.readers[file].block(block)
+        ]
         if job.shuffle is not None:
-            random.Random(job.shuffle).shuffle(rows)
-        return [_drawn(*one) for one in rows]
+            random.Random(job.shuffle).shuffle(loaded)
+        return loaded
 
-    def _part(self, job: BlocksJob) -> list[LoadedRow]:
-        """The rows of one part of a large block; the other parts are not decoded."""
-        [(file, block)] = job.blocks
-        positions = list(self._readers[file].block_positions(block))
-        if job.shuffle is not None:
-            random.Random(job.shuffle).shuffle(positions)
-        part = positions[len(positions) * job.part // job.parts : len(positions) * (job.part + 1) // job.parts]
-        return [_drawn(file, *one) for one in zip(part, self._readers[file].rows_at(part), strict=True)]
-
-    def _tokenize(self, drawn: list[LoadedRow], encode: BatchEncoder) -> None:
-        texts, asked = [], []
-        for one in drawn:
-            if one.row is None:
+    def _tokenize(self, loaded: list[LoadedRow], encode: BatchEncoder) -> None:
+        texts: list[str] = []
+        rows: list[tuple[LoadedRow, PromptRow]] = []
+        for one in loaded:
+            if isinstance(one.row, BadRow):
                 continue
             try:
                 texts.append(prompt_text(encode.tokenizer, one.row.prompt, one.row.tools, self._form))
-                asked.append(one)
+                rows.append((one, one.row))
             except DataError as error:
-                _leave_out(one, "bad", f": {error}")
-        for one, text, ids in zip(asked, texts, encode(texts), strict=True):
-            row = one.row
-            assert row is not None
+                one.row = BadRow(f": {error}")
+        for (one, row), text, ids in zip(rows, texts, encode(texts), strict=True):
+            row.tokens = ids
             if not ids:
-                _leave_out(one, "bad", f": the prompt {text!r} has no tokens")
+                one.row = BadRow(f": the prompt {text!r} has no tokens")
             elif self._max_tokens is not None and len(ids) > self._max_tokens:
-                _leave_out(one, "overlong", too_long(len(ids), self._max_tokens))
-            else:
-                row.tokens = ids
+                one.row = BadRow(too_long(len(ids), self._max_tokens), overlong=True)
 
 
 def describe(job: Job, readers: Sequence[Reader]) -> str:
@@ -127,21 +114,9 @@ def describe(job: Job, readers: Sequence[Reader]) -> str:
             positions.setdefault(file, []).append(position)
     else:
         for file, block in job.blocks:
-            positions.setdefault(file, []).extend(readers[file].block_positions(block))
+            positions.setdefault(file, []).extend(position for position, _ in readers[file].block(block))
     return "; ".join(
         f"{len(found)} rows from {readers[file].where(min(found))} to {readers[file].where(max(found))}"
         for file, found in sorted(positions.items())
         if found
     )
-
-
-def _drawn(file: int, position: int, row: PromptRow | BadRow) -> LoadedRow:
-    return (
-        LoadedRow(file, position, None, "bad", row.reason)
-        if isinstance(row, BadRow)
-        else LoadedRow(file, position, row)
-    )
-
-
-def _leave_out(one: LoadedRow, fault: Literal["bad", "overlong"], reason: str) -> None:
-    one.row, one.fault, one.reason = None, fault, reason

@@ -1,4 +1,4 @@
-"""Processes that read and tokenise prompts ahead of when they are wanted."""
+"""Processes that read and tokenize prompts before they are needed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import asyncio
 import pickle
 import threading
 import weakref
-from array import array
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from slime.errors import DataError, SlimeError
 from slime.kit.processes import Call, WorkerPool
 from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe
-from slime.kit.readers.light_tokenizer import recipe_of
-from slime.kit.readers.reader import Reader
-from slime.kit.readers.rows import PromptRow
-from slime.kit.readers.tokenize import PromptFormat
 
 #: seconds a job may take, and a worker to start
 DEADLINE_S = 600.0
 #: seconds the workers have to end
 _CLOSE_S = 10.0
-#: jobs handed out ahead, for each worker
+#: jobs submitted in advance for each worker
 _AHEAD = 2
 # One thread each: the processes are what runs in parallel.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -31,16 +26,16 @@ Answer = Callable[[], list[LoadedRow]]
 
 
 class InProcess:
-    """Does the work here, when it is wanted."""
+    """Performs jobs in this process, when their rows are needed."""
 
-    #: jobs that are worth submitting before they are wanted
+    #: jobs to submit before they are needed
     ahead = 0
 
     def __init__(self, work: Work) -> None:
         self._work = work
 
     def submit(self, job: Job) -> Answer:
-        """What performs the job."""
+        """A function that performs the job."""
         return lambda: self._work.perform(job)
 
     def close(self) -> None:
@@ -48,25 +43,22 @@ class InProcess:
 
 
 class Workers:
-    """A few processes that do the work; they end with `close`, and with this process, however that ends."""
+    """Processes that perform jobs; they end with `close`, and with this process, however it ends."""
 
-    def __init__(
-        self,
-        count: int,
-        readers: Sequence[Reader],
-        tokenizer: Any,
-        form: PromptFormat,
-        max_tokens: int | None,
-        *,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        """Start `count` processes; they read `readers`. Raises `DataError` for a tokenizer that does not pickle."""
+    def __init__(self, count: int, work: Work, *, deadline_s: float = DEADLINE_S) -> None:
+        """Start `count` processes. Raises `DataError` if the tokenizer cannot be pickled."""
+        try:
+            packed = pickle.dumps(work)
+        except Exception as error:  # the boundary around a tokenizer's own pickling
+            raise DataError(
+                f"the tokenizer cannot be sent to data workers: {type(error).__name__}: {error}."
+                " Use --num-data-workers 0"
+            ) from error
         self.ahead = _AHEAD * count
-        self._readers = readers
-        recipe = None if tokenizer is None else recipe_of(tokenizer, form)
+        self._readers = work.readers
         self._pool = WorkerPool(
             "the data workers",
-            Call(f"{__name__}:build_handler", (list(readers), recipe, form, max_tokens)),
+            Call(f"{__name__}:build_handler", (packed,)),
             Call(f"{__name__}:import_only"),
             size=count,
             timeout_s=deadline_s,
@@ -74,7 +66,7 @@ class Workers:
             growth=1,
             env=_ONE_THREAD,
         )
-        # A thread with an event loop of its own: rows are asked for by code that has none, or must not wait in it.
+        # A thread with its own event loop, because callers have none or must not wait in theirs.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="data-workers", daemon=True).start()
         self._finalizer = weakref.finalize(self, _close, self._loop, self._pool)
@@ -85,9 +77,9 @@ class Workers:
         return self._pool.pids
 
     def submit(self, job: Job) -> Answer:
-        """Have the job done by the next process that is free; the answer waits for it.
+        """Give the job to the next free process; the returned function waits for its rows.
 
-        The answer raises `DataError`, with the files and lines, where the process ended or the deadline passed.
+        That function raises `DataError`, with files and lines, if the process died or the deadline passed.
         """
         future = asyncio.run_coroutine_threadsafe(self._pool.call(pickle.dumps(job)), self._loop)
 
@@ -99,7 +91,8 @@ class Workers:
                     f"a data worker failed: {error}. It read {describe(job, self._readers)}."
                     " --num-data-workers 0 reads in the rollout process itself"
                 ) from None
-            return _unpack(content)
+            rows: list[LoadedRow] = pickle.loads(content)
+            return rows
 
         return answer
 
@@ -121,45 +114,7 @@ def import_only() -> None:
     """Nothing: importing this module is what takes time."""
 
 
-def build_handler(
-    _prepared: None, readers: list[Reader], recipe: Any, form: PromptFormat, max_tokens: int | None
-) -> Callable[[bytes], bytes]:
-    """What turns a pickled job into packed rows."""
-    work = Work(readers, None if recipe is None else recipe.make(), form, max_tokens)
-    return lambda job: _pack(work.perform(pickle.loads(job)))
-
-
-def _pack(rows: Sequence[LoadedRow]) -> bytes:
-    """Rows as plain tuples, and the tokens of all of them in one array: a fraction of the time that objects take."""
-    tokens, lengths = array("i"), array("i")
-    packed: list[tuple[object, ...]] = []
-    for loaded in rows:
-        row = loaded.row
-        if row is None:
-            packed.append((loaded.file, loaded.position, loaded.fault, loaded.reason))
-            continue
-        packed.append((loaded.file, loaded.position, row.prompt, row.label, row.metadata, row.tools))
-        lengths.append(-1 if row.tokens is None else len(row.tokens))
-        if row.tokens is not None:
-            tokens.extend(row.tokens)
-    return pickle.dumps((packed, lengths.tobytes(), tokens.tobytes()), protocol=5)
-
-
-def _unpack(content: bytes) -> list[LoadedRow]:
-    """What `_pack` packed."""
-    packed, lengths_bytes, tokens_bytes = pickle.loads(content)
-    lengths, tokens = array("i", lengths_bytes), array("i", tokens_bytes).tolist()
-    rows: list[LoadedRow] = []
-    begin, usable = 0, 0
-    for values in packed:
-        if len(values) == 4:
-            file, position, fault, reason = values
-            rows.append(LoadedRow(file, position, None, fault, reason))
-            continue
-        file, position, prompt, label, metadata, tools = values
-        length = lengths[usable]
-        usable += 1
-        ids = None if length < 0 else tokens[begin : begin + length]
-        begin += max(length, 0)
-        rows.append(LoadedRow(file, position, PromptRow(prompt, label, metadata, "", tools, ids)))
-    return rows
+def build_handler(_prepared: None, packed: bytes) -> Callable[[bytes], bytes]:
+    """The function that answers a pickled job with its pickled rows."""
+    work: Work = pickle.loads(packed)
+    return lambda job: pickle.dumps(work.perform(pickle.loads(job)), protocol=5)
