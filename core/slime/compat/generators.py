@@ -13,7 +13,7 @@ from slime.compat.signatures import ByName, args_of
 from slime.errors import PluginContractError
 from slime.kit.chat import ChatTemplate
 from slime.kit.readers.tokenize import tokenize_prompt
-from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits, TextsOnly, answering
+from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits, answering
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 from slime.plugins.reference import LocalFunction
 
@@ -83,9 +83,7 @@ class LocalGenerator:
 
     def _session(self, key: str, policy: PolicyClient, sampling: SamplingParams) -> Session:
         """Raises `ValueError` for a tokenizer without chat template."""
-        return Session(
-            key, policy, sampling, self._chat, self._tokenizer, limits=self._limits, parser=lambda _: TextsOnly()
-        )
+        return Session(key, policy, sampling, self._chat, self._tokenizer, limits=self._limits, parser=None)
 
     @cached_property
     def _chat(self) -> ChatTemplate:

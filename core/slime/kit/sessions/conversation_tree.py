@@ -25,7 +25,7 @@ _REASONING_END = "</think>"
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One answered request."""
+    """One request and, once the policy has written it, its answer."""
 
     #: number of the request in the session, in order of arrival
     number: int
@@ -39,15 +39,20 @@ class Node:
     #: [N] tokens of the new messages and the generation prompt, never trained on; for a root, the whole prompt
     new_tokens: list[int]
     #: [A] tokens of the answer
-    tokens: list[int]
-    log_probs: list[float]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
     #: the answer as clients receive it, and its key
-    answer: dict[str, Any]
-    answer_key: MessageKey
+    answer: dict[str, Any] = field(default_factory=dict)
+    answer_key: MessageKey = ()
     #: text of the answer as the policy wrote it
-    text: str
+    text: str = ""
+    #: "stop", "length" or "tool_calls"
+    finish_reason: str = ""
+    #: tokens of the whole prompt, and how many of them the engine had cached
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     #: the engine's reports of this answer and all before it
-    reports: Answers
+    reports: Answers = field(default_factory=Answers)
     children: list[Node] = field(default_factory=list)
     #: whether a request after this answer was refused because the session or its context was full
     cut: bool = False
@@ -155,15 +160,13 @@ def _sample(path: Sequence[Node], trained: set[Node], like: Sample, template: Ch
     messages: list[dict[str, Any]] = []
     for node in path:
         if node is not root:
-            response += node.new_tokens
-            mask += [0] * len(node.new_tokens)
-            log_probs += [0.0] * len(node.new_tokens)
             messages += node.messages
-        masked = node in trained
-        response += node.tokens
-        mask += [0 if masked else 1] * len(node.tokens)
-        log_probs += [0.0] * len(node.tokens) if masked else node.log_probs
         messages.append({"role": "assistant", "content": node.text})
+        answered = (node.tokens, None if node in trained else node.log_probs)
+        for tokens, written in [answered] if node is root else [(node.new_tokens, None), answered]:
+            response += tokens
+            mask += [0 if written is None else 1] * len(tokens)
+            log_probs += [0.0] * len(tokens) if written is None else written
     prompt: str | list[dict[str, Any]] = like.prompt
     if root.new_tokens != like.tokens:
         # The data set's messages rendered differently, for example with tools: the text shows the difference.

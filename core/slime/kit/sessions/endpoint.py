@@ -6,14 +6,16 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from slime.kit.chat import ChatTemplate
+from slime.kit.sessions.conversation_tree import Node
 from slime.kit.sessions.protocol import ApiError, CompletionRequest, answer_body, answer_events, parse_request
-from slime.kit.sessions.session import Completion, ParserFactory, Session, SessionLimits
+from slime.kit.sessions.session import ParserFactory, Session, SessionLimits, tag_parser
 from slime.plugin import PolicyClient, SamplingParams
 
 _HOST = "127.0.0.1"
@@ -44,7 +46,11 @@ class SessionServer:
     """
 
     def __init__(
-        self, tokenizer: Any, *, template_variables: dict[str, Any] | None = None, parser: ParserFactory | None = None
+        self,
+        tokenizer: Any,
+        *,
+        template_variables: dict[str, Any] | None = None,
+        parser: ParserFactory | None = tag_parser,
     ) -> None:
         """Prepare a server.
 
@@ -69,8 +75,8 @@ class SessionServer:
         """Listen on a free port. Raises `OSError` if there is none."""
         app = web.Application(client_max_size=_LARGEST, middlewares=[_errors_as_json])
         for root in ("/s/{session}/v1", "/v1"):
-            app.router.add_post(f"{root}/chat/completions", self._chat)
-            app.router.add_post(f"{root}/completions", self._text)
+            app.router.add_post(f"{root}/chat/completions", partial(self._answer, chat=True))
+            app.router.add_post(f"{root}/completions", partial(self._answer, chat=False))
             app.router.add_get(f"{root}/models", self._models)
         # A client that disconnects cancels its request, and so the engine's work.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
@@ -121,12 +127,6 @@ class SessionServer:
 
     # --- handlers ------------------------------------------------------------------------------------
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat=True)
-
-    async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat=False)
-
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "slime"}
@@ -157,29 +157,27 @@ class SessionServer:
             session.counts.refused += 1
             raise
         try:
-            completion = await session.complete(parsed)
+            node = await session.complete(parsed)
         except asyncio.CancelledError:
             session.counts.disconnected += 1
             raise
         try:
-            return await self._send(request, parsed, completion)
+            return await self._send(request, parsed, node)
         except (ConnectionError, asyncio.CancelledError):
-            session.undelivered(completion)
+            session.undelivered(node)
             raise
 
-    async def _send(
-        self, request: web.Request, parsed: CompletionRequest, completion: Completion
-    ) -> web.StreamResponse:
-        tokens = [self._tokenizer.decode([token]) for token in completion.node.tokens] if parsed.logprobs else []
+    async def _send(self, request: web.Request, parsed: CompletionRequest, node: Node) -> web.StreamResponse:
+        tokens = [self._tokenizer.decode([token]) for token in node.tokens] if parsed.logprobs else []
         if not parsed.stream:
-            response = _json(answer_body(parsed, completion, tokens))
+            response = _json(answer_body(parsed, node, tokens))
             await response.prepare(request)
             await response.write_eof()
             return response
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         stream.force_close()
         await stream.prepare(request)
-        for event in answer_events(parsed, completion, tokens):
+        for event in answer_events(parsed, node, tokens):
             await stream.write(event)
         await stream.write_eof()
         return stream

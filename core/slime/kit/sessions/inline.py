@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.kit.chat import ToolCall
 from slime.kit.sessions.protocol import ApiError, request_of
 from slime.kit.sessions.session import Session
 from slime.types import Sample
@@ -35,18 +34,6 @@ class Inline:
         """Close the session, if it was opened."""
         if self.session is not None:
             await self.session.close()
-
-
-class TextsOnly:
-    """Leaves tool calls in the text, because a generate function parses them itself."""
-
-    def parse(self, text: str) -> list[ToolCall]:  # noqa: ARG002 - the contract of parsers
-        """No calls."""
-        return []
-
-    def split(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The whole text, and no calls."""
-        return text, []
 
 
 #: the session of the running generate function; each task has its own
@@ -91,12 +78,12 @@ async def generate_single(
     messages = [{"role": "user", "content": conversation}] if isinstance(conversation, str) else list(conversation)
     row = {"messages": messages, "tools": list(tools), "max_tokens": max_tokens, "stop": list(stop)}
     try:
-        completion = await session.complete(request_of(row, chat=True))
+        node = await session.complete(request_of(row, chat=True))
     except ApiError as error:
         if session.error is not None:
             raise session.error from None
         raise (ContextFull if error.code in _FULL else SlimeError)(f"generate_single: {error}") from None
-    return str(completion.node.answer["content"])
+    return str(node.answer["content"])
 
 
 def build_loss_mask(sample: Sample) -> list[int]:

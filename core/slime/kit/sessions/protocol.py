@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
-    from slime.kit.sessions.session import Completion
+    from slime.kit.sessions.conversation_tree import Node
 
 #: roles of messages; newer clients say `developer` for `system`
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -252,46 +252,46 @@ def _kind(value: object) -> str:
 # --- answers ---
 
 
-def answer_body(request: CompletionRequest, completion: Completion, tokens: Sequence[str]) -> bytes:
+def answer_body(request: CompletionRequest, node: Node, tokens: Sequence[str]) -> bytes:
     """The JSON of an answer. `tokens` [A]: the text of each token, if log-probs were requested."""
-    row = _head(request, completion, stream=False)
+    row = _head(request, node, stream=False)
     if request.messages is None:
-        choice: dict[str, Any] = {"text": completion.node.text, "logprobs": None}
+        choice: dict[str, Any] = {"text": node.text, "logprobs": None}
     else:
         choice = {
-            "message": {**_answer_message(completion), "refusal": None},
-            "logprobs": _log_probs(completion, tokens),
+            "message": {**_answer_message(node), "refusal": None},
+            "logprobs": _log_probs(node, tokens),
         }
-    row["choices"] = [{"index": 0, "finish_reason": completion.finish_reason, **choice}]
-    row["usage"] = _usage(completion)
+    row["choices"] = [{"index": 0, "finish_reason": node.finish_reason, **choice}]
+    row["usage"] = _usage(node)
     return orjson.dumps(row)
 
 
-def answer_events(request: CompletionRequest, completion: Completion, tokens: Sequence[str]) -> Iterator[bytes]:
+def answer_events(request: CompletionRequest, node: Node, tokens: Sequence[str]) -> Iterator[bytes]:
     """The same as server-sent events. The whole text is in one event, because the engine returns whole answers."""
-    head = _head(request, completion, stream=True)
-    reason = completion.finish_reason
+    head = _head(request, node, stream=True)
+    reason = node.finish_reason
     if request.messages is None:
-        yield _event(head, {"text": completion.node.text, "finish_reason": None})
+        yield _event(head, {"text": node.text, "finish_reason": None})
         yield _event(head, {"text": "", "finish_reason": reason})
     else:
-        message = _answer_message(completion)
+        message = _answer_message(node)
         calls = message.pop("tool_calls", None)
-        yield _event(head, {"delta": message, "finish_reason": None, "logprobs": _log_probs(completion, tokens)})
+        yield _event(head, {"delta": message, "finish_reason": None, "logprobs": _log_probs(node, tokens)})
         if calls:
             delta = [{"index": index, **call} for index, call in enumerate(calls)]
             yield _event(head, {"delta": {"tool_calls": delta}, "finish_reason": None})
         yield _event(head, {"delta": {}, "finish_reason": reason})
     if request.include_usage:
-        yield b"data: " + orjson.dumps({**head, "choices": [], "usage": _usage(completion)}) + b"\n\n"
+        yield b"data: " + orjson.dumps({**head, "choices": [], "usage": _usage(node)}) + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
-def _head(request: CompletionRequest, completion: Completion, *, stream: bool) -> dict[str, Any]:
+def _head(request: CompletionRequest, node: Node, *, stream: bool) -> dict[str, Any]:
     text = request.messages is None
     kind = "text_completion" if text else "chat.completion.chunk" if stream else "chat.completion"
     return {
-        "id": f"{'cmpl' if text else 'chatcmpl'}-{completion.node.number}",
+        "id": f"{'cmpl' if text else 'chatcmpl'}-{node.number}",
         "object": kind,
         "created": int(time.time()),
         "model": request.model,
@@ -302,9 +302,9 @@ def _event(head: dict[str, Any], choice: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps({**head, "choices": [{"index": 0, **choice}]}) + b"\n\n"
 
 
-def _answer_message(completion: Completion) -> dict[str, Any]:
+def _answer_message(node: Node) -> dict[str, Any]:
     """The answer as clients expect it, with the arguments of tool calls as JSON strings."""
-    message = dict(completion.node.answer)
+    message = dict(node.answer)
     calls = message.get("tool_calls")
     if calls:
         message["content"] = message["content"] or None
@@ -319,21 +319,21 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    answered = len(completion.node.tokens)
+def _usage(node: Node) -> dict[str, Any]:
+    answered = len(node.tokens)
     return {
-        "prompt_tokens": completion.prompt_tokens,
+        "prompt_tokens": node.prompt_tokens,
         "completion_tokens": answered,
-        "total_tokens": completion.prompt_tokens + answered,
-        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "total_tokens": node.prompt_tokens + answered,
+        "prompt_tokens_details": {"cached_tokens": node.cached_tokens},
     }
 
 
-def _log_probs(completion: Completion, tokens: Sequence[str]) -> dict[str, Any] | None:
+def _log_probs(node: Node, tokens: Sequence[str]) -> dict[str, Any] | None:
     if not tokens:
         return None
     content = [
         {"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, log_prob in zip(tokens, completion.node.log_probs, strict=True)
+        for token, log_prob in zip(tokens, node.log_probs, strict=True)
     ]
     return {"content": content, "refusal": None}

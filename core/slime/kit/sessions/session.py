@@ -11,8 +11,9 @@ from typing import Any
 import orjson
 
 from slime.errors import RequestRefusedError
-from slime.kit.chat import Answers, ChatTemplate, SGLangParser, TagParser, ToolCall, ToolCallParser
-from slime.kit.sessions.conversation_tree import ConversationTree, MessageKey, Node, key_of, tools_key
+from slime.kit.chat import ChatTemplate, SGLangParser, TagParser, ToolCall, ToolCallParser
+from slime.kit.chat.conversation import abort_message
+from slime.kit.sessions.conversation_tree import ConversationTree, Node, key_of, tools_key
 from slime.kit.sessions.protocol import ApiError, CompletionRequest
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.types import Sample
@@ -21,8 +22,11 @@ from slime.types import Sample
 _TEXT = b"text"
 #: makes a parser for the tools of a request
 ParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolCallParser]
-#: parsers kept, for agents that declare other tools for every task
-_PARSERS_KEPT = 64
+
+
+def tag_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:  # noqa: ARG001 - a `ParserFactory`
+    """A `slime.kit.chat.TagParser`, whatever the tools are."""
+    return TagParser()
 
 
 def parser_factory(name: str, tokenizer: Any) -> ParserFactory:
@@ -36,20 +40,9 @@ def parser_factory(name: str, tokenizer: Any) -> ParserFactory:
         ValueError: If SGLang has no such parser.
     """
     if name == "tags":
-        tags = TagParser()
-        return lambda _: tags
+        return tag_parser
     SGLangParser(name, [], tokenizer)
-    made: dict[bytes, ToolCallParser] = {}
-
-    def parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
-        key = tools_key(tools)
-        if key not in made:
-            if len(made) >= _PARSERS_KEPT:
-                made.clear()
-            made[key] = SGLangParser(name, tools, tokenizer)
-        return made[key]
-
-    return parser
+    return lambda tools: SGLangParser(name, tools, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +70,6 @@ class Counts:
     tool_calls: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer."""
-
-    node: Node
-    prompt_tokens: int
-    #: "stop", "length" or "tool_calls"
-    finish_reason: str
-    cached_tokens: int
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A request as the policy sees it."""
-
-    parent: Node | None
-    kind: bytes
-    messages: list[dict[str, Any]]
-    keys: tuple[MessageKey, ...]
-    new_tokens: list[int]
-
-
 class Session:
     """All requests of one agent, and their answers.
 
@@ -119,7 +90,7 @@ class Session:
         tokenizer: Any,
         *,
         limits: SessionLimits | None = None,
-        parser: ParserFactory | None = None,
+        parser: ParserFactory | None = tag_parser,
     ) -> None:
         """Open a session.
 
@@ -130,7 +101,7 @@ class Session:
             template: The policy's chat template.
             tokenizer: The policy's tokenizer.
             limits: Limits of the session.
-            parser: Makes the parser that finds tool calls in answers; default: `slime.kit.chat.TagParser`.
+            parser: Makes the parser that finds tool calls in answers; None: tool calls stay in the text.
         """
         self.key = key
         self.counts = Counts()
@@ -140,6 +111,8 @@ class Session:
         self.aborted: str | None = None
         #: whether a request was refused because the session or its context was full
         self.full = False
+        #: seconds during which the policy worked on at least one request
+        self.engine_seconds = 0.0
         #: set together with `error` or `aborted`
         self.broken = asyncio.Event()
         self._policy = policy
@@ -147,20 +120,16 @@ class Session:
         self._template = template
         self._tokenizer = tokenizer
         self._limits = limits or SessionLimits()
-        self._parser: ParserFactory = parser or (lambda _: TagParser())
+        self._parser = parser
         self._tree = ConversationTree()
         self._requests = 0
         self._closed = False
+        #: requests that the policy works on, and since when there was one
         self._calls: set[asyncio.Future[Generation]] = set()
-        self._stopwatch = _Stopwatch()
+        self._busy_since = 0.0
 
-    @property
-    def engine_seconds(self) -> float:
-        """Seconds during which the policy worked on at least one request."""
-        return self._stopwatch.seconds
-
-    async def complete(self, request: CompletionRequest) -> Completion:
-        """Get the policy's answer. Cancelling cancels the engine's work, and records nothing.
+    async def complete(self, request: CompletionRequest) -> Node:
+        """Get the policy's answer, in its place in the tree. Cancelling cancels the engine's work, and records nothing.
 
         Raises:
             ApiError: If the request gets no answer.
@@ -168,28 +137,25 @@ class Session:
         if self._closed or self.broken.is_set():
             raise ApiError(410, "the session is over", code="session_over")
         self._requests += 1
-        number = self._requests
         try:
-            turn = self._turn(request)
-            before = [] if turn.parent is None else turn.parent.context()
-            prompt = before + turn.new_tokens
-            sampling = self._sampling_of(request, turn, len(prompt), number)
+            node = self._node(self._requests, request)
+            prompt = node.context()
+            node.prompt_tokens = len(prompt)
+            sampling = self._sampling_of(request, node, len(prompt))
         except ApiError:
             self.counts.refused += 1
             raise
         answer = await self._ask(prompt, sampling)
-        node = self._node(number, turn, answer, request)
+        self._record(node, answer, request)
         self._tree.add(node)
         self.counts.answered += 1
-        calls = len(node.answer.get("tool_calls", ()))
-        self.counts.tool_calls += calls
-        reason = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
-        return Completion(node, len(prompt), reason, int(answer.meta.get("cached_tokens") or 0))
+        self.counts.tool_calls += len(node.answer.get("tool_calls", ()))
+        return node
 
-    def undelivered(self, completion: Completion) -> None:
+    def undelivered(self, node: Node) -> None:
         """Forget an answer that its client did not receive: it is not trained on."""
         self.counts.disconnected += 1
-        self._tree.remove(completion.node)
+        self._tree.remove(node)
 
     def cut(self) -> None:
         """Mark the last answer as truncated, because the session ended before the agent."""
@@ -209,12 +175,13 @@ class Session:
 
     # --- one request ---------------------------------------------------------------------------------
 
-    def _turn(self, request: CompletionRequest) -> _Turn:
+    def _node(self, number: int, request: CompletionRequest) -> Node:
+        """The request's node in the tree, without an answer."""
         if request.messages is None:
             prompt = request.prompt or ""
             tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False)
             message = {"role": "user", "content": prompt}
-            return _Turn(None, _TEXT, [message], (key_of(message),), tokens)
+            return Node(number, None, _TEXT, [message], (key_of(message),), tokens)
         if request.messages[-1]["role"] == "assistant":
             raise ApiError(400, "the last message is the assistant's, expected a message to answer", param="messages")
         kind = tools_key(request.tools)
@@ -229,19 +196,19 @@ class Session:
                 tokens = self._template.continuation(messages, parent.tokens)
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from None
-        return _Turn(parent, kind, messages, tuple(keys[start:]), tokens)
+        return Node(number, parent, kind, messages, tuple(keys[start:]), tokens)
 
-    def _sampling_of(self, request: CompletionRequest, turn: _Turn, length: int, number: int) -> SamplingParams:
+    def _sampling_of(self, request: CompletionRequest, node: Node, length: int) -> SamplingParams:
         run, limits = self._sampling, self._limits
         if limits.max_requests is not None and self.counts.answered + len(self._calls) >= limits.max_requests:
-            self._refuse_for_room(turn.parent)
+            self._refuse_for_room(node.parent)
             raise ApiError(400, f"the session has used its {limits.max_requests} requests", code="too_many_requests")
-        root = length if turn.parent is None else len(turn.parent.path()[0].new_tokens)
+        root = len(node.path()[0].new_tokens)
         most = run.max_new_tokens - (length - root)
         if limits.max_context is not None:
             most = min(most, limits.max_context - length)
         if most < 1:
-            self._refuse_for_room(turn.parent)
+            self._refuse_for_room(node.parent)
             context = "any" if limits.max_context is None else limits.max_context
             raise ApiError(
                 400,
@@ -254,7 +221,7 @@ class Session:
             most = min(most, request.max_tokens)
         seed = run.sampling_seed
         # A different seed for every request; otherwise equal requests would get equal answers.
-        seed = None if seed is None else (seed + (number - 1) * 0x9E3779B1) % 2**31
+        seed = None if seed is None else (seed + (node.number - 1) * 0x9E3779B1) % 2**31
         stop = tuple(dict.fromkeys((*run.stop, *request.stop)))
         return replace(run, max_new_tokens=most, stop=stop, sampling_seed=seed)
 
@@ -266,8 +233,9 @@ class Session:
 
     async def _ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Generation:
         call = asyncio.ensure_future(self._policy.generate(prompt, sampling, session=self.key))
+        if not self._calls:
+            self._busy_since = time.monotonic()
         self._calls.add(call)
-        self._stopwatch.start()
         try:
             answer = await call
         except asyncio.CancelledError:
@@ -283,62 +251,33 @@ class Session:
             self.broken.set()
             raise ApiError(503, f"the policy failed: {error}", code="policy_failed") from None
         finally:
-            self._stopwatch.stop()
             self._calls.discard(call)
+            if not self._calls:
+                self.engine_seconds += time.monotonic() - self._busy_since
         if answer.finish_reason not in ("stop", "length"):
-            reason = answer.meta.get("finish_reason")
-            message = reason.get("message") if isinstance(reason, Mapping) else None
-            self.aborted = f"the engine aborted the request: {message or 'no reason given'}"
+            self.aborted = f"the engine aborted the request: {abort_message(answer.meta) or 'no reason given'}"
             self.broken.set()
             raise ApiError(503, self.aborted, code="aborted")
         return answer
 
-    def _node(self, number: int, turn: _Turn, answer: Generation, request: CompletionRequest) -> Node:
-        text = self._template.text(answer.tokens)
-        calls: list[ToolCall] = []
-        content = _without_stop(text, answer)
-        if request.tools:
-            rest, found = self._parser(request.tools).split(text)
+    def _record(self, node: Node, answer: Generation, request: CompletionRequest) -> None:
+        """Write the policy's answer into its node."""
+        node.tokens, node.log_probs = answer.tokens, answer.log_probs
+        node.cached_tokens = int(answer.meta.get("cached_tokens") or 0)
+        node.finish_reason = answer.finish_reason
+        node.text = self._template.text(answer.tokens)
+        node.answer = {"role": "assistant", "content": _without_stop(node.text, answer)}
+        if request.tools and self._parser is not None:
+            rest, found = self._parser(request.tools).split(node.text)
             calls = [call for call in found if not call.problem and _fits_json(call)]
-            content = rest if calls else content
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            message["tool_calls"] = [_call_row(call, number, index) for index, call in enumerate(calls)]
-        reports = Answers() if turn.parent is None else turn.parent.reports.fork()
-        reports.add(answer)
-        return Node(
-            number=number,
-            parent=turn.parent,
-            kind=turn.kind,
-            messages=turn.messages,
-            keys=turn.keys,
-            new_tokens=turn.new_tokens,
-            tokens=answer.tokens,
-            log_probs=answer.log_probs,
-            answer=message,
-            answer_key=key_of(message),
-            text=text,
-            reports=reports,
-        )
-
-
-@dataclass(slots=True)
-class _Stopwatch:
-    """Seconds during which at least one request was running."""
-
-    seconds: float = 0.0
-    _running: int = 0
-    _since: float = 0.0
-
-    def start(self) -> None:
-        if self._running == 0:
-            self._since = time.monotonic()
-        self._running += 1
-
-    def stop(self) -> None:
-        self._running -= 1
-        if self._running == 0:
-            self.seconds += time.monotonic() - self._since
+            if calls:
+                rows = [_call_row(call, node.number, index) for index, call in enumerate(calls)]
+                node.answer |= {"content": rest, "tool_calls": rows}
+                node.finish_reason = "tool_calls" if node.finish_reason == "stop" else node.finish_reason
+        node.answer_key = key_of(node.answer)
+        if node.parent is not None:
+            node.reports = node.parent.reports.fork()
+        node.reports.add(answer)
 
 
 def _with_names(messages: Sequence[dict[str, Any]], parent: Node) -> list[dict[str, Any]]:
