@@ -195,7 +195,7 @@ def test_check_names_the_one_tensor_that_differs(
 ) -> None:
     folder = model_folder("qwen3", seed=1)
     weights = _weights(folder)
-    transport = TensorTransport([engine.control], 30, on_gpu=False, bucket_bytes=2**29)
+    transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
     transport.send(_one_value_off(weights, sent_name), version="off")
     check = WeightCheck(read_hf_config(folder), [engine.control.tp_size])
     list(check.observe(iter(weights.items())))
@@ -205,7 +205,7 @@ def test_check_names_the_one_tensor_that_differs(
 
 def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServer, model_folder: Folders) -> None:
     old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
-    transport = TensorTransport([engine.control], 30, on_gpu=False, bucket_bytes=2**29)
+    transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
     transport.send(iter(_weights(old).items()), version="old")
     lost = "model.layers.1.self_attn.q_norm.weight"
     # the engine answers 200 to a name it does not know, and keeps the old tensor

@@ -10,6 +10,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from slime.config.options import SyncOptions
@@ -42,18 +43,17 @@ def create_transport(
     check = None
     if options.check_weight_update_equal:
         check = WeightCheck(read_hf_config(hf_folder), {engine.tp_size for engine in engines})
-    timeout_s, bucket_bytes = options.weight_sync_timeout_s, options.update_weight_buffer_size
+    common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
+    bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
         case "distributed":
             address = own_address([engine.url for engine in engines])
             backend = "nccl" if on_gpu else "gloo"
-            return DistributedTransport(
-                engines, timeout_s, check, backend=backend, address=address, bucket_bytes=bucket_bytes
-            )
+            return DistributedTransport(**common, backend=backend, address=address, bucket_bytes=bucket_bytes)
         case "tensor":
-            return TensorTransport(engines, timeout_s, check, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
+            return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
         case "disk":
-            return DiskTransport(engines, timeout_s, check, folder=scratch, source_folder=hf_folder)
+            return DiskTransport(**common, folder=scratch, source_folder=hf_folder)
 
 
 def own_address(urls: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
@@ -23,50 +24,34 @@ from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors, buckets
 from slime.weights.transports.transport import Fleet, WeightTransport
-from slime.weights.verify import WeightCheck
 
 _POLL_S = 0.0005
 #: how long engines get to reach the store of a group that has failed
 _ARRIVAL_S = 2.0
 
 
+@dataclass(kw_only=True, eq=False)
 class DistributedTransport(WeightTransport):
     """Broadcasts bucket by bucket inside an update session.
 
     The group is formed by the first `send`, and anew after a failed one.
+
+    Attributes:
+        backend: "gloo" or "nccl".
+        address: This host's address, as the engines reach it.
+        bucket_bytes: Bytes sent before the engines are asked to load.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[EngineControl],
-        timeout_s: float,
-        check: WeightCheck | None = None,
-        *,
-        backend: str,
-        address: str,
-        bucket_bytes: int,
-    ) -> None:
-        """See `WeightTransport`.
-
-        Args:
-            engines: Engines to send to.
-            timeout_s: Seconds that one sync may take.
-            check: Proof after each sync.
-            backend: "gloo" or "nccl".
-            address: This host as the engines reach it.
-            bucket_bytes: Bytes sent before the engines are asked to load.
-        """
-        super().__init__(engines, timeout_s, check)
-        self._backend = backend
-        self._address = address
-        self._bucket_bytes = bucket_bytes
-        self._group: BroadcastGroup | None = None
+    backend: str
+    address: str
+    bucket_bytes: int
+    _group: BroadcastGroup | None = field(default=None, init=False)
 
     def _update(self, named: NamedTensors, version: str) -> None:
         with self._paused(session=True) as fleet:
             if self._group is None:
                 self._group = self._form_group(fleet)
-            for bucket in buckets(named, self._bucket_bytes):
+            for bucket in buckets(named, self.bucket_bytes):
                 self._broadcast(fleet, self._group, bucket, version)
 
     def _form_group(self, fleet: Fleet) -> BroadcastGroup:
@@ -79,8 +64,8 @@ class DistributedTransport(WeightTransport):
         group = BroadcastGroup(
             name=f"slime-weights-{uuid.uuid4().hex[:8]}",
             world_size=world_size,
-            backend=self._backend,
-            address=self._address,
+            backend=self.backend,
+            address=self.address,
             timeout_s=self.timeout_s,
         )
 
@@ -141,6 +126,7 @@ class DistributedTransport(WeightTransport):
         fleet.close()
 
 
+@dataclass(kw_only=True, eq=False)
 class BroadcastGroup:
     """Rank 0 of a process group whose other ranks are those of engines.
 
@@ -148,16 +134,19 @@ class BroadcastGroup:
     who never come; otherwise they would wait for half an hour and answer nothing else.
     """
 
-    def __init__(self, *, name: str, world_size: int, backend: str, address: str, timeout_s: float) -> None:
-        self.name = name
-        self.address = address
-        self._timeout = timedelta(seconds=timeout_s)
-        self.world_size = world_size
-        self.backend = backend
-        self._backend: Any = None
+    name: str
+    world_size: int
+    backend: str
+    address: str
+    timeout_s: float
+    #: torch's backend object, once the engines have joined
+    _joined: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._timeout = timedelta(seconds=self.timeout_s)
         # Only this object may hold the server, or it would outlive `close`; the backend gets a client.
         self._server: TCPStore | None = TCPStore(
-            address, 0, world_size, is_master=True, timeout=self._timeout, wait_for_workers=False
+            self.address, 0, self.world_size, is_master=True, timeout=self._timeout, wait_for_workers=False
         )
         self.port = self._server.port
 
@@ -184,7 +173,7 @@ class BroadcastGroup:
             raise WeightSyncError(
                 f"Weight sync: joining the process group at {self.address}:{self.port} failed: {outcome[0]}"
             ) from outcome[0]
-        self._backend = outcome[0]
+        self._joined = outcome[0]
 
     def _connect(self, outcome: list[Any]) -> None:
         """Make the backend as torch would for such a group, without registering it."""
@@ -212,7 +201,7 @@ class BroadcastGroup:
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine has given up, after which the group is broken.
         """
-        works = [self._backend.broadcast(tensor, 0) for tensor in tensors]
+        works = [self._joined.broadcast(tensor, 0) for tensor in tensors]
         for work in works:
             while not work.is_completed():
                 watch()
@@ -226,7 +215,7 @@ class BroadcastGroup:
 
     def close(self) -> None:
         """End the group. Pending broadcasts are abandoned, here and at the engines."""
-        if self._backend is not None:
-            self._backend.abort()
-            self._backend = None
+        if self._joined is not None:
+            self._joined.abort()
+            self._joined = None
         self._server = None

@@ -17,6 +17,7 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors, buckets
 from slime.weights.transports.transport import WeightTransport
-from slime.weights.verify import WeightCheck
 
 reductions: Any = _reductions  # untyped in torch
 
@@ -36,33 +36,20 @@ _SHARED_MEMORY = "/dev/shm"
 _CUDA_DEVICE_ARGUMENT = 6
 
 
+@dataclass(kw_only=True, eq=False)
 class TensorTransport(WeightTransport):
-    """Shares the tensors bucket by bucket inside an update session."""
+    """Shares the tensors bucket by bucket inside an update session.
 
-    def __init__(
-        self,
-        engines: Sequence[EngineControl],
-        timeout_s: float,
-        check: WeightCheck | None = None,
-        *,
-        on_gpu: bool,
-        bucket_bytes: int,
-    ) -> None:
-        """See `WeightTransport`.
+    Attributes:
+        on_gpu: Whether the weights are on a GPU that the engines share.
+        bucket_bytes: Bytes shared at a time; on a CPU fewer if shared memory is short.
+    """
 
-        Args:
-            engines: Engines to send to.
-            timeout_s: Seconds that one sync may take.
-            check: Proof after each sync.
-            on_gpu: Whether the weights are on a GPU that the engines share.
-            bucket_bytes: Shared at a time; on a CPU less if shared memory is short.
-        """
-        super().__init__(engines, timeout_s, check)
-        self._on_gpu = on_gpu
-        self._bucket_bytes = bucket_bytes
+    on_gpu: bool
+    bucket_bytes: int
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        limit = self._bucket_bytes if self._on_gpu else min(self._bucket_bytes, room_in_shared_memory())
+        limit = self.bucket_bytes if self.on_gpu else min(self.bucket_bytes, room_in_shared_memory())
         with self._paused(session=True) as fleet:
             for bucket in buckets(named, limit):
                 shared = SharedBucket(bucket)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from slime.engine.control import EngineControl
@@ -86,20 +87,19 @@ class Fleet:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(kw_only=True, eq=False)
 class WeightTransport(ABC):
-    """Sends the trainer's weights to engines. Used on trainer rank 0; the other ranks `drain` the tensors."""
+    """Sends the trainer's weights to engines. Used on trainer rank 0; the other ranks `drain` the tensors.
 
-    def __init__(self, engines: Sequence[EngineControl], timeout_s: float, check: WeightCheck | None = None) -> None:
-        """Talks to no engine yet.
+    Attributes:
+        engines: Engines to send to.
+        timeout_s: Seconds that one sync may take.
+        check: Compares the engines' weights with the trainer's after each sync.
+    """
 
-        Args:
-            engines: Engines to send to.
-            timeout_s: Seconds that one sync may take.
-            check: Compares the engines' weights with the trainer's after each sync.
-        """
-        self.engines = list(engines)
-        self.timeout_s = timeout_s
-        self._check = check
+    engines: Sequence[EngineControl]
+    timeout_s: float
+    check: WeightCheck | None = None
 
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
@@ -111,7 +111,7 @@ class WeightTransport(ABC):
             WeightSyncError: With engine and phase. Engines that still answer are resumed.
         """
         with drained(named):
-            self._update(named if self._check is None else self._check.observe(named), version)
+            self._update(named if self.check is None else self.check.observe(named), version)
 
     @abstractmethod
     def _update(self, named: NamedTensors, version: str) -> None:
@@ -138,10 +138,10 @@ class WeightTransport(ABC):
             if session:
                 fleet.each("ending the update", lambda engine: engine.end_weight_update())
                 open_session = False
-            if self._check is not None:
+            if self.check is not None:
                 held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
                 for engine, checksums in zip(self.engines, held, strict=True):
-                    self._check.compare(engine.url, checksums)
+                    self.check.compare(engine.url, checksums)
             fleet.each("flushing the cache", lambda engine: engine.flush_cache())
             fleet.each("resuming", lambda engine: engine.resume())
         except BaseException as error:
