@@ -1,4 +1,4 @@
-"""Rewards in worker processes: real ones, with rewards that hang, die and lie on demand."""
+"""Rewards in real worker processes, with rewards that hang, die or return wrong answers on demand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from slime.config import RunConfig
 from slime.config.options import RewardOptions
 from slime.errors import PluginError, SlimeError
 from slime.kit.processes import WorkerPool, living_members
+from slime.plugin import Reward
 from slime.plugins.resolve import Use
 from slime.rollout.failures import Cause, Fault
-from slime.rollout.rewards import IsolatedReward, Outcome, RewardJob
+from slime.rollout.rewards import IsolatedReward, Result, RewardJob
 from slime.types import Sample, Status
 
 __all__ = ["bad_rewards", "install"]
@@ -43,7 +44,7 @@ def with_pool(
     size: int = 1,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
-    """What `work` does with a pool, after which none of its processes is left."""
+    """The result of `work` with a pool, checking that none of its processes is left afterwards."""
     job = RewardJob(RunConfig(reward=RewardOptions(reward=name)), Use("reward", "reward", name), run_dir)
 
     async def main() -> T:
@@ -68,50 +69,49 @@ def with_pool(
         return runner.run(main())
 
 
-def outcomes(run_dir: Path, samples: Sequence[Sample], name: str = "plain", **more: Any) -> list[Outcome]:
-    """What became of each sample, all asked for at once."""
-
-    async def work(pool: IsolatedReward) -> list[Outcome]:
-        return list(await asyncio.gather(*(pool.call([one]) for one in samples)))
-
-    return with_pool(run_dir, work, name, **more)
+async def score(pool: IsolatedReward, samples: Sequence[Sample]) -> list[Result]:
+    """The result for each sample, with one call for each, all at once."""
+    answers = await asyncio.gather(*(pool.call([one]) for one in samples))
+    return [result for results, _ in answers for result in results]
 
 
-def values(found: Sequence[Outcome]) -> list[float | Cause]:
-    return [
-        one.verdicts.cause if isinstance(one.verdicts, Fault) else float(one.verdicts[0][0])  # a str fails the test
-        for one in found
-    ]
+def score_in_pool(run_dir: Path, samples: Sequence[Sample], name: str = "plain", **more: Any) -> list[Result]:
+    """As `score`, with a pool of its own."""
+    return with_pool(run_dir, lambda pool: score(pool, samples), name, **more)
+
+
+def values(results: Sequence[Result]) -> list[float | Cause]:
+    return [result.cause if isinstance(result, Fault) else result.value for result in results]
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_rewards_come_back_with_their_parts_and_nothing_else_does(name: str, tmp_path: Path) -> None:
+def test_rewards_come_back_with_their_parts_and_samples_stay_unchanged(name: str, tmp_path: Path) -> None:
     asked = [sample(index=n) for n in range(20)] + [sample("write", 20), sample("nan"), sample("chance")]
-    found = outcomes(tmp_path, asked, name)
-    assert [one.verdicts for one in found[:21]] == [[(float(n), {"half": 0.5})] for n in range(21)]
-    assert found[21].verdicts == ["returned value = nan, expected a finite number"]
+    found = score_in_pool(tmp_path, asked, name)
+    assert found[:21] == [Reward(float(n), {"half": 0.5}) for n in range(21)]
+    assert found[21] == Fault(Cause.CONTRACT, "reward r returned value = nan, expected a finite number")
     assert "seen" not in asked[20].metadata
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_it_works_in_the_event_loop_that_rays_actors_run_on(name: str, tmp_path: Path) -> None:
+def test_rewards_come_back_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
-    [found] = outcomes(tmp_path, [sample(index=3)], name, loop_factory=uvloop.new_event_loop)
-    assert found.verdicts == [(3.0, {"half": 0.5})]
+    [found] = score_in_pool(tmp_path, [sample(index=3)], name, loop_factory=uvloop.new_event_loop)
+    assert found == Reward(3.0, {"half": 0.5})
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_the_event_loop_of_rays_actors_will_do(name: str, tmp_path: Path) -> None:
+def test_faulty_rewards_cost_their_own_samples_only_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
     labels = {3: "spin", 7: "kill"}
     asked = [sample(labels.get(n, "good"), n) for n in range(12)]
-    found = outcomes(tmp_path, asked, name, timeout_s=0.5, loop_factory=uvloop.new_event_loop)
+    found = score_in_pool(tmp_path, asked, name, timeout_s=0.5, loop_factory=uvloop.new_event_loop)
     assert values(found) == [{3: Cause.HUNG, 7: Cause.DIED}.get(n, float(n)) for n in range(12)]
 
 
-def test_a_busy_parent_is_not_taken_for_a_hanging_worker(tmp_path: Path) -> None:
+def test_a_blocked_parent_is_not_mistaken_for_a_hanging_worker(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> int:
-        answers = asyncio.gather(*(pool.call([sample()]) for _ in range(40)))
+        answers = asyncio.ensure_future(score(pool, [sample()] * 40))
         await asyncio.sleep(0)
         time.sleep(2.4)  # the event loop of this process is blocked, past the deadline
         assert values(await answers) == [1.0] * 40
@@ -128,7 +128,7 @@ def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
         started = time.monotonic()
         await asyncio.gather(*naps)
         assert time.monotonic() - started < 0.55
-        return set(values(await asyncio.gather(*(pool.call([sample("pid")]) for _ in range(40)))))
+        return set(values(await score(pool, [sample("pid")] * 40)))
 
     assert len(with_pool(tmp_path, work, size=2)) == 2
 
@@ -136,9 +136,9 @@ def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
 def test_calls_that_hang_cost_their_own_samples_only(name: str, tmp_path: Path) -> None:
     labels = {3: "spin", 7: "sleep"}
-    found = outcomes(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=0.5)
+    found = score_in_pool(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=0.5)
     assert values(found) == [Cause.HUNG if n in labels else float(n) for n in range(12)]
-    assert found[3].verdicts == Fault(Cause.HUNG, "reward r: no score after 0.5 s (timeout_s)")
+    assert found[3] == Fault(Cause.HUNG, "reward r: no score after 0.5 s (timeout_s)")
     log = (tmp_path / "logs" / "reward-0.log").read_text() + (tmp_path / "logs" / "reward-1.log").read_text()
     assert "in act" in log  # where it hung
 
@@ -150,11 +150,11 @@ def test_rewards_that_end_their_process_cost_their_own_samples_only(name: str, t
         6: ("kill", "was killed by SIGKILL"),
         7: ("segfault", "was killed by SIGSEGV"),
     }
-    found = outcomes(tmp_path, [sample(ends[n][0] if n in ends else "good", n) for n in range(12)], name)
+    found = score_in_pool(tmp_path, [sample(ends[n][0] if n in ends else "good", n) for n in range(12)], name)
     assert values(found) == [Cause.DIED if n in ends else float(n) for n in range(12)]
     for n, (_, how) in ends.items():
         reason = f"reward r: its worker process {how} while it scored the sample"
-        assert found[n].verdicts == Fault(Cause.DIED, reason)
+        assert found[n] == Fault(Cause.DIED, reason)
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
@@ -170,10 +170,10 @@ def test_an_exception_or_an_unusable_answer_leaves_the_process_alive(name: str, 
         }
 
     async def work(pool: IsolatedReward) -> None:
-        before = await pool.call([sample("pid")])
-        found = [await pool.call([sample(label)]) for label in expected]
-        assert [one.verdicts for one in found] == list(expected.values())
-        assert values([before]) == values([await pool.call([sample("pid")])])
+        before = await score(pool, [sample("pid")])
+        found = [result for label in expected for result in await score(pool, [sample(label)])]
+        assert found == list(expected.values())
+        assert values(before) == values(await score(pool, [sample("pid")]))
         assert pool.restarts == 0
 
     with_pool(tmp_path, work, name)
@@ -182,8 +182,8 @@ def test_an_exception_or_an_unusable_answer_leaves_the_process_alive(name: str, 
 def test_overlapping_calls_that_wait_too_long_are_cancelled_and_their_process_goes_on(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> list[float | Cause]:
         labels = ["wait", "wait", "stubborn"]
-        waits = asyncio.gather(*(pool.call([sample(label)]) for label in labels))
-        others = values([await pool.call([sample(index=n)]) for n in range(3)])
+        waits = asyncio.ensure_future(score(pool, [sample(label) for label in labels]))
+        others = [value for n in range(3) for value in values(await score(pool, [sample(index=n)]))]
         found = values(await waits) + others
         assert pool.restarts == 0
         return found
@@ -195,7 +195,7 @@ def test_overlapping_calls_that_wait_too_long_are_cancelled_and_their_process_go
 def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> int:
         await asyncio.gather(*(pool.call([sample("wait")]) for _ in range(8)))
-        assert values([await pool.call([sample()])]) == [1.0]
+        assert values(await score(pool, [sample()])) == [1.0]
         while not pool.restarts:  # the old one has had its last answer, and leaves by itself
             await asyncio.sleep(0.02)
         return pool.restarts
@@ -203,9 +203,9 @@ def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
     assert with_pool(tmp_path, work, "overlapping", timeout_s=0.3) == 1
 
 
-def test_overlapping_calls_are_not_charged_for_each_others_computing(tmp_path: Path) -> None:
+def test_overlapping_calls_are_not_timed_out_by_each_others_computing(tmp_path: Path) -> None:
     # twenty calls of eight times 0.02 s in one event loop take 3.2 s in all, each of them 0.16 s of its own
-    found = outcomes(tmp_path, [sample("compute", response="0.02")] * 20, "overlapping", timeout_s=2.0)
+    found = score_in_pool(tmp_path, [sample("compute", response="0.02")] * 20, "overlapping", timeout_s=2.0)
     assert values(found) == [1.0] * 20
 
 
@@ -218,13 +218,13 @@ def test_calls_overlap(tmp_path: Path) -> None:
     assert with_pool(tmp_path, work, "overlapping") < 3.0  # one after the other: 15 s
 
 
-def test_where_no_call_is_known_to_be_guilty_each_is_made_again_alone(tmp_path: Path) -> None:
+def test_if_no_call_is_known_to_be_at_fault_each_is_repeated_alone(tmp_path: Path) -> None:
     asked = [sample("thread exit" if n == 2 else "nap", n, response="0.3") for n in range(5)]
-    found = outcomes(tmp_path, asked, "overlapping", size=2)
+    found = score_in_pool(tmp_path, asked, "overlapping", size=2)
     assert values(found) == [Cause.DIED if n == 2 else 1.0 for n in range(5)]
 
 
-def test_calls_behind_one_that_hangs_need_not_wait_for_its_deadline(tmp_path: Path) -> None:
+def test_calls_behind_one_that_hangs_do_not_wait_for_its_deadline(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> float:
         await asyncio.gather(*(pool.call([sample()]) for _ in range(50)))  # calls are known to be short
         hanging = asyncio.create_task(pool.call([sample("sleep")]))
@@ -238,29 +238,30 @@ def test_calls_behind_one_that_hangs_need_not_wait_for_its_deadline(tmp_path: Pa
     assert with_pool(tmp_path, work, timeout_s=60) < 20  # of 60 s that the only worker is taken
 
 
-def test_cancelling_a_call_frees_its_place(tmp_path: Path) -> None:
+def test_cancelled_calls_do_not_occupy_the_worker(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> list[float | Cause]:
         waits = [asyncio.create_task(pool.call([sample("wait")])) for _ in range(3)]
-        await asyncio.sleep(0.1)
+        while sum(len(worker.calls) for worker in pool.pool._workers.values()) < 3:
+            await asyncio.sleep(0.01)
         for wait in waits:
             wait.cancel()
         await asyncio.wait(waits)
-        return values([await pool.call([sample()])])
+        return values(await score(pool, [sample()]))
 
     assert with_pool(tmp_path, work, "overlapping") == [1.0]
 
 
-def test_what_a_reward_started_ends_with_its_worker(tmp_path: Path) -> None:
+def test_processes_that_a_reward_started_end_with_its_worker(tmp_path: Path) -> None:
     asked = [sample("child"), sample("spin")]
-    assert values(outcomes(tmp_path, asked, timeout_s=0.5)) == [1.0, Cause.HUNG]  # `with_pool` looks for the child
+    assert values(score_in_pool(tmp_path, asked, timeout_s=0.5)) == [1.0, Cause.HUNG]  # `with_pool` looks for the child
 
 
-def test_what_a_reward_prints_is_in_its_log_and_a_sample_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
+def test_a_reward_prints_to_its_log_and_a_sample_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
     unsendable = sample()
     unsendable.metadata["callback"] = lambda: None
-    found = outcomes(tmp_path, [unsendable, sample("print")])
+    found = score_in_pool(tmp_path, [unsendable, sample("print")])
     assert values(found) == [Cause.RAISED, 1.0]
-    fault = found[0].verdicts
+    fault = found[0]
     assert isinstance(fault, Fault) and "cannot be sent to a worker process" in fault.reason
     assert "a word from the reward" in (tmp_path / "logs" / "reward-0.log").read_text()
 
@@ -273,7 +274,7 @@ def test_a_reward_that_cannot_be_built_is_refused_at_the_start(tmp_path: Path) -
         with_pool(tmp_path, work, "unbuildable")
 
 
-def test_a_reward_whose_import_starts_threads_gets_processes_that_start_afresh(
+def test_a_reward_whose_import_starts_threads_runs_in_processes_that_are_not_forked(
     install: Install, tmp_path: Path
 ) -> None:
     source = """
@@ -295,10 +296,10 @@ def test_a_reward_whose_import_starts_threads_gets_processes_that_start_afresh(
         """
     install("threads", "1.0", {"threads": "threads"}, {"threads": source})
     # the import in the worker itself starts the one thread beside the main one; a fork would have none
-    assert values(outcomes(tmp_path, [sample()], "threads/threads")) == [2.0]
+    assert values(score_in_pool(tmp_path, [sample()], "threads/threads")) == [2.0]
 
 
-def test_a_fault_of_the_pool_itself_is_told_and_leaves_nobody_waiting(
+def test_an_error_in_the_pool_itself_is_raised_and_leaves_no_caller_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_self: WorkerPool, _worker: object) -> None:

@@ -12,6 +12,7 @@ nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,26 @@ class Fault:
 def reason_of(component_name: str, error: BaseException) -> str:
     """One line naming the component and its error."""
     return shorten(f"{component_name}: {one_line(error)}")
+
+
+def fault_of(component_name: str, error: BaseException, hung: str | None = None) -> Fault:
+    """The fault of a component that raised `error`.
+
+    Args:
+        component_name: The component, for the reason.
+        error: What left the component's code. A cancellation that came from outside is raised again.
+        hung: If the deadline has expired, what the component failed to do.
+    """
+    if isinstance(error, PluginContractError):
+        return Fault(Cause.CONTRACT, shorten(f"{component_name} {error}"))
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+        return Fault(Cause.RAISED, f"{component_name}: cancelled itself")
+    if hung is not None:
+        return Fault(Cause.HUNG, f"{component_name}: {hung}")
+    return Fault(Cause.RAISED, reason_of(component_name, error))
 
 
 def shorten(reason: str) -> str:

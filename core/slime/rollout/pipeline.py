@@ -18,7 +18,7 @@ from slime.errors import EngineError, PluginContractError
 from slime.plugin import Generation, Generator, SamplingParams
 from slime.plugins.contracts import Asked, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
-from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, mark, reason_of, shorten
+from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark, reason_of
 from slime.rollout.policy_session import AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.rollout.tasks import all_or_first_error
@@ -113,24 +113,14 @@ class SampleGenerator:
                 return samples
         except EngineError:
             raise
-        except PluginContractError as error:
-            fault = Fault(Cause.CONTRACT, shorten(f"{self.component_name} {error}"))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            fault = Fault(Cause.RAISED, f"{self.component_name}: cancelled itself")
-        except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin
-            if not session.deadline.expired():
-                fault = Fault(Cause.RAISED, reason_of(self.component_name, error))
-            elif session.waiting:
-                reason = (
-                    f"{self.component_name}: no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
-                )
-                mark([sample], Status.ABORTED, reason)
-            else:
-                limit = self._health.option("timeout_s")
-                fault = Fault(Cause.HUNG, f"{self.component_name}: no progress for {self._timeout_s:g} s ({limit})")
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the boundary around the generator plugin
+            expired, limit = session.deadline.expired(), self._health.option("timeout_s")
+            hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
+            fault = fault_of(self.component_name, error, hung)
+            if fault.cause is Cause.HUNG and session.waiting:
+                reason = f"no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
+                mark([sample], Status.ABORTED, f"{self.component_name}: {reason}")
+                fault = None
         if session.engine_error is not None:
             raise session.engine_error
         asked.restore_identity(sample)

@@ -1,7 +1,7 @@
 """Scores finished samples behind a boundary: a reward that misbehaves costs its samples, nothing else.
 
 Rewards are called in worker processes, or in the rollout's own event loop. Whatever the reward does, there is an
-outcome in time: a verdict for every sample, or the fault that left all of them without one.
+result in time: for every sample a reward, or the fault that left it without one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,12 @@ from slime.plugins.contracts import check_reward, check_rewards
 from slime.plugins.costly_contracts import recheck_rewards
 from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.plugins.resolve import Use
-from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, mark, reason_of, shorten
+from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, fault_of, mark, reason_of, shorten
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Sample, Status
 
-#: result for one sample: (value, parts), or what is wrong with its reward
-Verdict: TypeAlias = tuple[float, dict[str, float]] | str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of one call."""
-
-    #: one verdict per sample, or the fault of the call
-    verdicts: Sequence[Verdict] | Fault
-    #: duration of the reward
-    seconds: float = 0.0
+#: the reward of one sample, or why it has none
+Result: TypeAlias = Reward | Fault
 
 
 class RewardCaller(ABC):
@@ -58,8 +48,11 @@ class RewardCaller(ABC):
         """Get ready for calls. Raises `SlimeError` if the reward cannot be built."""
 
     @abstractmethod
-    async def call(self, samples: Sequence[Sample]) -> Outcome:
-        """The reward's answer, or its fault. Raises `PluginError` if no more calls can be made."""
+    async def call(self, samples: Sequence[Sample]) -> tuple[list[Result], float]:
+        """One result for each sample, and the seconds that the reward took.
+
+        Raises `PluginError` if no more calls can be made.
+        """
 
     async def close(self) -> None:  # noqa: B027
         """End everything that was started."""
@@ -77,30 +70,19 @@ class InLoopReward(RewardCaller):
         self.component_name = component_name
         self._timeout_s = timeout_s
 
-    async def call(self, samples: Sequence[Sample]) -> Outcome:
-        """The reward's answer, or its fault."""
+    async def call(self, samples: Sequence[Sample]) -> tuple[list[Result], float]:
+        """One result for each sample, and the seconds that the reward took."""
         started = time.monotonic()
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
                 answer = self._reward.score(samples)
                 rewards = await answer if inspect.isawaitable(answer) else answer
-            return Outcome(_verdicts(rewards, len(samples)), time.monotonic() - started)
-        except PluginContractError as error:
-            fault = _broken_contract(self.component_name, str(error))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            fault = Fault(Cause.RAISED, f"{self.component_name}: cancelled itself")
-        except Exception as error:  # noqa: BLE001 - the boundary around the reward plugin
-            expired = deadline.expired()
-            fault = (
-                _no_score(self.component_name, self._timeout_s)
-                if expired
-                else Fault(Cause.RAISED, reason_of(self.component_name, error))
-            )
-        return Outcome(fault, time.monotonic() - started)
+            results = _results(rewards, len(samples), self.component_name)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the boundary around the reward plugin
+            hung = _no_score(self._timeout_s) if deadline.expired() else None
+            results = [fault_of(self.component_name, error, hung)] * len(samples)
+        return results, time.monotonic() - started
 
 
 @dataclass(frozen=True)
@@ -149,7 +131,7 @@ class IsolatedReward(RewardCaller):
         slot = job.use.slot.replace("[", "").replace("]", "")
         self.pool = WorkerPool(
             component_name,
-            Call(f"{__name__}:build_handler", (job,)),
+            Call(f"{__name__}:build_handler", (job, component_name)),
             Call(f"{__name__}:import_reward", (job,)),
             size=size,
             timeout_s=timeout_s,
@@ -170,25 +152,24 @@ class IsolatedReward(RewardCaller):
         """End every worker, and wait until it is gone."""
         await self.pool.close()
 
-    async def call(self, samples: Sequence[Sample]) -> Outcome:
-        """The reward's answer, or its fault. Raises `PluginError` when no worker can be started any more."""
+    async def call(self, samples: Sequence[Sample]) -> tuple[list[Result], float]:
+        """One result for each sample, and the seconds. Raises `PluginError` if no worker can be started any more."""
+        name, count = self.component_name, len(samples)
         try:
             payload = pickle.dumps([_without_training_inputs(sample) for sample in samples], protocol=5)
         except Exception as error:  # noqa: BLE001 - what a generator or a dataset put on the sample
-            problem = f"{self.component_name}: the sample cannot be sent to a worker process"
-            return Outcome(Fault(Cause.RAISED, reason_of(problem, error)))
+            problem = f"{name}: the sample cannot be sent to a worker process"
+            return [Fault(Cause.RAISED, reason_of(problem, error))] * count, 0.0
         try:
             content, seconds = await self.pool.call(payload)
         except CallTimedOutError:
-            return Outcome(_no_score(self.component_name, self._timeout_s), self._timeout_s)
+            return [Fault(Cause.HUNG, f"{name}: {_no_score(self._timeout_s)}")] * count, self._timeout_s
         except CallRaisedError as error:
-            return Outcome(Fault(Cause.RAISED, shorten(f"{self.component_name}: {error}")))
+            return [Fault(Cause.RAISED, shorten(f"{name}: {error}"))] * count, 0.0
         except CallFailedError as error:
-            return Outcome(Fault(Cause.DIED, shorten(f"{self.component_name}: {error} while it scored the sample")))
-        verdicts: list[Verdict] | str = pickle.loads(content)
-        if isinstance(verdicts, str):
-            return Outcome(_broken_contract(self.component_name, verdicts), seconds)
-        return Outcome(verdicts, seconds)
+            return [Fault(Cause.DIED, shorten(f"{name}: {error} while it scored the sample"))] * count, 0.0
+        results: list[Result] = pickle.loads(content)
+        return results, seconds
 
 
 # --- in the worker processes ---------------------------------------------------------------------
@@ -201,15 +182,16 @@ def import_reward(job: RewardJob) -> PluginSet:
     return plugins
 
 
-def build_handler(plugins: PluginSet | None, job: RewardJob) -> Callable[[bytes], Any]:
-    """A function from pickled samples to pickled verdicts, or to the message of a broken contract."""
+def build_handler(plugins: PluginSet | None, job: RewardJob, component_name: str) -> Callable[[bytes], Any]:
+    """A function from pickled samples to pickled results."""
     reward = job.build(plugins or job.load_plugins())
 
     def packed(answer: object, count: int) -> bytes:
         try:
-            return pickle.dumps(_verdicts(answer, count), protocol=5)
+            results = _results(answer, count, component_name)
         except PluginContractError as error:
-            return pickle.dumps(str(error))
+            results = [fault_of(component_name, error)] * count
+        return pickle.dumps(results, protocol=5)
 
     async def handle_overlapping(payload: bytes) -> bytes:
         samples = pickle.loads(payload)
@@ -240,29 +222,25 @@ def _without_training_inputs(sample: Sample) -> Sample:
     return sent
 
 
-# --- what an answer comes to ---------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 
-def _verdicts(answer: object, count: int) -> list[Verdict]:
-    """The verdicts in a reward's answer for `count` samples. Raises `PluginContractError` if it has no such form."""
-    verdicts: list[Verdict] = []
+def _results(answer: object, count: int, component_name: str) -> list[Result]:
+    """The results in a reward's answer. Raises `PluginContractError` unless it is a list of `count` entries."""
+    results: list[Result] = []
     for entry in check_rewards(answer, count):
         try:
             reward = check_reward(entry)
         except PluginContractError as error:
-            verdicts.append(str(error))
+            results.append(fault_of(component_name, error))
         else:
-            parts = {str(name): float(value) for name, value in reward.parts.items()} if reward.parts else {}
-            verdicts.append((float(reward.value), parts))
-    return verdicts
+            parts = {str(name): float(value) for name, value in reward.parts.items()}
+            results.append(Reward(float(reward.value), parts))
+    return results
 
 
-def _no_score(component_name: str, timeout_s: float) -> Fault:
-    return Fault(Cause.HUNG, f"{component_name}: no score after {timeout_s:g} s (timeout_s)")
-
-
-def _broken_contract(component_name: str, problem: str) -> Fault:
-    return Fault(Cause.CONTRACT, shorten(f"{component_name} {problem}"))
+def _no_score(timeout_s: float) -> str:
+    return f"no score after {timeout_s:g} s (timeout_s)"
 
 
 @dataclass(frozen=True)
@@ -333,16 +311,16 @@ class Scorer:
         clock.start()
         try:
             if len(self._terms) == 1:
-                results = [await self._ask(0, wanted)]
+                results = [await self._ask(self._terms[0], wanted)]
             else:
-                results = await all_or_first_error(self._ask(n, wanted) for n in range(len(self._terms)))
+                results = await all_or_first_error(self._ask(term, wanted) for term in self._terms)
         finally:
             clock.stop()
         for index, sample in enumerate(wanted):
             self._assign(sample, [result[index] for result in results])
         for term, result in zip(self._terms, results, strict=True):
-            for sample, verdict in zip(wanted, result, strict=True):
-                term.health.record(sample, verdict if isinstance(verdict, Fault) else None)
+            for sample, outcome in zip(wanted, result, strict=True):
+                term.health.record(sample, outcome if isinstance(outcome, Fault) else None)
 
     def metrics(self) -> dict[str, float]:
         """`plugin/reward/...` of the rollout. Starts the count of the next one."""
@@ -355,47 +333,39 @@ class Scorer:
                 self._restarts[number] += new
         return metrics
 
-    async def _ask(self, number: int, samples: Sequence[Sample]) -> list[Reward | Fault]:
+    async def _ask(self, term: Term, samples: Sequence[Sample]) -> list[Result]:
         """One reward's result for every sample."""
-        term = self._terms[number]
         if term.spec.scope == "sample" and self.scope == "group" and len(samples) > 1:
-            each = await all_or_first_error(self._call(number, [sample]) for sample in samples)
+            each = await all_or_first_error(self._call(term, [sample]) for sample in samples)
             return [result for results in each for result in results]
-        return await self._call(number, samples)
+        return await self._call(term, samples)
 
-    async def _call(self, number: int, samples: Sequence[Sample]) -> list[Reward | Fault]:
-        term, passive = self._terms[number], self._passive
-        title = term.health.title
+    async def _call(self, term: Term, samples: Sequence[Sample]) -> list[Result]:
+        passive, title = self._passive, term.health.title
         in_loop = term.spec.isolation == "none"  # a worker gets copies
         before = passive.copies(title, samples) if in_loop else None
-        outcome = await term.caller.call(samples)
-        term.health.called(outcome.seconds)
+        results, seconds = await term.caller.call(samples)
+        term.health.called(seconds)
         passive.untouched(title, before, samples)
-        if isinstance(outcome.verdicts, Fault):
-            return [outcome.verdicts] * len(samples)
-        results = [_result(verdict, term) for verdict in outcome.verdicts]
-        looked_at = before is not None or (not in_loop and passive.due(title, len(samples)))
-        if looked_at and term.spec.deterministic:
+        checked = before is not None or (not in_loop and passive.due(title, len(samples)))
+        if checked and term.spec.deterministic and any(isinstance(result, Reward) for result in results):
             await self._check_again(term, samples, results)
-        return results
+        return [_selected_part(result, term) for result in results]
 
-    async def _check_again(self, term: Term, samples: Sequence[Sample], results: Sequence[Reward | Fault]) -> None:
+    async def _check_again(self, term: Term, samples: Sequence[Sample], results: Sequence[Result]) -> None:
         """Call the reward again and report a different answer, once."""
-        outcome = await term.caller.call(samples)
-        if isinstance(outcome.verdicts, Fault):
-            return
-        title = term.health.title
+        again, _ = await term.caller.call(samples)
         both = [
-            (before, after)
-            for before, verdict in zip(results, outcome.verdicts, strict=True)
-            if isinstance(before, Reward) and isinstance(after := _result(verdict, term), Reward)
+            (first, second)
+            for first, second in zip(results, again, strict=True)
+            if isinstance(first, Reward) and isinstance(second, Reward)
         ]
         try:
-            recheck_rewards([before for before, _ in both], [after for _, after in both])
+            recheck_rewards([first for first, _ in both], [second for _, second in both])
         except PluginContractError as error:
-            self._passive.found(title, error)
+            self._passive.found(term.health.title, error)
 
-    def _assign(self, sample: Sample, results: Sequence[Reward | Fault]) -> None:
+    def _assign(self, sample: Sample, results: Sequence[Result]) -> None:
         for result in results:
             if isinstance(result, Fault):
                 mark([sample], Status.FAILED, result.reason)
@@ -408,17 +378,15 @@ class Scorer:
             sample.reward = _combined(self._terms, rewards)
 
 
-def _result(verdict: Verdict, term: Term) -> Reward | Fault:
-    title = term.health.title
-    if isinstance(verdict, str):
-        return Fault(Cause.CONTRACT, shorten(f"{title} {verdict}"))
-    value, parts = verdict
-    if term.part is None:
-        return Reward(value, parts)
-    if term.part not in parts:
-        known = ", ".join(parts) or "none"
-        return Fault(Cause.CONTRACT, shorten(f"{title} gave no part {term.part!r} (--reward-key); its parts: {known}"))
-    return Reward(parts[term.part], {"value": value, **parts})
+def _selected_part(result: Result, term: Term) -> Result:
+    """The reward with the part that `--reward-key` names as its value."""
+    if term.part is None or isinstance(result, Fault):
+        return result
+    if term.part not in result.parts:
+        known = ", ".join(result.parts) or "none"
+        problem = f"gave no part {term.part!r} (--reward-key); its parts: {known}"
+        return Fault(Cause.CONTRACT, shorten(f"{term.health.title} {problem}"))
+    return Reward(result.parts[term.part], {"value": result.value, **result.parts})
 
 
 def _as_stored(reward: Reward) -> float | dict[str, float]:
