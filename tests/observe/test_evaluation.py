@@ -26,7 +26,7 @@ def shown(width: int = 200, **first: float) -> list[str]:
     return [line.plain for line in eval_table(METRICS, {f"eval/{name}": value for name, value in first.items()}, width)]
 
 
-def test_every_set_is_a_line_under_one_header_with_a_dot_where_nothing_is_known() -> None:
+def test_every_set_is_a_line_with_dots_for_missing_numbers() -> None:
     assert shown(sums=0.25) == [
         "  set           mean@4   change      95% interval  pass@1  pass@2  pass@4  samples  length    cut  lost",
         "  sums          0.5000  +0.2500  0.4000 to 0.6000  0.5000  0.7000  0.9000       64     3.2  12.5%     3",
@@ -34,12 +34,12 @@ def test_every_set_is_a_line_under_one_header_with_a_dot_where_nothing_is_known(
     ]
 
 
-def test_where_there_is_no_room_the_middle_of_pass_at_k_goes_first() -> None:
+def test_a_narrow_terminal_drops_the_middle_of_pass_at_k_first() -> None:
     header = shown(width=90)[0]
     assert "pass@1" in header and "pass@4" in header and "pass@2" not in header
     assert all(len(line) <= 40 for line in shown(width=40)) and "mean@4" in shown(width=40)[0]
 
 
-def test_sets_asked_differently_often_share_a_plain_mean() -> None:
+def test_sets_with_different_numbers_of_responses_have_a_plain_mean() -> None:
     metrics = METRICS | {"eval/longer_name/attempts": 1.0}
     assert eval_table(metrics, {}, 200)[0].plain.split()[1] == "mean"

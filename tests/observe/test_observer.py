@@ -1,4 +1,4 @@
-"""The facade: what the loop says reaches everyone who watches, and nobody who watches can stop the run."""
+"""Events of the loop reach every sink, and no sink can stop the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slime.config.options import RolloutOptions, RunOptions
 from slime.config.run_config import RunConfig
 from slime.observe.metrics import MetricsWriter, read_metrics
 from slime.observe.observer import RunObserver
-from slime.observe.samples import Excerpt
 from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.rollout.record import Rollout
+from slime.types import Sample
 
 CONFIG = RunConfig(
     run=RunOptions(log_samples_interval=2),
@@ -34,7 +34,7 @@ STEP = {
     "time/forward_backward": 0.8,
     "time/step": 2.0,
 }
-EXCERPT = Excerpt(0, "1+1=", "2", "3", 0.0, "completed")
+EXAMPLE = Sample(prompt="1+1=", label="2", response="3", reward=0.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Report:
 
 
 class RecordingObservers:
-    """Stands where the plugins' observer hooks are called, and writes the calls down."""
+    """A fake of the plugins' observer hooks that records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -73,7 +73,7 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     for step in range(3):
         observer.progress("generating", 4, 8)
         metrics = {"rollout/samples": 8.0, "rollout/failed": 1.0}
-        observer.rollout_finished(Rollout(step, metrics=metrics, examples=[EXCERPT], failures=["1x reward r: bad"]))
+        observer.rollout_finished(Rollout(step, metrics=metrics, examples=[EXAMPLE], failures=["1x reward r: bad"]))
         observer.step_finished(step, STEP)
     observer.checkpoint_saved(3, tmp_path / "ckpt")
     observer.model_exported(tmp_path / "hf-export")
@@ -105,7 +105,7 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     assert recording.calls[-1][1] == {"run_dir": tmp_path, "outcome": "finished"}
 
 
-def test_a_sink_that_cannot_write_is_told_once_and_the_others_go_on(
+def test_a_sink_that_cannot_write_is_reported_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full_disk(_self: MetricsWriter, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,12 +117,12 @@ def test_a_sink_that_cannot_write_is_told_once_and_the_others_go_on(
         for step in range(3):
             observer.step_finished(step, STEP)
         observer.run_finished("finished")
-    told = [record.message for record in caplog.records if "metrics.jsonl cannot be written" in record.message]
-    assert len(told) == 1 and "No space left on device" in told[0]
+    reported = [record.message for record in caplog.records if "metrics.jsonl cannot be written" in record.message]
+    assert len(reported) == 1 and "No space left on device" in reported[0]
     assert out.getvalue().count("0.5000") >= 3
 
 
-def test_a_failed_run_without_a_step_still_ends_in_order(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_its_first_step_closes_everything(tmp_path: Path) -> None:
     observer, out, recording = observe(tmp_path)
     observer.run_finished("failed")
     assert out.getvalue().startswith("failed  0 steps")
@@ -130,7 +130,7 @@ def test_a_failed_run_without_a_step_still_ends_in_order(tmp_path: Path) -> None
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_memory_of_workers_elsewhere_is_added_to_that_of_the_driver(tmp_path: Path) -> None:
+def test_memory_of_workers_in_another_process_tree_is_added(tmp_path: Path) -> None:
     observer, out, _ = observe(tmp_path)
     observer.workers_ended(300 * 2**30)
     observer.workers_ended(200 * 2**30)  # a run within the run, such as the export before an evaluation
@@ -139,7 +139,7 @@ def test_memory_of_workers_elsewhere_is_added_to_that_of_the_driver(tmp_path: Pa
     assert 500 < float(gib) < 600
 
 
-def test_a_metric_that_is_no_number_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_a_number_does_not_stop_the_run(tmp_path: Path) -> None:
     observer, _, _ = observe(tmp_path)
     observer.step_finished(0, {**STEP, "loss": "high"})  # type: ignore[dict-item]  # the fault under test
     observer.step_finished(1, STEP)
@@ -148,14 +148,14 @@ def test_a_metric_that_is_no_number_does_not_stop_the_run(tmp_path: Path) -> Non
     assert [row["step"] for row in rows] == [1]
 
 
-def test_observers_that_raised_are_counted_at_the_end(tmp_path: Path) -> None:
+def test_errors_of_observer_hooks_are_counted_in_the_summary(tmp_path: Path) -> None:
     observer, out, recording = observe(tmp_path)
     recording.failures["wandb", "slime_step_finished"] = 12
     observer.run_finished("finished")
     assert "warning: slime_step_finished() of plugin wandb raised 12 times" in out.getvalue()
 
 
-def test_what_the_passive_checks_found_is_shown(tmp_path: Path) -> None:
+def test_findings_of_the_passive_checks_are_shown(tmp_path: Path) -> None:
     observer, out, _ = observe(tmp_path)
     observer.run_started(CONFIG, tmp_path)
     observer.rollout_finished(Rollout(2, findings=["reward r gave 1, then 2"]))

@@ -1,4 +1,4 @@
-"""Readable rollouts."""
+"""Files of samples."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
         ),
         Group(5, [Sample(group_index=5, index=41, status=Status.FAILED, failure="reward x: ValueError: bad")]),
     ]
-    path = write_rollout(tmp_path, 12, groups)
-    assert path == tmp_path / "rollouts" / "000012.jsonl"
+    write_rollout(tmp_path, 12, groups)
+    path = tmp_path / "rollouts" / "000012.jsonl"
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first == {
         "group": 4,
@@ -53,7 +53,13 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
     assert [file.name for file in path.parent.iterdir()] == ["000012.jsonl"]
 
 
-def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
+def test_dropped_samples_are_in_a_file_of_their_own_with_the_reason(tmp_path: Path) -> None:
+    write_rollout(tmp_path, 3, [], [(Group(7, [Sample(group_index=7), Sample(group_index=7)]), "all rewards equal")])
+    rows = map(json.loads, (tmp_path / "rollouts" / "dropped_000003.jsonl").read_text().splitlines())
+    assert [(row["group"], row["dropped"]) for row in rows] == [(7, "all rewards equal")] * 2
+
+
+def test_invalid_unicode_is_replaced(tmp_path: Path) -> None:
     sample = Sample(prompt=[{"role": "user", "content": "hi"}], response="broken \ud83d end", reward=0.5)
     path = write_eval(tmp_path, 3, "held", [(sample, {"passed": True})])
     assert path.name == "eval_held_000003.jsonl"
@@ -62,7 +68,7 @@ def test_text_that_is_no_unicode_is_written_readably(tmp_path: Path) -> None:
     assert "hi" in str(row["prompt"])
 
 
-def test_conversations_and_what_generators_report_are_told(tmp_path: Path) -> None:
+def test_a_line_has_the_conversation_and_the_metrics_of_the_generator(tmp_path: Path) -> None:
     sample = Sample(
         tokens=[1, 2, 3, 4],
         response_length=3,
@@ -70,7 +76,8 @@ def test_conversations_and_what_generators_report_are_told(tmp_path: Path) -> No
         metadata={"messages": [{"role": "assistant", "content": "look"}], "other": 1},
         metrics={"tools/search/calls": 1.0},
     )
-    [row] = map(json.loads, write_rollout(tmp_path, 0, [Group(0, [sample])]).read_text().splitlines())
+    write_rollout(tmp_path, 0, [Group(0, [sample])])
+    [row] = map(json.loads, (tmp_path / "rollouts" / "000000.jsonl").read_text().splitlines())
     assert (row["trained_tokens"], row["metrics"]) == (2, {"tools/search/calls": 1.0})
     assert row["messages"] == [{"role": "assistant", "content": "look"}]
     assert "other" not in row

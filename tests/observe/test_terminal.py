@@ -1,4 +1,4 @@
-"""What the user sees."""
+"""What the terminal shows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.observe.samples import Excerpt, excerpts_of
-from slime.observe.step_line import COLUMNS, StepLine, fit, number, sparkline
+from slime.observe.samples import examples_of
+from slime.observe.step_line import COLUMNS, StepLine, number, sparkline
 from slime.observe.terminal import LOG_WIDTH, Terminal
 from slime.types import Group, Sample, Status
 
@@ -37,16 +37,16 @@ def test_a_step_is_one_line_that_fits_and_aligns_with_its_header(width: int) -> 
 
 
 def test_a_narrow_terminal_keeps_what_matters_most() -> None:
-    assert [column.title for column in fit(COLUMNS, 30)] == ["reward", "lp gap", "step s"]
+    header, _ = list(StepLine(None).lines(0, METRICS, 34))[-2:]
+    assert header.plain.split("  ")[-3:] == [" reward", " lp gap", "step s"]
 
 
 def test_columns_without_a_metric_are_left_out() -> None:
-    line = StepLine(None)
-    line.choose({"train/loss": 1.0, "time/step": 2.0}, 200)
-    assert line.header().plain.split() == ["step", "loss", "step", "s"]
+    header, _ = list(StepLine(None).lines(0, {"train/loss": 1.0, "time/step": 2.0}, 200))[-2:]
+    assert header.plain.split() == ["step", "loss", "step", "s"]
 
 
-def test_the_legend_is_said_once_and_the_header_again_after_a_page() -> None:
+def test_the_legend_is_shown_once_and_the_header_again_after_a_page() -> None:
     shown, file = terminal(LOG_WIDTH)
     for step in range(30):
         shown.step_finished(step, METRICS)
@@ -55,7 +55,7 @@ def test_the_legend_is_said_once_and_the_header_again_after_a_page() -> None:
     assert text.count("lp gap  ") == 2
 
 
-def test_steps_that_know_more_than_the_first_get_a_header_of_their_own() -> None:
+def test_a_step_with_more_metrics_than_the_steps_before_gets_a_new_header() -> None:
     shown, file = terminal(LOG_WIDTH)
     critic_only = {name: value for name, value in METRICS.items() if name != "train/loss"}
     for step, metrics in enumerate([critic_only, critic_only, METRICS, METRICS]):
@@ -95,7 +95,7 @@ def test_a_log_gets_neither_escape_codes_nor_a_bar() -> None:
     assert "generating" not in file.getvalue()
 
 
-def test_a_terminal_shows_the_bar_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_bar_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
     class Screen(io.StringIO):
@@ -110,9 +110,10 @@ def test_a_terminal_shows_the_bar_and_takes_it_away(monkeypatch: pytest.MonkeyPa
     assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h") == 1
 
 
-def test_a_sample_cannot_drive_the_terminal() -> None:
+def test_a_response_cannot_control_the_terminal() -> None:
     shown, file = terminal()
-    shown.sample(3, [Excerpt(0, "1+1=[bold]", "2", "\x1b[2J\x07two\nlines", 1.0, "completed")])
+    answer = "\x1b[2J\x07two\nlines"
+    shown.examples(3, [Sample(prompt="1+1=[bold]", label="2", response=answer, reward=1.0, status=Status.COMPLETED)])
     text = file.getvalue()
     assert "\x1b" not in text and "\x07" not in text
     assert "1+1=[bold]" in text
@@ -122,7 +123,7 @@ def test_a_sample_cannot_drive_the_terminal() -> None:
 def test_a_terminal_without_unicode_gets_replacements_instead_of_an_error() -> None:
     raw = io.BytesIO()
     shown = Terminal(59, file=io.TextIOWrapper(raw, encoding="ascii"))
-    shown.sample(3, [Excerpt(0, "π = ?", "3", "3", 1.0, "completed")])
+    shown.examples(3, [Sample(prompt="π = ?", response="3", reward=1.0)])
     assert b"question ? ? = ?" in raw.getvalue()
 
 
@@ -153,15 +154,17 @@ def test_the_summary_lists_what_the_run_folder_holds(tmp_path: Path) -> None:
     assert "rollouts/" in text and "reward_curve.png" not in text
 
 
-def test_the_excerpt_is_of_a_question_answered_both_well_and_badly() -> None:
+def test_the_examples_are_a_good_and_a_bad_answer_to_one_question() -> None:
     def sample(group: int, reward: float | None) -> Sample:
-        return Sample(group_index=group, reward=reward, status=Status.COMPLETED, response=str(reward))
+        return Sample(prompt=f"question {group}", reward=reward, status=Status.COMPLETED, tokens=[1, 2])
 
     groups = [
         Group(0, [sample(0, 1.0), sample(0, 1.0)]),
         Group(1, [sample(1, 0.0), sample(1, 1.0), sample(1, None)]),
     ]
     for rollout in range(3):
-        assert [(e.group, e.reward) for e in excerpts_of(groups, rollout)] == [(1, 1.0), (1, 0.0)]
-    assert [e.reward for e in excerpts_of(groups[:1], 7)] == [1.0]
-    assert excerpts_of([Group(0, [sample(0, None)])], 0) == []
+        examples = examples_of(groups, rollout)
+        assert [(one.prompt, one.reward) for one in examples] == [("question 1", 1.0), ("question 1", 0.0)]
+        assert not any(one.tokens for one in examples)
+    assert [one.reward for one in examples_of(groups[:1], 7)] == [1.0]
+    assert examples_of([Group(0, [sample(0, None)])], 0) == []

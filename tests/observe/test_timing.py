@@ -1,4 +1,4 @@
-"""Where the seconds went."""
+"""How the time of a step is accounted for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slime.observe.timing import BusyClock, kernel_overhead
 
 
 class FakeClock:
-    """Time that passes only when it is told to."""
+    """A clock that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -35,7 +35,7 @@ def test_overlapping_activities_count_once() -> None:
     assert busy.seconds == 5.0
 
 
-def test_kernel_overhead_is_what_neither_engines_nor_trainer_computed() -> None:
+def test_kernel_overhead_excludes_the_time_of_engines_and_trainer() -> None:
     phases = {
         "time/engine": 5.0,
         "time/forward_backward": 2.0,

@@ -1,4 +1,4 @@
-"""Whatever becomes of a tracker, the run goes on: the failure is named once, and lost rows are counted."""
+"""A tracker that fails does not end the run: its first error is logged, and the rows it missed are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slime.plugins.plugin_set import load_plugins
 
 
 class Recorder:
-    """A tracker that keeps what it gets."""
+    """A tracker that keeps its rows."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
@@ -43,7 +43,7 @@ class Broken(Recorder):
 
 
 class Hanging(Recorder):
-    """A tracker that waits for a network which does not answer."""
+    """A tracker that waits for a network that does not answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Hanging(Recorder):
         super().log(step, metrics)
 
 
-def test_rows_arrive_in_order_without_what_is_not_finite_and_the_outcome_last() -> None:
+def test_rows_arrive_in_order_without_values_that_are_not_finite() -> None:
     recorder = Recorder()
     thread = TrackerThread("tracker r", lambda: recorder)
     thread.log(0, {"loss": 0.5, "kl": math.nan})
@@ -64,7 +64,7 @@ def test_rows_arrive_in_order_without_what_is_not_finite_and_the_outcome_last() 
     assert recorder.outcome == "finished"
 
 
-def test_a_tracker_that_raises_is_named_once_and_its_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_error_of_a_tracker_is_logged_and_its_lost_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     broken = Broken()
     thread = TrackerThread("tracker b", lambda: broken)
     with caplog.at_level(logging.WARNING):
@@ -106,7 +106,7 @@ def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
     hanging.answered.set()
 
 
-def test_a_metric_that_is_no_number_costs_its_row() -> None:
+def test_a_metric_that_is_not_a_number_costs_its_row() -> None:
     recorder = Recorder()
     thread = TrackerThread("tracker r", lambda: recorder)
     thread.log(0, {"loss": "low"})  # type: ignore[dict-item]
@@ -116,7 +116,7 @@ def test_a_metric_that_is_no_number_costs_its_row() -> None:
     assert [step for step, _ in recorder.rows] == [1]
 
 
-def test_the_runs_trackers_are_those_of_its_configuration(tmp_path: Path, install: Callable[..., Any]) -> None:
+def test_a_run_has_the_trackers_of_its_configuration(tmp_path: Path, install: Callable[..., Any]) -> None:
     source = """
         import slime.plugin as sp
         slime_api = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +12,10 @@ import orjson
 from rich.text import Text
 
 from slime.config.eval_sets import EvalSetSettings
-from slime.observe.metrics import finite_or_none
-from slime.observe.step_line import count, number, percent
+from slime.observe.metrics import eval_set_names, finite_or_none
+from slime.observe.samples import write_whole
+from slime.observe.step_line import GAP, count, fit, number, percent
 
-_GAP = "  "
 _PASS = re.compile(r"pass@(\d+)")
 
 
@@ -32,11 +31,6 @@ class _Column:
         return max(len(self.title), *(cell.cell_len for cell in self.cells))
 
 
-def set_names(metrics: Mapping[str, float]) -> list[str]:
-    """Names of the evaluation sets that `metrics` scores."""
-    return [tag.removeprefix("eval/") for tag in metrics if tag.startswith("eval/") and tag.count("/") == 1]
-
-
 def eval_table(metrics: Mapping[str, float], first: Mapping[str, float], width: int) -> list[Text]:
     """A header, and one line for each evaluation set.
 
@@ -45,10 +39,8 @@ def eval_table(metrics: Mapping[str, float], first: Mapping[str, float], width: 
         first: Mean rewards of the first evaluation, which the change is counted from.
         width: Of the terminal, in characters; a narrow one gets fewer columns.
     """
-    names = set_names(metrics)
-    columns = _columns(names, metrics, first)
-    while len(columns) > 2 and sum(column.width + len(_GAP) for column in columns) > width:
-        columns.remove(max(reversed(columns), key=lambda column: column.rank))
+    columns = _columns(eval_set_names(metrics), metrics, first)
+    columns = [columns[index] for index in fit([(column.rank, column.width) for column in columns], width)]
     header = _row(columns, [Text(column.title, style="bold dim") for column in columns])
     return [header, *(_row(columns, cells) for cells in zip(*(column.cells for column in columns), strict=True))]
 
@@ -57,7 +49,7 @@ def _row(columns: Sequence[_Column], cells: Sequence[Text]) -> Text:
     padded = [cell.copy() for cell in cells]
     for position, (column, cell) in enumerate(zip(columns, padded, strict=True)):
         cell.align("right" if position else "left", column.width)
-    return Text(_GAP).append_text(Text(_GAP).join(padded))
+    return Text(GAP).append_text(Text(GAP).join(padded))
 
 
 def _columns(names: list[str], metrics: Mapping[str, float], first: Mapping[str, float]) -> list[_Column]:
@@ -124,9 +116,7 @@ def write_results(
     """
     content = {**more, "sets": [_set(one, finite_or_none(metrics), files[one.name]) for one in sets]}
     path = run_dir / FILE_NAME
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
-    os.replace(partial, path)
+    write_whole(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
     return path
 
 

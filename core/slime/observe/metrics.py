@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -15,6 +14,11 @@ import orjson
 FILE_NAME = "metrics.jsonl"
 
 logger = logging.getLogger(__name__)
+
+
+def eval_set_names(metrics: Iterable[str]) -> list[str]:
+    """Names of the evaluation sets among the names of metrics: `eval/NAME` is the mean reward of a set."""
+    return [name.removeprefix("eval/") for name in metrics if name.startswith("eval/") and name.count("/") == 1]
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -67,14 +71,6 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -144,7 +144,7 @@ class RunObserver:
             for finding in rollout.findings:
                 self.terminal.warn(f"rollout {number}: {printable(finding)}")
             if every and number % every == 0:
-                self.terminal.sample(number, rollout.examples)
+                self.terminal.examples(number, rollout.examples)
             self.terminal.progress(f"training on rollout {number}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.observe.metrics import FILE_NAME, read_metrics
+from slime.observe.metrics import FILE_NAME, eval_set_names, read_metrics
 
 REWARD_PICTURE = "reward_curve.png"
 PHASE_PICTURE = "phases.png"
@@ -41,29 +41,22 @@ def series(rows: Sequence[dict[str, Any]], metric: str) -> tuple[list[int], list
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
-def write_report(run_dir: Path) -> list[Path]:
+def write_report(run_dir: Path) -> None:
     """Draw the reward curve and the seconds by phase, each only if the run has recorded its numbers.
-
-    Returns:
-        The paths of the pictures.
 
     Raises:
         OSError: The folder is not writable.
     """
-    if not (run_dir / FILE_NAME).exists():
-        return []
-    rows = read_metrics(run_dir)
-    written = []
+    rows = read_metrics(run_dir) if (run_dir / FILE_NAME).exists() else []
     if any("rollout/reward_mean" in row for row in rows) or _eval_sets(rows):
-        written.append(_draw_rewards(rows, run_dir))
+        _draw_rewards(rows, run_dir)
     if any("time/step" in row for row in rows):
-        written.append(_draw_phases(rows, run_dir))
-    return written
+        _draw_phases(rows, run_dir)
 
 
 def _eval_sets(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Metrics of the form `eval/NAME`, in order of appearance."""
-    return list(dict.fromkeys(tag for row in rows for tag in row if tag.startswith("eval/") and tag.count("/") == 1))
+    """Names of the evaluation sets, in order of appearance."""
+    return list(dict.fromkeys(name for row in rows for name in eval_set_names(row)))
 
 
 def _axes(title: str, run_dir: Path, y_label: str) -> tuple[Any, Any]:
@@ -89,23 +82,14 @@ def _axes(title: str, run_dir: Path, y_label: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _draw_rewards(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
+def _draw_rewards(rows: Sequence[dict[str, Any]], run_dir: Path) -> None:
     figure, axes = _axes("Reward", run_dir, "mean reward")
     steps, rewards = series(rows, "rollout/reward_mean")
     if steps:
-        many = len(steps) > 5
-        axes.plot(
-            steps,
-            rewards,
-            color=_TRAIN,
-            linewidth=1.0 if many else 2.0,
-            alpha=0.35 if many else 1.0,
-            label="training rollouts",
-        )
-        if many:
-            axes.plot(steps, smoothed(rewards), color=_TRAIN, linewidth=2.4, label="training rollouts, smoothed")
-    for position, tag in enumerate(_eval_sets(rows)):
-        steps, values = series(rows, tag)
+        axes.plot(steps, rewards, color=_TRAIN, linewidth=1.0, alpha=0.35, label="training rollouts")
+        axes.plot(steps, smoothed(rewards), color=_TRAIN, linewidth=2.4, label="training rollouts, smoothed")
+    for position, name in enumerate(_eval_sets(rows)):
+        steps, values = series(rows, f"eval/{name}")
         color = _EVALS[position % len(_EVALS)]
         axes.plot(
             steps,
@@ -117,7 +101,7 @@ def _draw_rewards(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
             markersize=7,
             markeredgecolor="white",
             markeredgewidth=1.2,
-            label=f"evaluation: {tag.removeprefix('eval/')}",
+            label=f"evaluation: {name}",
         )
         for step, value in {(steps[0], values[0]), (steps[-1], values[-1])} if steps else ():
             axes.annotate(
@@ -133,12 +117,10 @@ def _draw_rewards(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
             )
     axes.margins(x=0.03, y=0.12)
     axes.legend(loc="best", **_LEGEND)
-    path = run_dir / REWARD_PICTURE
-    figure.savefig(path)
-    return path
+    figure.savefig(run_dir / REWARD_PICTURE)
 
 
-def _draw_phases(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
+def _draw_phases(rows: Sequence[dict[str, Any]], run_dir: Path) -> None:
     figure, axes = _axes("Where the time of a step goes", run_dir, "seconds")
     timed = [row for row in rows if row.get("time/step") is not None]
     steps = [row["step"] for row in timed]
@@ -155,6 +137,4 @@ def _draw_phases(rows: Sequence[dict[str, Any]], run_dir: Path) -> Path:
     axes.set_ylim(0, min(totals[-1], 2.5 * totals[len(totals) // 2]) * 1.08)
     axes.margins(x=0.02)
     axes.legend(loc="upper right", ncols=4, **_LEGEND)
-    path = run_dir / PHASE_PICTURE
-    figure.savefig(path)
-    return path
+    figure.savefig(run_dir / PHASE_PICTURE)

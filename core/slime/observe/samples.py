@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,17 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     return row
 
 
-def write_rollout(run_dir: Path, rollout: int, groups: Sequence[Group]) -> Path:
-    """Write `RUN_DIR/rollouts/000012.jsonl` and return its path. Raises `OSError`."""
-    return _write(run_dir / FOLDER / f"{rollout:06d}.jsonl", (sample for group in groups for sample in group.samples))
+def write_rollout(
+    run_dir: Path, rollout: int, groups: Sequence[Group], dropped: Sequence[tuple[Group, str]] = ()
+) -> None:
+    """Write `RUN_DIR/rollouts/000012.jsonl`. Raises `OSError`.
 
-
-def write_dropped(run_dir: Path, rollout: int, dropped: Sequence[tuple[Group, str]]) -> Path:
-    """Write `RUN_DIR/rollouts/dropped_000012.jsonl`, each sample with the reason. Raises `OSError`."""
-    rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)
-    return _write_rows(run_dir / FOLDER / f"dropped_{rollout:06d}.jsonl", rows)
+    Samples that filters `dropped` are in `dropped_000012.jsonl`, each with the reason.
+    """
+    _write(run_dir, f"{rollout:06d}", (sample_row(sample) for group in groups for sample in group.samples))
+    if dropped:
+        rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)
+        _write(run_dir, f"dropped_{rollout:06d}", rows)
 
 
 def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
@@ -59,26 +60,26 @@ def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[S
 
     Each sample comes with further entries for its line.
     """
-    rows = ({**sample_row(sample), **more} for sample, more in samples)
-    return _write_rows(run_dir / FOLDER / f"eval_{name}_{rollout:06d}.jsonl", rows)
+    return _write(run_dir, f"eval_{name}_{rollout:06d}", ({**sample_row(sample), **more} for sample, more in samples))
 
 
 def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
     """Write `RUN_DIR/rollouts/failed_NAME.jsonl` and return its path. Raises `OSError`."""
-    return _write(run_dir / FOLDER / f"failed_{name}.jsonl", samples)
+    return _write(run_dir, f"failed_{name}", map(sample_row, samples))
 
 
-def _write(path: Path, samples: Iterable[Sample]) -> Path:
-    return _write_rows(path, map(sample_row, samples))
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    lines = [_dump(row) for row in rows]
+def _write(run_dir: Path, name: str, rows: Iterable[dict[str, Any]]) -> Path:
+    path = run_dir / FOLDER / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(b"".join(lines))
-    os.replace(partial, path)
+    write_whole(path, b"".join(map(_dump, rows)))
     return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is either complete or absent, even if the run is killed. Raises `OSError`."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
 
 
 def _dump(row: dict[str, Any]) -> bytes:
@@ -97,19 +98,6 @@ def _without_surrogates(value: Any) -> Any:
     return value if isinstance(value, int | float | None) else _without_surrogates(repr(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """What the terminal shows of one sample. Cheap to send between processes."""
-
-    group: int
-    question: str
-    label: str | None
-    answer: str
-    reward: float | None
-    status: str
-    failure: str | None = None
-
-
 def question_text(prompt: str | list[dict[str, object]]) -> str:
     """The text of a prompt; of a conversation, its last message that is not the assistant's."""
     if isinstance(prompt, str):
@@ -120,23 +108,11 @@ def question_text(prompt: str | list[dict[str, object]]) -> str:
     return ""
 
 
-def excerpt_of(sample: Sample) -> Excerpt:
-    """The excerpt of one sample."""
-    return Excerpt(
-        group=-1 if sample.group_index is None else sample.group_index,
-        question=question_text(sample.prompt),
-        label=sample.label,
-        answer=sample.response,
-        reward=sample.reward_value,
-        status=sample.status.value,
-        failure=sample.failure,
-    )
-
-
-def excerpts_of(groups: Sequence[Group], rollout: int) -> list[Excerpt]:
+def examples_of(groups: Sequence[Group], rollout: int) -> list[Sample]:
     """The best and the worst answer to one question, or a single answer if no group has answers of different reward.
 
     The choice depends on the rollout number alone, so that it varies over a run and repeats when the run is repeated.
+    The samples are copies with nothing but their texts, reward and status, cheap to send between processes.
     """
     scored = [
         sorted(with_reward, key=lambda sample: sample.reward_value or 0.0)
@@ -146,7 +122,8 @@ def excerpts_of(groups: Sequence[Group], rollout: int) -> list[Excerpt]:
     if not scored:
         return []
     mixed = [ranked for ranked in scored if ranked[0].reward_value != ranked[-1].reward_value]
-    if mixed:
-        ranked = mixed[rollout % len(mixed)]
-        return [excerpt_of(ranked[-1]), excerpt_of(ranked[0])]
-    return [excerpt_of(scored[rollout % len(scored)][0])]
+    ranked = (mixed or scored)[rollout % len(mixed or scored)]
+    return [
+        Sample(prompt=one.prompt, label=one.label, response=one.response, reward=one.reward, status=one.status)
+        for one in ([ranked[-1], ranked[0]] if mixed else ranked[:1])
+    ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 #: |engine - trainer| log-prob per token above which training is noticeably off-policy
-LOGPROB_GAP_WARNING = 0.05
+LOGPROBGAP_WARNING = 0.05
 _BARS = "▁▂▃▄▅▆▇█"
-_GAP = "  "
+#: between columns
+GAP = "  "
+#: the header is repeated after this many steps, so that it is never far away
+HEADER_EVERY = 25
 
 
 def number(value: float) -> str:
@@ -71,7 +74,7 @@ COLUMNS: tuple[Column, ...] = (
         "train/logprob_gap_mean",
         "|engine - trainer| log-prob per token",
         rank=2,
-        warn_above=LOGPROB_GAP_WARNING,
+        warn_above=LOGPROBGAP_WARNING,
     ),
     Column("loss", "train/loss", rank=9),
     Column("length", "rollout/response_length_mean", "mean response tokens", show=count, rank=5),
@@ -85,17 +88,15 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-def fit(columns: Sequence[Column], width: int) -> list[Column]:
-    """The most valuable columns that fit into `width` characters, in their own order."""
-    room = width
-    kept: set[str] = set()
-    for column in sorted(columns, key=lambda column: column.rank):
-        needed = column.width + len(_GAP)
-        if needed > room:
+def fit(columns: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """Indices of the columns to show in `room` characters; `columns` are (rank, width), the lowest rank goes first."""
+    kept = []
+    for index, (_, width) in sorted(enumerate(columns), key=lambda column: column[1][0]):
+        room -= width + len(GAP)
+        if room < 0:
             break
-        room -= needed
-        kept.add(column.title)
-    return [column for column in columns if column.title in kept]
+        kept.append(index)
+    return sorted(kept)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -109,40 +110,38 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 class StepLine:
-    """Formats the steps of one run: header and lines share columns and widths until the next `choose`."""
+    """Formats the steps of one run."""
 
     TREND_LENGTH = 16
 
-    def __init__(self, last_step: int | None, columns: Sequence[Column] = COLUMNS) -> None:
+    def __init__(self, last_step: int | None) -> None:
         """`last_step`: shown behind the step, as in `3/59`."""
         self._last_step = last_step
-        self._columns = columns
-        self._shown: list[Column] = list(columns)
-        self._present: list[Column] = list(columns)
+        #: columns that the last step had numbers for, and those of them that fit
+        self._present: list[Column] = []
+        self._shown: list[Column] = []
         self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
+        self._steps = 0
         self._rewards: list[float] = []
 
     def _step_text(self, step: int) -> str:
         return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
 
-    def choose(self, metrics: Mapping[str, float], width: int) -> None:
-        """Show the columns that `metrics` has numbers for and that fit into `width`."""
-        self._present = self._in(metrics)
-        self._shown = fit(self._present, width - self._step_width)
+    def lines(self, step: int, metrics: Mapping[str, float], width: int) -> Iterator[Text]:
+        """The line of one step, below a header where columns change or after a page; the first header is explained."""
+        present = [column for column in COLUMNS if column.metric in metrics]
+        if present != self._present or self._steps % HEADER_EVERY == 0:
+            self._present = present
+            chosen = fit([(column.rank, column.width) for column in present], width - self._step_width)
+            self._shown = [present[index] for index in chosen]
+            if self._steps == 0:
+                yield from self._legend(width)
+            titles = [column.title.rjust(column.width) for column in self._shown]
+            yield Text(GAP.join(["step".rjust(self._step_width), *titles]), style="bold dim")
+        self._steps += 1
+        yield self._line(step, metrics, width)
 
-    def outdated(self, metrics: Mapping[str, float]) -> bool:
-        """Whether `metrics` has numbers for other columns than in the last `choose`."""
-        return self._in(metrics) != self._present
-
-    def _in(self, metrics: Mapping[str, float]) -> list[Column]:
-        return [column for column in self._columns if column.metric in metrics]
-
-    def header(self) -> Text:
-        """The titles above the numbers."""
-        titles = [column.title.rjust(column.width) for column in self._shown]
-        return Text(_GAP.join(["step".rjust(self._step_width), *titles]), style="bold dim")
-
-    def legend(self, width: int) -> list[Text]:
+    def _legend(self, width: int) -> list[Text]:
         """What the shown columns mean, wrapped at `width`."""
         lines: list[str] = []
         for column in self._shown:
@@ -155,13 +154,13 @@ class StepLine:
                 lines.append(entry)
         return [Text(line, style="dim") for line in lines]
 
-    def line(self, step: int, metrics: Mapping[str, float], width: int) -> Text:
+    def _line(self, step: int, metrics: Mapping[str, float], width: int) -> Text:
         """The numbers of one step, followed by the trend of the reward if there is room."""
         line = Text.assemble((self._step_text(step).rjust(self._step_width), "bold"))
         for column in self._shown:
-            line.append(_GAP).append_text(column.cell(metrics))
+            line.append(GAP).append_text(column.cell(metrics))
         self._rewards.append(metrics.get("rollout/reward_mean", math.nan))
         del self._rewards[: -self.TREND_LENGTH]
-        if len(self._rewards) > 1 and line.cell_len + len(_GAP) + self.TREND_LENGTH <= width:
-            line.append(_GAP).append(sparkline(self._rewards), style="green")
+        if len(self._rewards) > 1 and line.cell_len + len(GAP) + self.TREND_LENGTH <= width:
+            line.append(GAP).append(sparkline(self._rewards), style="green")
         return line

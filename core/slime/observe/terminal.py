@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from slime.observe.evaluation import eval_table, set_names
-from slime.observe.samples import Excerpt
+from slime.observe.evaluation import eval_table
+from slime.observe.metrics import eval_set_names
+from slime.observe.samples import question_text
 from slime.observe.step_line import StepLine
+from slime.types import Sample
 
 #: width of the output, in characters, if it is not a terminal
 LOG_WIDTH = 140
-#: the header is repeated after this many steps, so that it is never far away
-HEADER_EVERY = 25
 #: at most this many lines of a question or answer are shown
 EXCERPT_LINES = 6
 
@@ -62,7 +62,6 @@ class Terminal:
         if not self._console.is_terminal and width is None:
             self._console = Console(file=stream, highlight=False, width=LOG_WIDTH)
         self._line = StepLine(last_step)
-        self._steps_shown = 0
         self._first_eval: dict[str, float] = {}
         self._progress: Progress | None = None
         self._activity = ""
@@ -119,15 +118,8 @@ class Terminal:
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line, with a header now and then, explained the first time."""
         self.hide_progress()
-        width = self._console.width
-        if self._steps_shown % HEADER_EVERY == 0 or self._line.outdated(metrics):
-            self._line.choose(metrics, width)
-            if self._steps_shown == 0:
-                for line in self._line.legend(width):
-                    self._print(line)
-            self._print(self._line.header())
-        self._steps_shown += 1
-        self._print(self._line.line(step, metrics, width))
+        for line in self._line.lines(step, metrics, self._console.width):
+            self._print(line)
 
     def samples_lost(self, what: str, lost: int, of: int, reasons: Sequence[str]) -> None:
         """Warn that samples failed or were aborted, with the most frequent reasons."""
@@ -135,20 +127,18 @@ class Terminal:
             because = f": {printable('; '.join(reasons))}" if reasons else ""
             self.warn(f"{what}: {lost} of {of} samples failed or were aborted{because}")
 
-    def sample(self, rollout: int, excerpts: Sequence[Excerpt]) -> None:
+    def examples(self, rollout: int, samples: Sequence[Sample]) -> None:
         """Show a question with its answers and their rewards."""
-        if not excerpts:
+        if not samples:
             return
-        first = excerpts[0]
         self._print(Text(f"  a sample of rollout {rollout}", style="dim"))
-        self._field("question", first.question, "")
-        if first.label is not None:
-            self._field("label", first.label, "")
-        for excerpt in excerpts:
-            reward = "none" if excerpt.reward is None else f"{excerpt.reward:.2f}"
-            good = excerpt.reward is not None and excerpt.reward > 0
-            self._field("answer", excerpt.answer, "green" if good else "red")
-            self._field("reward", f"{reward} ({excerpt.status})", "dim")
+        self._field("question", question_text(samples[0].prompt), "")
+        if samples[0].label is not None:
+            self._field("label", samples[0].label, "")
+        for sample in samples:
+            reward = sample.reward_value or 0.0
+            self._field("answer", sample.response, "green" if reward > 0 else "red")
+            self._field("reward", f"{reward:.2f} ({sample.status.value})", "dim")
 
     def eval_finished(self, what: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the results of an evaluation of `what`: a line for each evaluation set."""
@@ -156,7 +146,7 @@ class Terminal:
         self._print(Text.assemble(("eval ", "magenta"), (what, "magenta"), (f"  {seconds:.1f} s", "dim")))
         for line in eval_table(metrics, self._first_eval, self._console.width):
             self._print(line)
-        for name in set_names(metrics):
+        for name in eval_set_names(metrics):
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
     def checkpoint_saved(self, step: int, path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
-from slime.observe.samples import excerpts_of, write_dropped, write_rollout
+from slime.observe.samples import examples_of, write_rollout
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -153,7 +153,7 @@ class RolloutManager:
             "rollout/tokens": float(tokens),
             "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         }
-        rollout.examples = excerpts_of(rollout.groups, number)
+        rollout.examples = examples_of(rollout.groups, number)
         rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
@@ -175,9 +175,7 @@ class RolloutManager:
             metrics["rollout/raw_reward"] = rewards.raw_mean
             batch = replace(batch, rewards=np.asarray(rewards.values, dtype=np.float32))
         rollout.batch = batch
-        await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups)
-        if rollout.dropped:
-            await asyncio.to_thread(write_dropped, self._run_dir, rollout.number, rollout.dropped)
+        await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups, rollout.dropped)
         metrics["time/batch"] = time.monotonic() - started
 
     def progress(self) -> tuple[int, int]:

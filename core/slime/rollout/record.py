@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slime.observe.samples import Excerpt
 from slime.rollout.failures import count_status
 from slime.types import Group, Sample, Status
 
@@ -36,7 +35,7 @@ class Rollout:
     #: `rollout/...`, `ledger/...`, `plugin/...` and `time/...`
     metrics: dict[str, float] = field(default_factory=dict)
     #: a question with answers, for people
-    examples: list[Excerpt] = field(default_factory=list)
+    examples: list[Sample] = field(default_factory=list)
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
     #: what `--passive-checks` found out about components
