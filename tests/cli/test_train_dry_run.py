@@ -105,7 +105,7 @@ def test_a_continued_run_is_compared_with_its_checkpoint(
     assert "the checkpoint was made with reward rewards/exact_match with options" in caplog.text
     ended = dry_run("--load", "saved", "--num-rollout", "1")
     assert ended.code == 2
-    assert "1 rollouts done and --num-rollout is 1: nothing is left to do" in ended.err
+    assert "saved after 1 rollouts and --num-rollout is 1: nothing is left to do" in ended.err
     ended = dry_run("--load", "saved", "--num-rollout", "5", "--rollout-seed", "7")
     assert ended.code == 2
     assert "another data order" in ended.err

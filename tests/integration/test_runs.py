@@ -85,7 +85,7 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
 
     finished = slime_train("--num-rollout", "2", "--rollout-shuffle", "--load", "ckpt", name="finished")
     assert finished.wait(60) == 2
-    assert "2 rollouts done and --num-rollout is 2: nothing is left to do" in finished.output
+    assert "saved after 2 rollouts and --num-rollout is 2: nothing is left to do" in finished.output
 
 
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:

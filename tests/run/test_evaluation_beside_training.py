@@ -1,4 +1,4 @@
-"""Evaluations beside training: the loop goes on, the weights wait."""
+"""Evaluations beside training: training goes on, and the next weight sync waits for the evaluation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slime.rollout.evaluation import EvalReport
 from slime.run.run import Run
 
 
-class Told:
-    """An observer that notes which evaluation was told, after what."""
+class Reports:
+    """An observer that records the reported evaluations among the other events."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
 
     def eval_finished(self, step: int, report: EvalReport) -> None:
-        self._events.append(f"told {step}")
+        self._events.append(f"report {step}")
         assert report.rollout == step
 
 
 class PendingEvaluation:
-    """A fake call to the rollout process: it ends on a wait, or once `over` is set."""
+    """A fake call to the rollout process; it has finished when `over` is set."""
 
     def __init__(self, number: int, rollouts: Rollouts) -> None:
         self.number = number
@@ -41,7 +41,7 @@ class PendingEvaluation:
 
 
 class Rollouts:
-    """Stands in for the handle on the rollout process."""
+    """A fake handle on the rollout process."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -58,7 +58,7 @@ def run_with(events: list[str], tmp_path: Path) -> tuple[Any, Rollouts]:
         rollout=RolloutOptions(num_rollout=4, update_weights_interval=2),
         evaluation=EvalOptions(eval_prompt_data=[("a", "f")], eval_interval=4),
     )
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), Told(events))
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), Reports(events))
     rollouts = Rollouts(events)
     run._rollout = rollouts
     run._wait_rollout = lambda pending, _: EvalReport(pending.number, {})
@@ -77,17 +77,17 @@ def test_training_goes_on_beside_an_evaluation_and_the_next_sync_waits_for_it(tm
     loop.train_asynchronously(run)
     assert events == [
         *("sync", "evaluation 0", "train 0", "train 1"),
-        *("told 0", "sync", "train 2", "train 3", "sync"),
-        *("evaluation 4", "told 4"),
+        *("report 0", "sync", "train 2", "train 3", "sync"),
+        *("evaluation 4", "report 4"),
     ]
 
 
-def test_an_evaluation_that_is_over_is_told_at_the_next_step(tmp_path: Path) -> None:
+def test_a_finished_evaluation_is_reported_after_the_next_step(tmp_path: Path) -> None:
     events: list[str] = []
     run, rollouts = run_with(events, tmp_path)
     rollouts.over = True
     loop.train_asynchronously(run)
-    assert events[:4] == ["sync", "evaluation 0", "train 0", "told 0"]
+    assert events[:4] == ["sync", "evaluation 0", "train 0", "report 0"]
 
 
 def test_one_evaluation_goes_on_at_a_time(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_one_evaluation_goes_on_at_a_time(tmp_path: Path) -> None:
     run, _ = run_with(events, tmp_path)
     run.start_evaluation(1)
     run.start_evaluation(2)
-    assert events == ["evaluation 1", "told 1", "evaluation 2"]
+    assert events == ["evaluation 1", "report 1", "evaluation 2"]
 
 
-def test_what_an_evaluation_fails_of_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
+def test_an_error_of_an_evaluation_is_raised_by_the_wait_for_it(tmp_path: Path) -> None:
     run, _ = run_with([], tmp_path)
 
     def failing(*_: object) -> EvalReport:

@@ -1,4 +1,4 @@
-"""Checkpoint folders: complete or absent."""
+"""Checkpoint folders are complete or absent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commit(writer: CheckpointWriter, temporary: Path, rollouts_done: int) -> Pat
 
 @pytest.fixture
 def saved(config: Config) -> Saved:
-    """Saves a checkpoint under a folder."""
+    """A function that saves a checkpoint in a folder."""
 
     def save(root: Path, rollouts_done: int, *words: str) -> Path:
         writer = CheckpointWriter(root, config(*words), {"plugins": []})
@@ -50,7 +50,7 @@ def saved(config: Config) -> Saved:
     return save
 
 
-def test_latest_names_the_newest_and_everything_is_read_back(saved: Saved, tmp_path: Path) -> None:
+def test_latest_names_the_newest_checkpoint_which_reads_back_as_it_was_written(saved: Saved, tmp_path: Path) -> None:
     saved(tmp_path, 2)
     saved(tmp_path, 4)
     checkpoint = read_checkpoint(tmp_path)
@@ -59,13 +59,13 @@ def test_latest_names_the_newest_and_everything_is_read_back(saved: Saved, tmp_p
     assert (checkpoint.trainer_part / "weights").read_text() == "after 4"
 
 
-def test_an_older_checkpoint_can_be_named(saved: Saved, tmp_path: Path) -> None:
+def test_an_older_checkpoint_can_be_chosen_by_its_folder(saved: Saved, tmp_path: Path) -> None:
     saved(tmp_path, 2)
     saved(tmp_path, 4)
     assert read_checkpoint(tmp_path / "rollout_000002").rollouts_done == 2
 
 
-def test_a_crash_while_saving_leaves_the_one_before(saved: Saved, config: Config, tmp_path: Path) -> None:
+def test_a_crash_while_saving_leaves_the_previous_checkpoint(saved: Saved, config: Config, tmp_path: Path) -> None:
     saved(tmp_path, 2)
     CheckpointWriter(tmp_path, config(), {}).begin(4)  # and no commit
     assert read_checkpoint(tmp_path).rollouts_done == 2
@@ -77,19 +77,19 @@ def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path)
     assert list((writer.begin(4) / "megatron").iterdir()) == []
 
 
-def test_no_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected `latest` or `state.json`"):
         read_checkpoint(tmp_path)
 
 
-def test_an_unreadable_part_is_named(saved: Saved, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_refused_with_the_missing_file(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2)
     (path / "plugins.json").unlink()
     with pytest.raises(CheckpointError, match=r"rollout_000002 is incomplete.*plugins\.json"):
         read_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_with_both_numbers_and_a_way_on(saved: Saved, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2) / "state.json"
     path.write_text(path.read_text().replace('"format": 3', '"format": 1'))
     with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 3\. .* --save-hf"):
@@ -98,64 +98,64 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_numbers_and_a_way_o
 
 def test_another_data_order_is_refused_with_both_values(saved: Saved, config: Config, tmp_path: Path) -> None:
     checkpoint: Checkpoint = read_checkpoint(saved(tmp_path, 2))
-    checkpoint.require_same_data_order(config())
+    checkpoint.require_continuable(config())
     with pytest.raises(CheckpointError, match=r"--rollout-seed: was 42, is 7"):
-        checkpoint.require_same_data_order(config("--rollout-seed", "7"))
+        checkpoint.require_continuable(config("--rollout-seed", "7"))
 
 
-def test_a_prompt_file_that_moved_is_the_same_data(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+def test_a_prompt_file_may_move(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2))
     moved = prompts.rename(prompts.with_name("moved.jsonl"))
-    checkpoint.require_same_data_order(config("--prompt-data", str(moved)))
+    checkpoint.require_continuable(config("--prompt-data", str(moved)))
 
 
-def test_a_prompt_file_that_was_edited_is_refused_though_it_has_as_many_rows(
+def test_a_prompt_file_that_was_edited_is_refused_even_with_the_same_number_of_rows(
     saved: Saved, config: Config, prompts: Path, tmp_path: Path
 ) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2))
     prompts.write_text(prompts.read_text().replace("1+1=", "1+2="))
     with pytest.raises(
-        CheckpointError, match=r"--prompt-data: (\S+) does not hold what \1 held then \(sha256 \w{12}, was"
+        CheckpointError, match=r"--prompt-data: the content of (\S+) differs from that of \1 .* \(sha256 \w{12}, was"
     ):
-        checkpoint.require_same_data_order(config())
+        checkpoint.require_continuable(config())
 
 
-def test_the_saved_content_is_that_of_the_start_though_the_file_is_edited_while_the_run_goes_on(
+def test_the_saved_digest_is_that_of_the_content_when_the_run_began(
     config: Config, prompts: Path, tmp_path: Path
 ) -> None:
     writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
     prompts.write_text('{"prompt": "other", "label": "2"}\n')
     path = commit(writer, writer.begin(2), 2)
     with pytest.raises(CheckpointError, match="--prompt-data"):
-        read_checkpoint(path).require_same_data_order(config())
+        read_checkpoint(path).require_continuable(config())
 
 
-def test_a_prompt_file_that_is_gone_is_named(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
+def test_a_missing_prompt_file_is_named(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2))
     prompts.unlink()
     with pytest.raises(DataError, match=r"--prompt-data \S+prompts\.jsonl cannot be read: No such file"):
-        checkpoint.require_same_data_order(config())
+        checkpoint.require_continuable(config())
 
 
-def test_other_options_of_the_data_source_are_refused_wherever_they_were_stated(
+def test_other_options_of_the_data_source_are_refused_from_flags_and_run_files_alike(
     saved: Saved, config: Config, tmp_path: Path
 ) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2, "--data-source.min-level", "5"))
     same = config().model_copy(update={"component_options": {"datasource": {"min_level": 5}}})  # as from a run file
-    checkpoint.require_same_data_order(same)
+    checkpoint.require_continuable(same)
     with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is '6'"):
-        checkpoint.require_same_data_order(config("--data-source.min-level", "6"))
+        checkpoint.require_continuable(config("--data-source.min-level", "6"))
     with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is None"):
-        checkpoint.require_same_data_order(config())
+        checkpoint.require_continuable(config())
 
 
-def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stays_newest(
+def test_a_checkpoint_that_cannot_be_written_is_named_and_the_previous_one_stays_the_newest(
     saved: Saved, config: Config, tmp_path: Path
 ) -> None:
     saved(tmp_path, 2)
     writer = CheckpointWriter(tmp_path, config(), {"plugins": []})
     temporary = writer.begin(4)
-    (temporary / "state.json").mkdir()  # stands for any refusal: the part cannot be written
+    (temporary / "state.json").mkdir()  # so that the file cannot be written
     with pytest.raises(CheckpointError, match=r"rollout_000004 could not be written: .*state\.json"):
         commit(writer, temporary, 4)
     assert read_checkpoint(tmp_path).path == tmp_path / "rollout_000002"
@@ -164,7 +164,7 @@ def test_a_disk_that_refuses_is_told_with_the_checkpoint_and_the_one_before_stay
         CheckpointWriter(tmp_path / "file", config(), {"plugins": []}).begin(4)
 
 
-def test_another_model_for_the_reference_is_told_unless_the_checkpoint_holds_the_reference(
+def test_another_reference_model_is_reported_unless_the_checkpoint_holds_the_reference(
     prompts: Path, tmp_path: Path
 ) -> None:
     flags = "--num-rollout 4 --rollout-batch-size 2 --advantage-estimator e --reward r --lr 1e-4"
@@ -176,22 +176,22 @@ def test_another_model_for_the_reference_is_told_unless_the_checkpoint_holds_the
     writer = CheckpointWriter(tmp_path, run("--hf-checkpoint", "m", "--ref-load", "before"), {"plugins": []})
     checkpoint = read_checkpoint(commit(writer, writer.begin(1), 1))
     assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--ref-load", "before")) is None
-    told = checkpoint.other_reference(run("--hf-checkpoint", "m"))
-    assert told is not None and "has the weights of before; in this run it has those of m (--ref-load" in told
+    warning = checkpoint.other_reference(run("--hf-checkpoint", "m"))
+    assert warning is not None and "has the weights of before; in this run it has those of m (--ref-load" in warning
     assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--kl-loss-coef", "0", "--no-use-kl-loss")) is None
     (checkpoint.trainer_part / "reference").mkdir()
     assert checkpoint.other_reference(run("--hf-checkpoint", "m")) is None
 
 
-def test_a_new_run_does_not_save_among_the_checkpoints_of_another(saved: Saved, config: Config, tmp_path: Path) -> None:
+def test_a_new_run_does_not_save_to_the_folder_of_another_run(saved: Saved, config: Config, tmp_path: Path) -> None:
     require_own_folder(config("--save", str(tmp_path)))
     path = saved(tmp_path, 2)
     require_own_folder(config("--save", str(tmp_path), "--load", str(tmp_path)))
     require_own_folder(config("--save", str(tmp_path), "--load", str(path)))
     require_own_folder(config("--save", str(tmp_path / "other"), "--load", str(path)))
-    way_out = r"holds checkpoints of another run, up to rollout_000002\. Continue that run with --load"
-    with pytest.raises(ConfigError, match=way_out):
+    message = r"holds checkpoints of another run, up to rollout_000002\. Continue that run with --load"
+    with pytest.raises(ConfigError, match=message):
         require_own_folder(config("--save", str(tmp_path)))
     other = saved(tmp_path / "other", 4)
-    with pytest.raises(ConfigError, match=way_out):
+    with pytest.raises(ConfigError, match=message):
         require_own_folder(config("--save", str(tmp_path), "--load", str(other)))

@@ -1,4 +1,4 @@
-"""A Ray that does not come up is told in slime's words."""
+"""A Ray that cannot be started or joined is reported with what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime.run.ray_session import ray_session
 
 
 def broken_init(**_: Any) -> None:
-    """Fails as Ray does on a machine that is too slow."""
+    """Fail as Ray does on a machine that is too slow."""
     raise Exception("The current node timed out during startup.")
 
 
@@ -25,7 +25,7 @@ def broken_init(**_: Any) -> None:
         ("10.0.0.1:6379", r"the Ray cluster 10\.0\.0\.1:6379 could not be joined: .* Is --ray-address right"),
     ],
 )
-def test_what_ray_raises_is_attributed(monkeypatch: pytest.MonkeyPatch, address: str | None, message: str) -> None:
+def test_ray_errors_become_cluster_errors(monkeypatch: pytest.MonkeyPatch, address: str | None, message: str) -> None:
     monkeypatch.setattr(ray, "init", broken_init)
     config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address=address))
     with pytest.raises(ClusterError, match=message), ray_session(config):

@@ -1,4 +1,4 @@
-"""The rollout part of a checkpoint comes back as it was written."""
+"""The rollout part of a checkpoint reads back as it was written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state(**sample: Any) -> dict[str, Any]:
     return {"source": {"position": 3}, "taken": 1, "trained": 0, "dropped": {}, "groups": [{"index": 7, **sample}]}
 
 
-def test_floats_come_back_to_the_last_bit_and_odd_text_whole(tmp_path: Path) -> None:
+def test_floats_are_exact_and_any_text_survives(tmp_path: Path) -> None:
     saved = state(log_probs=[-0.1, 1e-300, 0.1 + 0.2], response="half \ud800 \n ü", big=2**70)
     write_rollout_part(tmp_path / "rollout", saved)
     assert read_rollout_part(tmp_path / "rollout") == saved
@@ -24,7 +24,7 @@ def test_floats_come_back_to_the_last_bit_and_odd_text_whole(tmp_path: Path) -> 
     assert math.isnan(read_rollout_part(tmp_path / "nan")["groups"][0]["score"])
 
 
-def test_what_is_no_json_is_named_with_its_group(tmp_path: Path) -> None:
+def test_a_group_that_is_not_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"group 7 cannot be saved: Object of type object is not JSON serializable\. .*metadata"
     ):
@@ -32,14 +32,14 @@ def test_what_is_no_json_is_named_with_its_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["state.json", "groups.jsonl"])
-def test_a_missing_file_is_told(tmp_path: Path, missing: str) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
     write_rollout_part(tmp_path, state())
     (tmp_path / missing).unlink()
     with pytest.raises(CheckpointError, match=rf"is incomplete: .*{missing}"):
         read_rollout_part(tmp_path)
 
 
-def test_a_disk_that_refuses_is_told_with_the_folder(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"file/rollout, could not be written"):
+    with pytest.raises(CheckpointError, match=r"file/rollout could not be written"):
         write_rollout_part(tmp_path / "file" / "rollout", state())

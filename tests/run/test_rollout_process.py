@@ -15,7 +15,7 @@ from slime.types import Group, Sample
 
 
 class Manager:
-    """Stands in for the rollout manager and records in which order prompts are taken."""
+    """A fake of the rollout manager that records the order in which prompts are taken."""
 
     def __init__(self) -> None:
         self.done: list[int] = []
@@ -51,7 +51,7 @@ def process(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> RolloutProcess
     return RolloutProcess(manager)
 
 
-def test_the_driver_gets_the_record_without_groups_and_a_reference_to_the_batch(
+def test_the_driver_gets_the_rollout_without_groups_and_with_a_reference_to_the_batch(
     process: RolloutProcess, manager: Manager
 ) -> None:
     rollout = asyncio.run(process.generate(4, None, 3))
@@ -59,7 +59,7 @@ def test_the_driver_gets_the_record_without_groups_and_a_reference_to_the_batch(
     assert manager.done == [3]
 
 
-def test_calls_that_begin_out_of_order_wait_for_their_turn(process: RolloutProcess, manager: Manager) -> None:
+def test_rollouts_that_start_out_of_order_take_prompts_in_order(process: RolloutProcess, manager: Manager) -> None:
     """Ray may start calls in any order; prompts are taken in the order the driver began the rollouts."""
 
     async def begin_backwards() -> None:

@@ -1,4 +1,4 @@
-"""The handle on remote processes: results, errors, deaths and delays arrive in words that say what was being done."""
+"""The handle on remote processes: errors, deaths and timeouts say what the processes were doing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = RunConfig(cluster=ClusterOptions(device="cpu"))
 
 
 class Part:
-    """What the processes of these tests build."""
+    """The object in each process of these tests."""
 
     def __init__(self, index: int, fails: bool = False) -> None:
         if fails:
@@ -66,7 +66,7 @@ class Part:
 
 
 class Meeting:
-    """Its calls can only return together."""
+    """An object whose two calls wait for each other."""
 
     def __init__(self) -> None:
         self._both = asyncio.Barrier(2)
@@ -110,19 +110,19 @@ def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> No
     assert "part 10 is built" in (tmp_path / "part-1.log").read_text()
 
 
-def test_what_slime_raises_on_purpose_arrives_unchanged(workers: Workers) -> None:
+def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:
     with pytest.raises(TrainerError, match=r"^the loss is nan$"):
         workers.call("fail", TrainerError("the loss is nan"), doing="training")
 
 
-def test_any_other_error_arrives_with_its_type_and_traceback(workers: Workers) -> None:
+def test_other_errors_arrive_with_their_type_and_traceback(workers: Workers) -> None:
     with pytest.raises(SlimeError) as caught:
         workers.call("fail", AssertionError("wrong shape"), doing="building the model")
     assert str(caught.value).startswith("building the model: AssertionError: wrong shape\n")
     assert "in fail" in str(caught.value)
 
 
-def test_an_error_is_not_kept_waiting_by_the_others(workers: Workers) -> None:
+def test_an_error_does_not_wait_for_the_other_processes(workers: Workers) -> None:
     started = time.monotonic()
     with pytest.raises(TrainerError):
         workers.call("fail_or_sleep", 60.0, doing="training")
@@ -139,7 +139,7 @@ def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
         pending.check()
 
 
-def test_a_process_that_dies_is_named_by_what_it_did(workers: Workers) -> None:
+def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Workers) -> None:
     with pytest.raises(SlimeError, match=r"^training: the process died"):
         workers.call("die", doing="training")
 
@@ -149,7 +149,7 @@ def test_a_wait_ends_at_its_deadline(workers: Workers) -> None:
         workers.call("sleep", 60.0, doing="training", timeout_s=2)
 
 
-def test_the_watch_may_end_a_wait(workers: Workers) -> None:
+def test_an_error_in_the_watch_ends_the_wait(workers: Workers) -> None:
     def watch() -> None:
         raise TrainerError("an engine is gone")
 
@@ -157,7 +157,7 @@ def test_the_watch_may_end_a_wait(workers: Workers) -> None:
         workers.begin("sleep", 60.0, doing="training", watch=watch).wait()
 
 
-def test_an_object_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+def test_an_error_while_building_arrives(tmp_path: Path) -> None:
     workers = Workers(CONFIG, "parts", tmp_path / "part.log")
     workers.start([{"num_cpus": 0}])
     workers.build(f"{__name__}:Part", [(7, True)])
@@ -166,13 +166,13 @@ def test_an_object_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     workers.stop(grace_s=5)
 
 
-def test_an_orderly_end_closes_what_was_built(workers: Workers, tmp_path: Path) -> None:
+def test_an_orderly_stop_closes_the_objects(workers: Workers, tmp_path: Path) -> None:
     workers.call("close_into", tmp_path, doing="preparing")
     workers.stop(grace_s=30)
     assert (tmp_path / "0").exists() and (tmp_path / "10").exists()
 
 
-def test_workers_in_a_cluster_of_its_own_report_their_peak_memory(tmp_path: Path) -> None:
+def test_workers_of_an_existing_cluster_report_their_peak_memory(tmp_path: Path) -> None:
     def peak_after_holding(size: int) -> int:
         config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address="here.invalid:6379"))
         workers = Workers(config, "parts", tmp_path / "part-{index}.log")
@@ -187,7 +187,7 @@ def test_workers_in_a_cluster_of_its_own_report_their_peak_memory(tmp_path: Path
     assert peak_after_holding(held) - peak_after_holding(1) == pytest.approx(4 * held, rel=0.3)
 
 
-def test_workers_below_the_driver_leave_their_memory_to_it(workers: Workers) -> None:
+def test_workers_that_descend_from_the_driver_report_no_memory(workers: Workers) -> None:
     workers.call("hold", 1, doing="holding memory")
     workers.stop(grace_s=5)
     assert workers.peak_bytes == 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,24 +29,18 @@ FORMAT = 3
 TRAINER_PART = "megatron"
 ROLLOUT_PART = "rollout"
 _STATE, _GROUPS = "state.json", "groups.jsonl"
-#: sections and fields the data order depends on; a resumed run must agree on them
+#: options of [data] that the order of the prompts depends on
 _DATA_ORDER = (
-    (
-        "data",
-        (
-            "data_source",
-            "input_key",
-            "label_key",
-            "tool_key",
-            "apply_chat_template",
-            "apply_chat_template_kwargs",
-            "bad_rows",
-            "streaming_data",
-            "rollout_shuffle",
-            "rollout_seed",
-        ),
-    ),
-    ("rollout", ("n_samples_per_prompt",)),
+    "data_source",
+    "input_key",
+    "label_key",
+    "tool_key",
+    "apply_chat_template",
+    "apply_chat_template_kwargs",
+    "bad_rows",
+    "streaming_data",
+    "rollout_shuffle",
+    "rollout_seed",
 )
 _PROMPT_FILES = "prompt_data"
 
@@ -74,17 +68,26 @@ class Checkpoint:
         return self.path / ROLLOUT_PART
 
     def require_continuable(self, config: RunConfig) -> None:
-        """Check that a run with `config` can continue from here.
+        """Check that a run with `config` can continue from here, with the prompts that come next in the saved run.
+
+        Prompt files are compared by content; they may have moved.
 
         Raises:
-            CheckpointError: The order of its prompts differs from the saved run's.
+            CheckpointError: The order of the prompts differs.
             ConfigError: Every rollout is done already.
+            DataError: A prompt file cannot be read.
         """
-        self.require_same_data_order(config)
+        different = list(_differences(self.data_order, data_order(config)))
+        if different:
+            raise CheckpointError(
+                f"{self.path} was saved by a run with another data order, so its position in the data means nothing"
+                f" here: {'; '.join(different)}. Use the saved values, or start a new run from its weights with"
+                " --initial-megatron-checkpoint."
+            )
         if self.rollouts_done >= config.num_rollout:
             raise ConfigError(
-                f"{self.path} has {self.rollouts_done} rollouts done and --num-rollout is {config.num_rollout}: nothing"
-                " is left to do. Raise --num-rollout, the number of rollouts in all."
+                f"{self.path} was saved after {self.rollouts_done} rollouts and --num-rollout is {config.num_rollout}:"
+                " nothing is left to do. Raise --num-rollout, the total number of rollouts."
             )
 
     def other_reference(self, config: RunConfig) -> str | None:
@@ -103,23 +106,6 @@ class Checkpoint:
             f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
             f" {now} (--ref-load, else --hf-checkpoint)"
         )
-
-    def require_same_data_order(self, config: RunConfig) -> None:
-        """Check that `config` continues with the prompts that the saved run would have continued with.
-
-        Prompt files are compared by content; they may have moved.
-
-        Raises:
-            CheckpointError: The order of the prompts differs.
-            DataError: A prompt file cannot be read.
-        """
-        different = list(_differences(self.data_order, data_order(config)))
-        if different:
-            raise CheckpointError(
-                f"{self.path} was saved by a run with another data order, so its place in the data means nothing here: "
-                f"{'; '.join(different)}. Use the saved values, or start a new run from its weights with "
-                f"--initial-megatron-checkpoint."
-            )
 
 
 def require_own_folder(config: RunConfig) -> None:
@@ -152,7 +138,8 @@ def data_order(config: RunConfig) -> dict[str, Any]:
     Raises:
         DataError: A prompt file cannot be read.
     """
-    order = {name: getattr(getattr(config, section), name) for section, names in _DATA_ORDER for name in names}
+    order = {name: getattr(config.data, name) for name in _DATA_ORDER}
+    order["n_samples_per_prompt"] = config.rollout.n_samples_per_prompt
     order[_PROMPT_FILES] = [
         {"path": str(source), "weight": str(source.weight), "sha256": content_digest(source)}
         for source in parse_sources(config.data.prompt_data)
@@ -178,8 +165,8 @@ def _different_files(before: Sequence[Mapping[str, str]], after: Sequence[Mappin
     for was, is_now in zip(before, after, strict=True):
         if was["sha256"] != is_now["sha256"]:
             yield (
-                f"--prompt-data: {is_now['path']} does not hold what {was['path']} held then (sha256"
-                f" {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
+                f"--prompt-data: the content of {is_now['path']} differs from that of {was['path']} when the run began"
+                f" (sha256 {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
             )
         elif was["weight"] != is_now["weight"]:
             yield f"--prompt-data: {is_now['path']} has another weight: was {was['weight']}, is {is_now['weight']}"
@@ -229,13 +216,13 @@ class CheckpointWriter:
         }
         final = self._root / f"rollout_{rollouts_done:06d}"
         with _writing(final):
-            _write(temporary / "state.json", json.dumps(state, indent=1))
-            _write(temporary / "plugins.json", json.dumps(self._plugins, indent=1))
-            _write(temporary / "config.toml", self._config.to_toml())
+            _write(temporary / _STATE, [json.dumps(state, indent=1)])
+            _write(temporary / "plugins.json", [json.dumps(self._plugins, indent=1)])
+            _write(temporary / "config.toml", [self._config.to_toml()])
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
             pointer = self._root / ".latest.partial"
-            _write(pointer, final.name + "\n")
+            _write(pointer, [final.name, "\n"])
             pointer.replace(self._root / "latest")
         return final
 
@@ -249,10 +236,10 @@ def _writing(checkpoint: Path) -> Iterator[None]:
         raise CheckpointError(f"the checkpoint {checkpoint} could not be written: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    """Write and flush to disk, so that a checkpoint never becomes visible before its bytes are there."""
+def _write(path: Path, parts: Iterable[str]) -> None:
+    """Write a file and flush it to disk, so that a checkpoint only becomes visible when its bytes are there."""
     with path.open("w", encoding="utf-8") as handle:
-        handle.write(text)
+        handle.writelines(parts)
         handle.flush()
         os.fsync(handle.fileno())
 
@@ -267,7 +254,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: There is none, it is incomplete, or it has another format.
     """
     path = folder
-    if not (folder / "state.json").is_file():
+    if not (folder / _STATE).is_file():
         pointer = folder / "latest"
         if not pointer.is_file():
             saved = sorted(p.name for p in folder.glob("rollout_*")) if folder.is_dir() else []
@@ -277,7 +264,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             )
         path = folder / pointer.read_text(encoding="utf-8").strip()
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         plugins = json.loads((path / "plugins.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
@@ -307,19 +294,11 @@ def write_rollout_part(folder: Path, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The disk is full, for example, or a group's metadata is not JSON.
     """
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / _GROUPS).open("w", encoding="ascii") as handle:
-            for row in state["groups"]:
-                handle.write(_line(row))
-            handle.flush()
-            os.fsync(handle.fileno())
-        with (folder / _STATE).open("w", encoding="ascii") as handle:
-            json.dump({name: value for name, value in state.items() if name != "groups"}, handle, indent=1)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise CheckpointError(f"the rollout part of the checkpoint, {folder}, could not be written: {error}") from error
+        _write(folder / _GROUPS, map(_line, state["groups"]))
+        rest = {name: value for name, value in state.items() if name != "groups"}
+        _write(folder / _STATE, [json.dumps(rest, indent=1)])
 
 
 def read_rollout_part(folder: Path) -> dict[str, Any]:
@@ -329,7 +308,7 @@ def read_rollout_part(folder: Path) -> dict[str, Any]:
         with (folder / _GROUPS).open(encoding="ascii") as handle:
             state["groups"] = [json.loads(line) for line in handle]
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"the rollout part of the checkpoint, {folder}, is incomplete: {error}") from error
+        raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
     return state
 
 

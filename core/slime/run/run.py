@@ -62,10 +62,10 @@ class Run:
         if not plugins.find("generator", config.generator_name).spec.needs_engine:
             self._roles.discard("engines")
         self._placement: Placement | None = None
-        logs = run_dir / "logs"
-        self._trainer = Workers(config, "trainer", logs / "trainer-{index}.log", watch=self._watch)
         self._engines = Engines(config, run_dir)
-        self._rollout = Workers(config, "rollout process", logs / "rollout.log", watch=self._watch, asynchronous=True)
+        logs, watch = run_dir / "logs", self._engines.check_alive
+        self._trainer = Workers(config, "trainer", logs / "trainer-{index}.log", watch=watch)
+        self._rollout = Workers(config, "rollout process", logs / "rollout.log", watch=watch, asynchronous=True)
         self._writer: CheckpointWriter | None = None
         self._weight_version = 0
         self._rollouts_trained = 0
@@ -192,9 +192,6 @@ class Run:
         """Raise the error of a trainer or rollout process that failed while the engines start."""
         self._trainer.check_building()
         self._rollout.check_building()
-
-    def _watch(self) -> None:
-        self._engines.check_alive()
 
     def _blame_dead_engine(self, error: SlimeError) -> None:
         """Report what failed elsewhere because an engine died as that engine's death."""
