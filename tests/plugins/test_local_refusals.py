@@ -40,7 +40,7 @@ REFUSED = [
         "",
         "def grade(args, answer): ...",
         PluginNotFoundError,
-        r"line 2: grade\(args, answer\) \(no parameter is called sample\)",
+        r"line 2: grade\(args, answer\) \(it has no parameter called sample\)",
     ),
     (
         "reward",
@@ -54,7 +54,7 @@ REFUSED = [
         "",
         "def reward_func(args, sample, tokenizer): ...",
         PluginLoadError,
-        "nothing fills the parameter tokenizer",
+        "slime has no value for the parameter tokenizer",
     ),
     (
         "reward",
@@ -76,10 +76,10 @@ REFUSED = [
         ":M",
         "class M:\n    def __init__(self, path): ...\n    def compute_reward(self, prompts, responses): ...",
         PluginLoadError,
-        "its constructor asks for path",
+        "slime has no value for its constructor's parameter path",
     ),
     ("reward", ":f", "f = 3", PluginLoadError, r"got f, .* its parameters cannot be read"),
-    ("reward", ":f", "f = print", PluginLoadError, r"got f\(\*args, .* no parameter is called sample"),
+    ("reward", ":f", "f = print", PluginLoadError, r"got f\(\*args, .* it has no parameter called sample"),
     (
         "reward",
         ":f",
@@ -123,13 +123,13 @@ REFUSED = [
         PluginLoadError,
         "rm.py:2: a relative import, in a file that is not part of a package",
     ),
-    ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it is not an `async def`"),
+    ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it must be an `async def`"),
     (
         "generator",
         "",
         "async def custom_generate(args, prompts): ...",
         PluginLoadError,
-        "no parameter is called samples",
+        "it has no parameter called samples",
     ),
     ("datasource", "", "class Mine:\n    def take(self, n): ...", PluginNotFoundError, "it has no method get_samples"),
     (
@@ -137,16 +137,16 @@ REFUSED = [
         "",
         "class Mine:\n    def get_samples(self, n, epoch): ...",
         PluginNotFoundError,
-        "it asks for 2 values and gets 1",
+        "it takes 2 arguments, and slime passes 1",
     ),
     (
         "buffer_filter",
         "",
         "async def buffer_filter(args, buffer, num_samples): ...",
         PluginLoadError,
-        "it is an `async def`",
+        "it must be a plain `def`",
     ),
-    ("estimator", "", "def f(): ...", PluginNotFoundError, "no function path for components of kind estimator"),
+    ("estimator", "", "def f(): ...", PluginNotFoundError, "a component of kind estimator cannot be given by path"),
 ]
 
 
