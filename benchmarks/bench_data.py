@@ -210,14 +210,14 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
             )
         from tokenizers import Tokenizer
 
-        from slime.cli.preflight_data import look
+        from slime.cli.preflight_data import PromptSet, look
         from slime.kit.readers.prompt_source import parse_source
 
         began = time.perf_counter()
         facts = look(
             parse_source(str(path)),
-            Columns("prompt", "label"),
-            tokenizer=FastTokenizer(Tokenizer.from_file(str(definition))),
+            PromptSet("training", [str(path)], Columns("prompt", "label")),
+            FastTokenizer(Tokenizer.from_file(str(definition))),
             limit=8192,
         )
         print(f"\nA look at it as in a dry run: {time.perf_counter() - began:.2f} s ({facts})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.cli.conftest import Slime
@@ -16,10 +17,10 @@ def block_of(text: str, start: str) -> list[str]:
 def test_a_chosen_components_options_are_shown_with_their_flags(slime: Slime) -> None:
     shown = slime("train", "--help", "--reward", "exact_match", "--advantage-estimator", "grpo").out
     reward = block_of(shown, "[reward]  Options of reward rewards/exact_match (slime-rl")
-    assert any(line.startswith("  --reward.ignore-case {true,false}") for line in reward)
-    assert any("--reward.timeout-s VALUE" in line for line in reward)
+    assert any(re.match(r"  --reward\.ignore-case +true or false ", line) for line in reward)
+    assert any("--reward.timeout-s" in line and "> 0" in line for line in reward)
     estimator = block_of(shown, "[estimator]  Options of estimator estimators/grpo")
-    assert any("[1e-06]" in line and "--estimator.eps" in line for line in estimator)
+    assert any("1e-06" in line and "--estimator.eps" in line for line in estimator)
     assert not any("timeout-s" in line for line in estimator)
 
 
@@ -34,10 +35,10 @@ def test_the_run_file_chooses_too_and_each_of_several_rewards_has_its_keys(slime
     file = tmp_path / "run.toml"
     file.write_text('[[reward.terms]]\nname = "exact_match"\nweight = 0.5\n', encoding="utf-8")
     keys = block_of(slime("train", str(file), "--help").out, "[[reward.terms]]  Keys of the table of reward")
-    assert any(line.startswith("  ignore-case {true,false}") for line in keys)
+    assert any(line.startswith("  ignore-case ") for line in keys)
 
 
-def test_a_component_that_is_not_installed_is_told_and_the_rest_is_shown(slime: Slime) -> None:
+def test_a_component_that_is_not_installed_is_reported_and_the_rest_is_shown(slime: Slime) -> None:
     done = slime("train", "--help", "--reward", "exct_match")
     assert done.code == 0
     assert "[reward]  reward 'exct_match' is not installed. Did you mean exact_match?" in done.out

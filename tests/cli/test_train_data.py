@@ -14,12 +14,12 @@ from tests.cli.conftest import Slime
 from tests.support.prompt_files import FORMATS, numbered, write_rows
 
 from slime.cli import preflight_data
-from slime.cli.preflight_data import look
+from slime.cli.preflight_data import PromptSet, look
 from slime.kit.readers.prompt_source import parse_source
 from slime.kit.readers.rows import Columns
 
 Refused = Callable[..., str]
-COLUMNS = Columns("prompt", "label")
+PROMPTS = PromptSet("training", [], Columns("prompt", "label"))
 
 
 def data_lines(text: str) -> list[str]:
@@ -122,7 +122,7 @@ def test_of_a_large_file_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(preflight_data, "SAMPLED", 4)
     rows = [{"prompt": "x" * 200, "label": f"{n:06}"} for n in range(5000)]
     path = write_rows(tmp_path, "jsonl", rows)
-    facts = look(parse_source(str(path)), COLUMNS)
+    facts = look(parse_source(str(path)), PROMPTS)
     assert facts.sampled is not None and facts.sampled < 1200
     assert abs(facts.rows - 5000) < 100
     assert re.search(
@@ -134,12 +134,12 @@ def test_of_a_large_gzip_file_only_the_beginning_is_unpacked(tmp_path: Path, mon
     monkeypatch.setattr(preflight_data, "WHOLE", 2)
     text = "".join(json.dumps(row) + "\n" for row in numbered(20_000))
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])  # its end is never read
-    facts = look(parse_source(f"{tmp_path}/p.jsonl.gz"), COLUMNS)
+    facts = look(parse_source(f"{tmp_path}/p.jsonl.gz"), PROMPTS)
     assert str(facts).startswith(f"{tmp_path}/p.jsonl.gz: more than ")
 
 
 def test_of_a_large_parquet_file_a_few_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 3)
     path = write_rows(tmp_path, "parquet", numbered(24_000), group=2_000)
-    facts = look(parse_source(str(path)), COLUMNS)
+    facts = look(parse_source(str(path)), PROMPTS)
     assert (facts.rows, facts.nearly, facts.sampled) == (24_000, "", 8_000)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from slime import __version__
 from slime.cli.plugins_json import RunListing, UseRow
+from slime.cli.preflight_plugins import CheckedPlugins, check_plugins
 from slime.cli.text_layout import count, table
+from slime.compat.functions import place_functions
+from slime.config import read_config, resolve
+from slime.config.function_flags import choice_problems
 from slime.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError, SlimeError
 from slime.plugin import API_VERSION
-from slime.plugins.plugin_set import PluginSet, load_plugins, survey_plugins
-from slime.plugins.resolve import Use, components_used
-
-if TYPE_CHECKING:
-    from slime.compat.functions import PlacedFunctions
-    from slime.config import RunConfig
+from slime.plugins.resolve import Use
 
 
 def print_used(words: Sequence[str], *, json: bool) -> int:
@@ -24,54 +24,37 @@ def print_used(words: Sequence[str], *, json: bool) -> int:
     Raises:
         ConfigError: The words do not describe a run.
     """
-    # The table of all flags is only needed here.
-    from slime.compat.functions import place_functions
-    from slime.config import read_config, resolve
-
     if not words:
         raise ConfigError("slime plugins --for needs a run: the words of `slime train`, such as RUN.toml")
     functions = place_functions(read_config(words))
-    used = _survey(resolve(functions.config), functions)
-    problems = [f"{use.slot}: {use.problem}" for use in used.uses if use.problem] + used.problems
+    config = resolve(functions.config)
+    checked = check_plugins(config, functions)
+    listing = RunListing(
+        slime=__version__,
+        api=API_VERSION,
+        uses=[_row(use, checked) for use in checked.uses],
+        problems=[*functions.problems, *choice_problems(config), *checked.problems],
+    )
+    problems = [f"{slot}: {error}" for slot, error in checked.refused.items()] + listing.problems
     if json:
-        print(used.model_dump_json(indent=2))
+        print(listing.model_dump_json(indent=2))
     else:
-        print(table(("SLOT", "COMPONENT", "VERSION", "STATUS", "FROM"), map(_cells, used.uses)))
+        print(table(("SLOT", "COMPONENT", "VERSION", "STATUS", "FROM"), map(_cells, listing.uses)))
         print("", count(len(problems), "problem") if problems else "everything this run uses is there", sep="\n")
         for problem in problems:
             print(problem)
     return int(bool(problems))
 
 
-def _survey(config: RunConfig, functions: PlacedFunctions) -> RunListing:
-    from slime.config.function_flags import choice_problems
-
-    problems = [*functions.problems, *choice_problems(config)]
-    try:
-        plugins = load_plugins(config.plugins, functions.components)
-    except SlimeError as error:
-        # [plugins] refuses the installed plugins; show what the run would use without that.
-        problems.append(str(error))
-        plugins = survey_plugins(given=functions.components)
-    uses = [_use(use, plugins, config) for use in components_used(config) if not functions.has_failed(use.name)]
-    if not problems and all(use.problem is None for use in uses):
-        try:
-            plugins.check_config(config)
-        except SlimeError as error:
-            problems.append(str(error))
-    return RunListing(slime=__version__, api=API_VERSION, uses=uses, problems=problems)
-
-
-def _use(use: Use, plugins: PluginSet, config: RunConfig) -> UseRow:
+def _row(use: Use, checked: CheckedPlugins) -> UseRow:
     known: dict[str, Any] = {"slot": use.slot, "kind": use.kind, "name": use.name, "weight": use.weight}
-    try:
-        component = plugins.find(use.kind, use.name)
+    with contextlib.suppress(PluginError):
+        component = checked.plugins.find(use.kind, use.name)
         found = component.found
         known |= {"id": component.id, "distribution": found.distribution, "version": found.version}
-        resolved = plugins.resolve_use(use, config)
-    except SlimeError as error:
+    if (error := checked.refused.get(use.slot)) is not None:
         return UseRow(**known, status=_status(error), problem=str(error))
-    return UseRow(**known, status="ok", options=resolved.options.model_dump(mode="json"))
+    return UseRow(**known, status="ok", options=checked.used[use.slot].options.model_dump(mode="json"))
 
 
 def _status(error: SlimeError) -> Literal["missing", "clash", "broken", "refused"]:

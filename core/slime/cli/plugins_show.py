@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
 from urllib.parse import unquote, urlparse
 
 from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import table
-from slime.plugin import Options
-from slime.plugins.component import Component, Limits, unmet_requirements
+from slime.config.values import describe
+from slime.plugins.component import LIMITED_KINDS, Component, Limits, unmet_requirements
 from slime.plugins.find import FoundPlugin
 from slime.plugins.kinds import KINDS
 from slime.plugins.provenance import source_of
@@ -32,21 +30,16 @@ _CONSTRAINTS = {
     "max_length": "at most {} long",
     "pattern": "matches {}",
 }
-_TYPES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
 def component_text(component: Component) -> str:
     """Everything about one component."""
     spec = component.spec
     kind = KINDS[component.kind]
-    flag = f"--{kind.slots[-1].prefixes[0]}"
+    prefix = f"--{kind.slots[-1].prefixes[0]}."
     parts = [f"{kind.title} {component.id}"]
     parts += [f"  {spec.summary}"] if spec.summary else []
-    parts += ["", *_facts(component), "", "options"]
-    parts.append(_options(spec.options, flag) if spec.options.model_fields else "  none")
-    if kind.limited:
-        timeout = "the run's --rollout-timeout-s" if spec.timeout_s is None else f"{spec.timeout_s:g}"
-        parts += ["", "limits of slime's own", _options(Limits, flag, {"timeout_s": timeout})]
+    parts += ["", *_facts(component), "", "options", options_table(component, prefix)]
     return "\n".join(parts)
 
 
@@ -96,32 +89,23 @@ def _class_line(factory: str) -> list[str]:
     return [f"{found.origin}:{line}" for line in lines[:1]] or [found.origin]
 
 
-def _options(model: type[Options], flag: str, defaults: Mapping[str, str] | None = None) -> str:
-    """The options in a table; `defaults` replaces what stands for the default of some."""
-    rows = [
-        (
-            f"{flag}.{name.replace('_', '-')}",
-            _type(info.annotation),
-            (defaults or {}).get(name) or _default(info),
-            _allowed(info),
-            info.description or "",
-        )
-        for name, info in model.model_fields.items()
-    ]
-    return table(("OPTION", "TYPE", "DEFAULT", "ALLOWED", "MEANING"), rows, indent="  ")
+def options_table(component: Component, prefix: str) -> str:
+    """The options of a component, and the limits that slime adds to every component of its kind.
 
-
-def _type(annotation: Any) -> str:
-    """`number`, `text or none`, `'a' or 'b'`, or the annotation itself."""
-    if annotation in (None, type(None)):
-        return "none"
-    if get_origin(annotation) is Literal:
-        return " or ".join(map(repr, get_args(annotation)))
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(map(_type, get_args(annotation)))
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return _TYPES.get(annotation, annotation.__name__)
-    return str(annotation).replace("typing.", "")
+    Args:
+        component: The component.
+        prefix: What stands before an option's name, such as `--reward.`.
+    """
+    rows = []
+    for model in (component.spec.options, *([Limits] if component.kind in LIMITED_KINDS else [])):
+        for name, info in model.model_fields.items():
+            default = _default(info)
+            if model is Limits and name == "timeout_s":
+                own = component.spec.timeout_s
+                default = "the run's --rollout-timeout-s" if own is None else f"{own:g}"
+            option = f"{prefix}{name.replace('_', '-')}"
+            rows.append((option, describe(info.annotation), default, _allowed(info), info.description or ""))
+    return table(("OPTION", "TYPE", "DEFAULT", "ALLOWED", "MEANING"), rows, indent="  ") if rows else "  none"
 
 
 def _default(info: FieldInfo) -> str:

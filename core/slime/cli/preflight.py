@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import ModelFacts, load_tokenizer, model_problems, read_model
+from slime.cli.preflight_plugins import check_plugins
 from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
@@ -22,9 +23,8 @@ from slime.config.eval_sets import eval_sets
 from slime.config.run_config import nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
-from slime.plugins.kinds import SLOTS
-from slime.plugins.plugin_set import PluginSet, load_plugins
-from slime.plugins.resolve import Resolved, components_used
+from slime.plugins.plugin_set import PluginSet
+from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import read_checkpoint, require_own_folder
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ def preflight(
     Raises:
         ConfigError: One error with every problem found.
     """
-    problems = [*functions.problems, *problems_of(config)]
-    plugins, used = _check_plugins(config, functions, problems)
-    generator = used.get("generator")
+    checked = check_plugins(config, functions)
+    problems = [*functions.problems, *problems_of(config), *map(str, checked.refused.values()), *checked.problems]
+    generator = checked.used.get("generator")
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
     model = _check_models(config, problems)
     data = _check_data(config, model, problems, with_engines=with_engines)
@@ -87,10 +87,10 @@ def preflight(
             " --load and the folder of its checkpoints"
         )
     problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    _check_checkpoints(config, plugins, problems)
+    _check_checkpoints(config, checked.plugins, problems)
     stop_on(problems)
-    assert plugins is not None and model is not None
-    return Preflight(config, run_dir, plugins, used, model, data)
+    assert model is not None
+    return Preflight(config, run_dir, checked.plugins, checked.used, model, data)
 
 
 @contextlib.contextmanager
@@ -100,51 +100,6 @@ def _collected(problems: list[str]) -> Iterator[None]:
         yield
     except SlimeError as error:
         problems.append(str(error))
-
-
-# --- plugins -----------------------------------------------------------------------------------------
-
-
-def _check_plugins(
-    config: RunConfig, functions: PlacedFunctions, problems: list[str]
-) -> tuple[PluginSet | None, dict[str, Resolved]]:
-    """Check that every component the run names is installed, works, and takes its options."""
-    used: dict[str, Resolved] = {}
-    plugins = None
-    with _collected(problems):
-        plugins = load_plugins(config.plugins, functions.components)
-        before = len(problems)
-        uses = components_used(config)
-        for use in (one for one in uses if not functions.has_failed(one.name)):
-            with _collected(problems):
-                used[use.slot] = plugins.look_up(use)
-        slots = {use.slot for use in uses}
-        problems += [_unused_options(config, slot) for slot in config.component_options if slot not in slots]
-        if len(problems) == before and not functions.problems:
-            with _collected(problems):
-                plugins.resolve(config)
-                plugins.check_config(config)
-            generator = used["generator"].component
-            if config.rollout.partial_rollout and not generator.spec.resumes:
-                problems.append(
-                    f"--partial-rollout: {generator.title} cannot continue a response that was cut short (its spec"
-                    " lacks resumes=True). Drop the flag; responses that over-sampling aborts are then started again"
-                )
-    return plugins, used
-
-
-def _unused_options(config: RunConfig, name: str) -> str:
-    """What to do about options of a component that the run does not use."""
-    slot, options = SLOTS[name], ", ".join(config.component_options[name])
-    if slot.list_key and getattr(getattr(config, slot.section), slot.list_key):
-        return (
-            f"options are stated for one {slot.title} ({options}), and the run uses several: state each option in the"
-            f" [[{slot.section}.{slot.list_key}]] table of its {slot.title}"
-        )
-    return (
-        f"options are stated for a {slot.title} ({options}), and the run uses none: name it with {slot.flag}, or drop"
-        " them"
-    )
 
 
 # --- model and data ----------------------------------------------------------------------------------
@@ -172,7 +127,7 @@ def _check_data(
     sets = list(prompt_sets(config, with_engines=with_engines))
     if sets and model is not None:
         with _collected(problems):
-            tokenizer = load_tokenizer(model.folder, with_template=any(one.apply_chat_template for one in sets))
+            tokenizer = load_tokenizer(model.folder, with_template=any(one.form.apply_chat_template for one in sets))
     facts: list[DataFacts] = []
     for prompts in sets:
         with _collected(problems):
@@ -183,7 +138,7 @@ def _check_data(
 # --- checkpoints -------------------------------------------------------------------------------------
 
 
-def _check_checkpoints(config: RunConfig, plugins: PluginSet | None, problems: list[str]) -> None:
+def _check_checkpoints(config: RunConfig, plugins: PluginSet, problems: list[str]) -> None:
     """Check the checkpoints to start from and the folder for new ones, and that the run may continue that of --load."""
     with _collected(problems):
         require_own_folder(config)
@@ -195,7 +150,7 @@ def _check_checkpoints(config: RunConfig, plugins: PluginSet | None, problems: l
     with _collected(problems):
         checkpoint = read_checkpoint(Path(config.checkpoint.load))
         # A run with problems of its own cannot be compared.
-        if not problems and plugins is not None:
+        if not problems:
             checkpoint.require_continuable(config)
             plugins.check_resume(checkpoint.plugins, config)
             if (difference := checkpoint.other_reference(config)) is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from slime.cli.preflight_model import ModelFacts
@@ -26,22 +27,22 @@ SAMPLED = 64
 _GROUPS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataFacts:
     """What was found in one prompt file."""
 
     name: str  #: "training", or an evaluation set
     source: PromptSource
-    rows: int
-    nearly: str  #: "about " or "more than " if the rows were not counted
-    longest: int  #: tokens of the longest prompt that can be used
     limit: int  #: tokens a prompt may have
+    rest_checked: str  #: when the rows outside the sample are checked
+    rows: int = 0
+    nearly: str = ""  #: "about " or "more than " if the rows were not counted
+    longest: int = 0  #: tokens of the longest prompt that can be used
     bad: int = 0  #: rows that cannot be used
     overlong: int = 0  #: prompts over the limit
     with_tools: int = 0  #: rows with tools
     sampled: int | None = None  #: rows that were read; None: all
     share: float | None = None  #: of the prompts, if files are mixed
-    rest_checked: str = "when the run begins"  #: when the rows outside the sample are checked
 
     def __str__(self) -> str:
         parts = [
@@ -65,36 +66,40 @@ class PromptSet:
 
     name: str
     files: Sequence[str]
-    response: int  #: tokens a response may have
     columns: Columns
-    apply_chat_template: bool
-    max_prompt: int | None  #: tokens a prompt may have, if an option limits it
-    evaluation: bool  #: whether it is an evaluation set, of which no row may be left out
+    response: int = 1  #: tokens a response may have
+    max_prompt: int | None = None  #: tokens a prompt may have, if an option limits it
+    form: PromptFormat = PLAIN  #: how a prompt becomes text
+    evaluation: bool = False  #: whether it is an evaluation set, of which no row may be left out
+    max_bad_rows: int | None = None  #: unusable rows that may be left out; None: the first is an error
+    drop_overlong: bool = False  #: whether prompts over the limit are left out; otherwise the first is an error
+    rest_checked: str = "when the run begins"  #: when the rows outside the sample are checked
 
 
 def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]:
     """The prompt files that the configuration names."""
     # Without engines responses come from the data, and how long they are shows only there.
-    response = config.rollout.rollout_max_response_len if with_engines else 1
     data = config.data
     if data.prompt_data:
         yield PromptSet(
             "training",
             data.prompt_data,
-            response,
             Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
-            data.apply_chat_template,
+            config.rollout.rollout_max_response_len if with_engines else 1,
             config.rollout.rollout_max_prompt_len,
-            evaluation=False,
+            PromptFormat(data.apply_chat_template, data.apply_chat_template_kwargs),
+            max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" else None,
+            drop_overlong=data.overlong_prompts == "drop",
+            rest_checked="when they are reached" if data.streaming_data else "when the run begins",
         )
     for one in eval_sets(config):
         yield PromptSet(
             one.name,
             [one.path],
-            one.max_response_len if with_engines else 1,
             Columns(one.input_key, one.label_key, one.metadata_key, data.tool_key),
-            one.apply_chat_template,
+            one.max_response_len if with_engines else 1,
             one.max_prompt_len,
+            PromptFormat(one.apply_chat_template, data.apply_chat_template_kwargs),
             evaluation=True,
         )
 
@@ -108,102 +113,61 @@ def check_data(
         DataError: A row cannot be used and may not be left out (the first such row).
         ConfigError: Responses leave no room for a prompt.
     """
-    data = config.data
     limit = _prompt_limit(config, model, prompts) if tokenizer is not None and model is not None else 0
     sources = [parse_source(prompts.files[0])] if prompts.evaluation else parse_sources(prompts.files)
     if prompts.evaluation and sources[0].weight is not None:
         raise DataError(f"{sources[0]}: an evaluation set has no weight")
+    facts = [look(source, prompts, tokenizer, limit) for source in sources]
     total = sum(source.weight for source in sources if source.weight is not None)
-    facts = []
-    for source in sources:
-        found = look(
-            source,
-            prompts.columns,
-            tokenizer=tokenizer if limit else None,
-            limit=limit,
-            form=PromptFormat(prompts.apply_chat_template, data.apply_chat_template_kwargs),
-            max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" and not prompts.evaluation else None,
-            drop_overlong=data.overlong_prompts == "drop" and not prompts.evaluation,
-        )
-        facts.append(
-            replace(
-                found,
-                name=prompts.name,
-                share=None if source.weight is None else float(source.weight / total),
-                rest_checked="when they are reached"
-                if data.streaming_data and not prompts.evaluation
-                else found.rest_checked,
-            )
-        )
+    for one in facts:
+        one.share = None if one.source.weight is None else float(one.source.weight / total)
     key = prompts.columns.tool_key
     if key is not None and not prompts.evaluation and not any(one.with_tools for one in facts):
         raise DataError(f"{', '.join(prompts.files)}: no row has tools under the key {key!r} (--tool-key)")
     return facts
 
 
-def look(
-    source: PromptSource,
-    columns: Columns,
-    *,
-    tokenizer: Any = None,
-    limit: int = 0,
-    form: PromptFormat = PLAIN,
-    max_bad_rows: int | None = None,
-    drop_overlong: bool = False,
-) -> DataFacts:
+def look(source: PromptSource, prompts: PromptSet, tokenizer: Any = None, limit: int = 0) -> DataFacts:
     """Read all rows of a file, or a sample of a large one.
 
     Args:
         source: The file.
-        columns: Keys of its rows.
-        tokenizer: Counts tokens; None: they are not counted.
+        prompts: How it is read.
+        tokenizer: Counts tokens if there is a limit; None: they are not counted.
         limit: Tokens a prompt may have; 0: any number.
-        form: How a prompt becomes text.
-        max_bad_rows: Rows that may be left out because they cannot be used; None: none, and the first is an error.
-        drop_overlong: Leave out prompts over the limit; otherwise the first is an error.
 
     Raises:
         DataError: A row may not be left out, or no row is left.
     """
-    reader = open_reader(source, columns, by_block=True, most_unpacked=WHOLE * 2**16)
-    try:
+    facts = DataFacts(prompts.name, source, limit, prompts.rest_checked)
+    with contextlib.closing(open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)) as reader:
         jobs, whole = _jobs(reader)
-        work = Work([reader], tokenizer, form, limit or None)
-        rows = bad = overlong = longest = with_tools = 0
+        work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
         for drawn in (one for job in jobs for one in work.perform(job)):
-            rows += 1
+            facts.rows += 1
             row = drawn.row
             if not isinstance(row, BadRow):
-                longest = max(longest, len(row.tokens or ()))
-                with_tools += row.tools is not None
-            elif row.overlong and drop_overlong:
-                overlong += 1
-            elif not row.overlong and max_bad_rows is not None and bad < max_bad_rows:
-                bad += 1
+                facts.longest = max(facts.longest, len(row.tokens or ()))
+                facts.with_tools += row.tools is not None
+            elif row.overlong and prompts.drop_overlong:
+                facts.overlong += 1
+            elif not row.overlong and facts.bad < (prompts.max_bad_rows or 0):
+                facts.bad += 1
             else:
-                limit_of_bad = None if row.overlong else max_bad_rows
-                raise bad_row_error(f"{reader.where(drawn.position)}{row.reason}", bad + 1, limit_of_bad)
-        if not rows:
+                limit_of_bad = None if row.overlong else prompts.max_bad_rows
+                raise bad_row_error(f"{reader.where(drawn.position)}{row.reason}", facts.bad + 1, limit_of_bad)
+        if not facts.rows:
             raise DataError(f"{source} has no rows, expected one JSON object per line")
-        if rows == bad + overlong:
+        if facts.rows == facts.bad + facts.overlong:
             raise DataError(
-                f"{source} has no rows that can be used: {bad} are bad, and {overlong} over the limit of {limit} tokens"
+                f"{source} has no rows that can be used: {facts.bad} are bad, and {facts.overlong} over the limit of"
+                f" {limit} tokens"
             )
-        about = reader.rows or (rows if whole else round(rows * reader.blocks / len(jobs)))
-        return DataFacts(
-            name="",
-            source=source,
-            rows=about,
-            nearly="more than " if reader.incomplete else "" if whole or reader.rows else "about ",
-            longest=longest,
-            limit=limit,
-            bad=bad,
-            overlong=overlong,
-            with_tools=with_tools,
-            sampled=None if whole else rows,
-        )
-    finally:
-        reader.close()
+        if not whole:
+            facts.sampled = facts.rows
+            facts.nearly = "more than " if reader.incomplete else "" if reader.rows else "about "
+            facts.rows = reader.rows or round(facts.rows * reader.blocks / len(jobs))
+    return facts
 
 
 def _jobs(reader: Reader) -> tuple[list[Job], bool]:

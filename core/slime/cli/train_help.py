@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from slime.cli.plugins_show import options_table
 from slime.cli.text_layout import block, entry
 from slime.compat.functions import place_functions
 from slime.config import read_config
 from slime.config.flag_table import FlagTable
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
-from slime.config.values import Arity, ValueType, type_of
+from slime.config.values import Arity, ValueType
 from slime.errors import SlimeError
-from slime.plugins.component import Limits
-from slime.plugins.kinds import KINDS, SLOTS
+from slime.plugins.kinds import SLOTS
 from slime.plugins.plugin_set import survey_plugins
 from slime.plugins.resolve import Use, components_used
 
 if TYPE_CHECKING:
-    from slime.plugin import Options
     from slime.plugins.component import Component
 
 _USAGE = """\
@@ -120,16 +119,4 @@ def _component_block(use: Use, component: Component) -> str:
         title, prefix = f"[[{slot.section}.{slot.list_key}]]  Keys of the table of {component.title}.", ""
     else:
         title, prefix = f"[{use.slot}]  Options of {component.title}.", f"--{use.slot.replace('_', '-')}."
-    lines = list(_option_lines(component.spec.options, prefix))
-    if use.kind in KINDS and KINDS[use.kind].limited:
-        lines += _option_lines(Limits, prefix)
-    return block(title, lines or ["  none"])
-
-
-def _option_lines(model: type[Options], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        kind = type_of(field.annotation)
-        default = "" if field.is_required() else str(field.get_default(call_default_factory=True))
-        parts = [field.description or "", "(required)" if field.is_required() else ""]
-        word = " {true,false}" if kind.annotation is bool else _metavar(kind)
-        yield from entry(f"  {prefix}{name.replace('_', '-')}{word}", [part for part in parts if part], default)
+    return block(title, [options_table(component, prefix)])

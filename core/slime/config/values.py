@@ -25,6 +25,7 @@ _WORDS = {
     "dict": "a table",
     "model": "a table",
     "list": "a list",
+    "Path": "a path",
     "tuple": "a list",
 }
 _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
