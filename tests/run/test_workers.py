@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,13 +44,6 @@ class Part:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def hold(self, size: int) -> None:
-        """Hold `size` bytes here and as many in a child process."""
-        self.block = b"x" * size
-        code = f"import sys; block = b'x' * {size}; print('held', flush=True); sys.stdin.read()"
-        self.child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.child.stdout is not None and self.child.stdout.readline() == b"held\n"
 
     def die(self) -> None:
         os._exit(3)
@@ -170,27 +161,6 @@ def test_an_orderly_stop_closes_the_objects(workers: Workers, tmp_path: Path) ->
     workers.call("close_into", tmp_path, doing="preparing")
     workers.stop(grace_s=30)
     assert (tmp_path / "0").exists() and (tmp_path / "10").exists()
-
-
-def test_workers_of_an_existing_cluster_report_their_peak_memory(tmp_path: Path) -> None:
-    def peak_after_holding(size: int) -> int:
-        config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address="here.invalid:6379"))
-        workers = Workers(config, "parts", tmp_path / "part-{index}.log")
-        workers.start([{"num_cpus": 0}] * 2)
-        workers.build(f"{__name__}:Part", [(0,), (10,)])
-        workers.wait_built()
-        workers.call("hold", size, doing="holding memory")
-        workers.stop(grace_s=5)
-        return workers.peak_bytes
-
-    held = 64 * 2**20
-    assert peak_after_holding(held) - peak_after_holding(1) == pytest.approx(4 * held, rel=0.3)
-
-
-def test_workers_that_descend_from_the_driver_report_no_memory(workers: Workers) -> None:
-    workers.call("hold", 1, doing="holding memory")
-    workers.stop(grace_s=5)
-    assert workers.peak_bytes == 0
 
 
 def test_calls_of_asynchronous_workers_run_side_by_side(tmp_path: Path) -> None:

@@ -94,11 +94,9 @@ class RunObserver:
         self._metrics: MetricsWriter | None = None
         self._trackers: list[TrackerThread] = []
         self._memory = PeakMemory().start()
-        self._workers_peak_bytes = 0
         self._started = time.monotonic()
         self._steps = 0
         self._overheads: list[float] = []
-        self._generating: int | None = None
         if records:
             with self._sink("metrics.jsonl"):
                 self._metrics = MetricsWriter(run_dir)
@@ -184,35 +182,28 @@ class RunObserver:
         with self._sink("terminal"):
             self.terminal.say(f"model exported to {path}", "blue")
 
-    def workers_ended(self, peak_bytes: int) -> None:
-        """The workers are being ended.
-
-        Args:
-            peak_bytes: Peak memory of the processes that do not descend from this one.
-        """
-        self._workers_peak_bytes += peak_bytes
-
     def run_finished(self, outcome: str) -> None:
         """The run ended: "finished", "interrupted" or "failed". Closes everything."""
         self._call_plugins("slime_run_finished", run_dir=self._run_dir, outcome=outcome)
-        if self._plugins is not None:
-            with self._sink("terminal"):
-                for (plugin, hook), times in self._plugins.observers.failures.items():
-                    self.terminal.warn(f"{hook}() of plugin {plugin} raised {times} time{'' if times == 1 else 's'}")
+        failures = {} if self._plugins is None else self._plugins.observers.failures
+        problems = [f"errors in {hook}() of plugin {plugin}: {times}" for (plugin, hook), times in failures.items()]
+        problems += close_all(self._trackers, outcome)
         with self._sink("metrics.jsonl"):
             if self._metrics is not None:
                 self._metrics.close()
-        for problem in close_all(self._trackers, outcome):
-            with self._sink("terminal"):
-                self.terminal.warn(printable(problem))
         with self._sink("report"):
             write_report(self._run_dir)
-        peak = self._memory.stop() + self._workers_peak_bytes
-        facts = [f"{self._steps} steps", f"{self.seconds:.0f} s", gibibytes(peak)]
+        facts = [f"{self._steps} steps", f"{self.seconds:.0f} s"]
+        peak_bytes = self._memory.stop()
+        # On an existing cluster, the run's processes do not descend from this one.
+        if self._config.cluster.ray_address is None:
+            facts.append(gibibytes(peak_bytes))
         if self._overheads:
             mean = sum(self._overheads) / len(self._overheads)
             facts.append(f"kernel overhead {100 * mean:.1f}% of a step")
         with self._sink("terminal"):
+            for problem in problems:
+                self.terminal.warn(printable(problem))
             self.terminal.run_finished(self._run_dir, outcome, facts)
 
     # --- sinks -------------------------------------------------------------------------------------

@@ -124,11 +124,6 @@ class Engines:
     def _ask_failures(self) -> PendingCall:
         return self._workers.begin("failure", doing="asking the engines whether they are well", timeout_s=5.0)
 
-    @property
-    def peak_bytes(self) -> int:
-        """See `Workers.peak_bytes`."""
-        return self._workers.peak_bytes
-
     def stop(self) -> None:
         """End router, engines and their processes."""
         if self._router is not None:

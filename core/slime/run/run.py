@@ -174,17 +174,12 @@ class Run:
             orderly: Whether the trainer's ranks may leave their process groups together; not after an error.
         """
         with uninterrupted(), ExitStack() as last_to_first:
-            last_to_first.callback(self._report_memory)
             if self._placement is not None:
                 last_to_first.callback(self._placement.release)
                 self._placement = None
             last_to_first.callback(self._trainer.stop, orderly=orderly, grace_s=15.0)
             last_to_first.callback(self._engines.stop)
             last_to_first.callback(self._rollout.stop, grace_s=5.0)
-
-    def _report_memory(self) -> None:
-        parts = (self._trainer, self._engines, self._rollout)
-        self.observer.workers_ended(sum(part.peak_bytes for part in parts))
 
     # --- supervision -----------------------------------------------------------------------------
 

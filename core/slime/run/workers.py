@@ -10,40 +10,31 @@ import faulthandler
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from slime.config import RunConfig
 from slime.engine.ports import free_port
 from slime.errors import DeadlineError, PluginLoadError, SlimeError
-from slime.observe.memory import PeakMemory
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 
 #: called about every `TICK_S` seconds of a wait; may raise to end it, when an engine has died for example
 Watch = Callable[[], None]
 
 TICK_S = 0.25
-#: how long the end of a run waits for the workers' peak memory
-MEMORY_TIMEOUT_S = 5.0
 
 
 class Worker:
     """One process: redirects its output to a log file, builds an object and calls its methods."""
 
-    def __init__(self, log_path: Path, measures_memory: bool) -> None:
+    def __init__(self, log_path: Path) -> None:
         redirect_output(log_path)
         self._object: Any = None
-        self._memory = PeakMemory().start() if measures_memory else None
-
-    def peak_bytes(self) -> int:
-        """Most memory that this process and its descendants have held together."""
-        return 0 if self._memory is None else self._memory.stop()
 
     def free_address(self) -> tuple[str, int]:
         """This node's address and a free port on it."""
@@ -174,19 +165,15 @@ class Workers:
         self._log_path = log_path
         self._watch = watch
         self._actor_class = AsyncWorker if asynchronous else Worker
-        # In a Ray cluster that was there before the run, the processes do not descend from the driver.
-        self._measures_memory = config.cluster.ray_address is not None
         self._actors: list[Any] = []
         self._building = PendingCall([], "", 0.0)
-        #: peak memory of the processes and their descendants, set by `stop`; 0 if they descend from the driver
-        self.peak_bytes = 0
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
         """Start one process per entry of `placement`, Ray's options for it; returns at once."""
         actor = ray.remote(self._actor_class)
         for index, options in enumerate(placement):
             log_path = self._log_path.with_name(self._log_path.name.format(index=index))
-            self._actors.append(actor.options(**options).remote(log_path, self._measures_memory))
+            self._actors.append(actor.options(**options).remote(log_path))
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""
@@ -243,7 +230,6 @@ class Workers:
             grace_s: How long closing their objects may take.
             orderly: Whether to close their objects first.
         """
-        self.peak_bytes = self._ask_peak_bytes() if self._measures_memory else 0
         if orderly:
             # A process that is still building its object would not listen.
             built = self._building.returned()
@@ -257,18 +243,6 @@ class Workers:
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []
-
-    def _ask_peak_bytes(self) -> int:
-        """The sum over all processes but those that are dead or too busy to answer."""
-        if not self._actors:
-            return 0
-        refs = [actor.peak_bytes.remote() for actor in self._actors]
-        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=MEMORY_TIMEOUT_S)
-        total = 0
-        for ref in answered:
-            with suppress(RayError):
-                total += ray.get(ref)
-        return total
 
 
 def redirect_output(log_path: Path) -> None:
