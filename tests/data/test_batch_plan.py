@@ -1,4 +1,4 @@
-"""The batch plan: balanced, complete, equal counts, and always the same."""
+"""The batch plan is complete, balanced and deterministic, with equally many micro-batches on every rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nothing_to_plan_gives_no_micro_batches() -> None:
     assert plan_micro_batches([], num_ranks=2, max_tokens=10, micro_batch_size=None) == [[], []]
 
 
-def test_sizes_are_used_well() -> None:
+def test_micro_batches_are_well_filled() -> None:
     lengths = [60, 40, 50, 50, 70, 30]
     plan = plan_micro_batches(lengths, num_ranks=1, max_tokens=100, micro_batch_size=None)
     assert len(plan[0]) == 3
@@ -59,7 +59,7 @@ def test_limits_below_one_are_refused(name: str) -> None:
 
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 5), max_tokens=st.integers(1, 300))
 @settings(max_examples=300, deadline=None)
-def test_token_plans_hold_every_promise(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+def test_plans_by_tokens_keep_every_documented_rule(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=None)
     assert len(plan) == num_ranks
     assert sorted(flat(plan)) == list(range(len(lengths)))
@@ -75,7 +75,7 @@ def test_token_plans_hold_every_promise(lengths: list[int], num_ranks: int, max_
 
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 5), size=st.integers(1, 7))
 @settings(max_examples=300, deadline=None)
-def test_sample_plans_hold_every_promise(lengths: list[int], num_ranks: int, size: int) -> None:
+def test_plans_by_samples_keep_every_documented_rule(lengths: list[int], num_ranks: int, size: int) -> None:
     plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=1, micro_batch_size=size)
     assert sorted(flat(plan)) == list(range(len(lengths)))
     assert {len(rank) for rank in plan} == {-(-len(lengths) // (num_ranks * size))}

@@ -1,4 +1,4 @@
-"""Loss weights: fixed per optimizer step, whatever the layout."""
+"""Loss weights are fixed per optimizer step, and do not depend on the layout."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_per_token_mean_by_hand() -> None:
 def test_constant_length_by_hand() -> None:
     rows: list[Row] = [(0, 0, [1, 1, 1, 1]), (0, 1, [1, 0]), (0, 1, [1]), (0, 2, [0]), (1, 3, [1])]
     weights = loss_weights(batch_of(rows), constant_length=8)
-    # Two rollouts of step 0 train a token; the siblings of rollout 1 are one of them.
+    # Two rollouts of step 0 train a token; the siblings of rollout 1 count as one.
     assert [w.tolist() for w in weights] == [[0.0625] * 4, [0.0625, 0.0], [0.0625], [0.0], [0.125]]
 
 
@@ -82,7 +82,7 @@ def test_weights_of_a_step_sum_to_one_and_are_zero_where_masked(rows: list[Row],
 
 @given(rows=ROWS, per_token=st.booleans(), order=st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_order_of_the_samples_changes_nothing(rows: list[Row], per_token: bool, order: object) -> None:
+def test_weights_do_not_depend_on_the_order_of_samples(rows: list[Row], per_token: bool, order: object) -> None:
     places = list(range(len(rows)))
     order.shuffle(places)
     weights = loss_weights(batch_of(rows), per_token=per_token)

@@ -1,4 +1,4 @@
-"""Samples as dictionaries, which a data source's saved state holds."""
+"""Samples as dictionaries, as the saved states of data sources hold them."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_a_sample_survives_json() -> None:
     assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
 
 
-def test_the_familiar_import_path_names_the_same_class() -> None:
+def test_both_import_paths_name_the_same_class() -> None:
     assert FamiliarSample is Sample

@@ -34,20 +34,20 @@ def test_columns_keep_group_order_and_exact_tokens() -> None:
     assert batch.rollout_ids.tolist() == [0, 1, 1]
 
 
-def test_only_trainable_samples_enter() -> None:
+def test_only_trainable_samples_are_in_the_batch() -> None:
     group = Group(0, [sample(0, i, status=status) for i, status in enumerate(Status)])
     batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
     assert batch.rollout_ids.tolist() == [1, 2]  # COMPLETED and TRUNCATED
 
 
-def test_removed_samples_stay_in_the_statistics_and_out_of_the_loss() -> None:
+def test_removed_samples_count_in_statistics_but_not_in_the_loss() -> None:
     group = Group(0, [sample(0, 0), sample(0, 1, remove_sample=True, reward=5.0)])
     batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
     assert batch.rewards.tolist() == [1.0, 5.0]
     assert [m.tolist() for m in batch.loss_masks] == [[1.0, 1.0], [0.0, 0.0]]
 
 
-def test_log_probs_are_there_when_every_sample_has_them() -> None:
+def test_log_probs_are_present_if_every_sample_has_them() -> None:
     with_them = [sample(0, 0, rollout_log_probs=[-0.5, -1.0]), sample(0, 1, rollout_log_probs=[0.0, -2.0])]
     batch = TrainBatch.from_groups([Group(0, with_them)], rollout=0, num_steps=1)
     assert batch.rollout_log_probs is not None
@@ -56,7 +56,7 @@ def test_log_probs_are_there_when_every_sample_has_them() -> None:
     assert TrainBatch.from_groups([Group(0, one_without)], rollout=0, num_steps=1).rollout_log_probs is None
 
 
-def test_groups_are_split_whole_where_steps_divide_them() -> None:
+def test_groups_stay_whole_if_the_steps_divide_them() -> None:
     batch = TrainBatch.from_groups(groups_of(2, 3, 1, 4), rollout=0, num_steps=2)
     assert batch.step_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
 
@@ -73,7 +73,7 @@ def test_a_rollout_is_never_split() -> None:
     assert batch.step_ids.tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_lost_sample_moves_no_other_to_another_step() -> None:
+def test_losing_a_sample_does_not_move_others_to_another_step() -> None:
     groups = groups_of(2, 2, 2, 2)
     for lost in groups[0].samples:
         lost.status = Status.FAILED
@@ -100,7 +100,7 @@ def test_nothing_trainable_gives_an_empty_batch() -> None:
         ({"response_length": 0}, "at least one response token"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+def test_columns_of_the_wrong_length_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainBatch.from_groups([Group(0, [sample(0, 0, **change)])], rollout=0, num_steps=1)
 

@@ -1,4 +1,4 @@
-"""The data source `prompts` and classes of one's own, over every format and way of reading."""
+"""The data source `prompts` and custom classes, with every format and mode."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_groups_come_from_every_format(kind: str, streaming: bool, tmp_path: Pat
     assert (sample.tokens, sample.label, sample.metadata) == ([ord("q"), ord("3")], "3", {"row": 3})
 
 
-def test_what_is_done_to_a_conversation_reaches_no_sibling(tmp_path: Path) -> None:
+def test_changing_a_conversation_does_not_change_its_siblings(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"prompt": [{"role": "user", "content": "q"}]}) + "\n")
     [first, second] = prompts(file, label_key=None, apply_chat_template=True).take(1)[0].samples
@@ -69,7 +69,7 @@ def test_what_is_done_to_a_conversation_reaches_no_sibling(tmp_path: Path) -> No
         {"streaming_data": True, "num_data_workers": 1, "rollout_shuffle": True},
     ],
 )
-def test_it_keeps_the_contract_in_every_mode(data: dict[str, Any], tmp_path: Path) -> None:
+def test_prompts_keeps_the_contract_in_every_mode(data: dict[str, Any], tmp_path: Path) -> None:
     a = write_rows(tmp_path, "jsonl", numbered(4), name="a")
     b = write_rows(tmp_path, "parquet", numbered(3, 100), name="b")
     made: list[Prompts] = []
@@ -85,7 +85,7 @@ def test_it_keeps_the_contract_in_every_mode(data: dict[str, Any], tmp_path: Pat
             source.close()
 
 
-def test_what_was_left_out_is_among_the_metrics_and_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_rows_left_out_are_counted_across_a_checkpoint(tmp_path: Path) -> None:
     rows: list[Any] = [*numbered(3), "{", {"prompt": "x" * 50, "label": ""}]
     how: dict[str, Any] = {"bad_rows": "skip", "overlong_prompts": "drop", "streaming_data": True}
     path = write_rows(tmp_path, "jsonl", rows)
@@ -109,9 +109,7 @@ def test_what_was_left_out_is_among_the_metrics_and_survives_a_checkpoint(tmp_pa
         ({"rollout_max_prompt_len": 30}, 28),
     ],
 )
-def test_prompts_have_the_room_that_options_and_model_leave(
-    rollout: dict[str, int], limit: int, tmp_path: Path
-) -> None:
+def test_the_longest_prompt_follows_from_options_and_model(rollout: dict[str, int], limit: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 32}')
     path = write_rows(tmp_path, "jsonl", [{"prompt": "x" * n, "label": ""} for n in range(1, 40)])
     model = CheckpointOptions(hf_checkpoint=str(tmp_path))
@@ -119,7 +117,7 @@ def test_prompts_have_the_room_that_options_and_model_leave(
     assert [len(group.samples[0].prompt) for group in source.take(limit + 1)] == [*range(1, limit + 1), 1]
 
 
-def test_a_state_of_another_mixture_is_refused(tmp_path: Path) -> None:
+def test_the_state_of_another_mixture_is_refused(tmp_path: Path) -> None:
     a, b = (write_rows(tmp_path, "jsonl", numbered(4), name=name) for name in "ab")
     state = prompts(f"{a}=1", f"{b}=1").state_dict()
     with pytest.raises(CheckpointError, match="a mixture of 2 files, but this run mixes 1"):
@@ -128,8 +126,8 @@ def test_a_state_of_another_mixture_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("streaming", [False, True])
-def test_classes_of_ones_own_draw_from_every_format(kind: str, streaming: bool, tmp_path: Path) -> None:
-    """The documented shape of `RolloutDataSource`, word for word."""
+def test_custom_classes_read_every_format(kind: str, streaming: bool, tmp_path: Path) -> None:
+    """A `RolloutDataSource` exactly as documented."""
     path = write_rows(tmp_path, kind, numbered(5))
     own = write(tmp_path, "source.py", OWN)
     data = {"data_source_path": str(own), "prompt_data": [str(path)], "streaming_data": streaming}
@@ -143,7 +141,7 @@ def test_classes_of_ones_own_draw_from_every_format(kind: str, streaming: bool, 
     assert source.metrics()["data/epoch"] == 0
 
 
-def test_a_stream_has_no_rows_by_number(tmp_path: Path) -> None:
+def test_a_stream_has_no_numbered_rows(tmp_path: Path) -> None:
     by_number = OWN.replace("self.dataset.sample(num_samples)", "[self.dataset[0].prompt]")
     path, own = write_rows(tmp_path, "jsonl", numbered(5)), write(tmp_path, "source.py", by_number)
     data = {"data_source_path": str(own), "prompt_data": [str(path)], "streaming_data": True}

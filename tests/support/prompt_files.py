@@ -16,7 +16,7 @@ COLUMNS = Columns("prompt", "label")
 
 
 class Letters:
-    """One id a character."""
+    """A tokenizer with one id per character."""
 
     chat_template = "{{ messages }} {{ tools }}"
 
@@ -37,7 +37,7 @@ def numbered(rows: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def write_rows(folder: Path, kind: str, rows: Sequence[Any], *, name: str = "p", group: int = 100) -> Path:
-    """A file of the format; `rows` may hold lines of text in JSONL.  `group`: rows of a Parquet row group."""
+    """Write a file; JSONL `rows` may be lines of text. `group`: rows of a Parquet row group."""
     if kind in ("jsonl", "gz"):
         text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
         path = folder / f"{name}.jsonl{'.gz' if kind == 'gz' else ''}"
@@ -57,7 +57,7 @@ def write_rows(folder: Path, kind: str, rows: Sequence[Any], *, name: str = "p",
 
 
 def feed(*files: Any, tokenizer: Any = None, columns: Columns = COLUMNS, **options: Any) -> PromptFeed:
-    """The prompts of these files."""
+    """A feed of these files."""
     return PromptFeed([str(file) for file in files], FeedOptions(columns, **options), tokenizer or Letters())
 
 
@@ -67,5 +67,5 @@ def draw(source: PromptFeed, n: int) -> list[PromptRow]:
 
 
 def prompts(rows: Sequence[PromptRow]) -> list[Any]:
-    """Their prompts."""
+    """The prompts of rows."""
     return [row.prompt for row in rows]

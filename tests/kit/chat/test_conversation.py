@@ -1,4 +1,4 @@
-"""A conversation is what the engine saw: its tokens, the mask, log-probs, and the sample made of it."""
+"""Conversations: tokens, mask and log-probs as the engine saw them, and the sample made from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tokens_mask_and_log_probs_grow_together(template: ChatTemplate) -> None
     assert talk.last_answer == encode("c")
 
 
-def test_what_comes_after_the_last_answer_is_no_part_of_the_sample(template: ChatTemplate) -> None:
+def test_messages_after_the_last_answer_are_left_out_of_the_sample(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("q"))
     talk.generated(answer("ab"))
     talk.add([{"role": "tool", "content": "4"}])
@@ -48,7 +48,7 @@ def test_what_comes_after_the_last_answer_is_no_part_of_the_sample(template: Cha
     assert sample.metadata == {"messages": [{"role": "assistant", "content": "ab"}]}
 
 
-def test_the_sample_says_what_the_engines_reported_of_all_turns(template: ChatTemplate) -> None:
+def test_the_sample_holds_the_engines_reports_of_all_turns(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("q"))
     counts = {"spec_num_correct_drafts": 2, "spec_num_proposed_drafts": 4, "completion_tokens": 3, "cached_tokens": 5}
     talk.generated(answer("ab", version="1", spec_verify_ct=1, **counts))
@@ -67,7 +67,7 @@ def test_the_sample_says_what_the_engines_reported_of_all_turns(template: ChatTe
     assert like.metadata == {"row": 7}
 
 
-def test_routed_experts_are_a_row_for_each_computed_token(template: ChatTemplate) -> None:
+def test_routed_experts_have_one_row_for_each_computed_token(template: ChatTemplate) -> None:
     import base64
     from array import array
 
@@ -91,7 +91,7 @@ def test_an_answer_that_did_not_end_well_is_not_trained_on(
     assert failure in (sample.failure or "")
 
 
-def test_a_fork_goes_on_by_itself_and_trains_on_what_is_its_own(template: ChatTemplate) -> None:
+def test_a_fork_is_independent_and_trains_only_on_its_own_answers(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("q"))
     talk.generated(answer("ab"))
     other, both = talk.fork(), talk.fork(train_past=True)
@@ -109,13 +109,13 @@ def test_a_fork_goes_on_by_itself_and_trains_on_what_is_its_own(template: ChatTe
     assert [sample.weight_versions for sample in (first, second)] == [["1", "x"], ["1", "y"]]
 
 
-def test_the_prompt_that_the_tokens_were_made_of_goes_to_the_sample(template: ChatTemplate) -> None:
+def test_the_sample_has_the_prompt_that_its_tokens_were_made_from(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("q"), prompt=[{"role": "user", "content": "Q"}])
     talk.generated(answer("a"))
     assert talk.to_sample(Sample(prompt="q")).prompt == [{"role": "user", "content": "Q"}]
 
 
-def test_messages_need_an_answer_before_them_and_a_sample_needs_one_at_all(template: ChatTemplate) -> None:
+def test_messages_and_samples_need_an_answer_first(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("q"))
     with pytest.raises(ValueError, match="messages must follow an answer"):
         talk.add([{"role": "user", "content": "?"}])

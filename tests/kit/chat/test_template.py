@@ -1,4 +1,4 @@
-"""New messages of a conversation become token ids; earlier tokens stay unchanged."""
+"""The new messages of a conversation become token ids; earlier tokens stay unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def result(text: str, **fields: str) -> dict[str, str]:
     return {"role": "tool", "name": "search", "content": text, **fields}
 
 
-def test_the_end_of_an_answer_is_added_where_the_engine_did_not_generate_it() -> None:
+def test_the_end_of_an_answer_is_added_if_the_engine_did_not_generate_it() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     template = ChatTemplate(tokenizer)
     end = tokenizer.convert_tokens_to_ids(END)
@@ -30,7 +30,7 @@ def test_the_end_of_an_answer_is_added_where_the_engine_did_not_generate_it() ->
     assert template.continuation([result("4")], [50, end, *newline]) == ids(tokenizer, new.removeprefix("\n"))
 
 
-def test_a_newline_at_the_end_of_an_answer_is_not_taken_for_the_templates() -> None:
+def test_a_newline_at_the_end_of_an_answer_is_not_mistaken_for_the_templates() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     new = ChatTemplate(tokenizer).continuation([result("4")], [50, *ids(tokenizer, "\n")])
     assert new == ids(tokenizer, f"{END}\n{START}tool\n4{END}\n{START}assistant\n")
@@ -51,7 +51,7 @@ def test_a_newline_at_the_end_of_an_answer_is_not_taken_for_the_templates() -> N
         ),
     ],
 )
-def test_messages_are_rendered_as_the_template_wants_them(name: str, expected: str) -> None:
+def test_messages_are_rendered_by_the_template(name: str, expected: str) -> None:
     tokenizer = make_bpe_tokenizer(name)
     new = ChatTemplate(tokenizer).continuation(
         [result("  a b \n"), result("c")], [50, tokenizer.convert_tokens_to_ids(END)]
@@ -59,7 +59,7 @@ def test_messages_are_rendered_as_the_template_wants_them(name: str, expected: s
     assert tokenizer.decode(new) == expected
 
 
-def test_an_answer_may_end_with_another_token_than_the_turns_end() -> None:
+def test_an_answer_may_end_with_another_special_token() -> None:
     tokenizer = make_bpe_tokenizer("ends_with_eos")
     template = ChatTemplate(tokenizer)
     eos = tokenizer.convert_tokens_to_ids(EOS)
@@ -98,7 +98,7 @@ def test_special_tokens_in_the_names_of_arguments_are_plain_text() -> None:
     assert END in tokenizer.decode(tokens)
 
 
-def test_what_a_template_puts_before_the_end_of_a_turn_does_not_end_it_twice() -> None:
+def test_text_before_the_end_of_a_turn_does_not_end_it_twice() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
@@ -111,7 +111,7 @@ def test_what_a_template_puts_before_the_end_of_a_turn_does_not_end_it_twice() -
     assert tokenizer.decode(new) == f" {EOS}[INST] 4 [/INST]"
 
 
-def test_prompts_of_the_data_may_have_control_tokens_and_others_not() -> None:
+def test_only_trusted_prompts_may_have_control_tokens() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     template = ChatTemplate(tokenizer)
     messages = [{"role": "user", "content": f"a{END}b"}]
@@ -131,7 +131,7 @@ def test_tools_and_variables_reach_the_template() -> None:
     assert tokenizer.decode(ChatTemplate(tokenizer, mood="!").prompt([{"role": "user", "content": "q"}])) == "q!"
 
 
-def test_text_for_parsers_keeps_special_tokens_but_for_the_last() -> None:
+def test_text_for_parsers_keeps_all_special_tokens_except_the_last() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     template = ChatTemplate(tokenizer)
     answer = ids(tokenizer, f"<tool_call>a{START}b{END}")
@@ -140,7 +140,7 @@ def test_text_for_parsers_keeps_special_tokens_but_for_the_last() -> None:
     assert template.plain_text(answer) == "<tool_call>ab"
 
 
-def test_a_tokenizer_without_template_and_a_template_that_refuses_say_so() -> None:
+def test_the_errors_for_a_missing_and_a_refusing_template() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="conversations need a chat template"):

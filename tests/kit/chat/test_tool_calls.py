@@ -1,4 +1,4 @@
-"""Tool calls in what a model wrote, broken ones included."""
+"""Tool calls are found in answers, including broken ones."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def call(text: str) -> str:
         ),
     ],
 )  # fmt: skip
-def test_tags(text: str, calls: list[ToolCall]) -> None:
+def test_tag_parser(text: str, calls: list[ToolCall]) -> None:
     assert TagParser().parse(text) == calls
 
 
 @given(st.text(alphabet='<>/tol_ca{}[]":,\\u0d 1e9N"nameargumts'))
-def test_nothing_a_model_writes_makes_the_parser_raise(text: str) -> None:
+def test_the_parser_never_raises(text: str) -> None:
     for found in TagParser().parse(f"<tool_call>{text}</tool_call>"):
         assert found.problem or found.name
 
 
-# In a process of its own, because SGLang without a GPU needs stand-ins for modules that other tests look for.
+# In a separate process, because without a GPU SGLang needs stand-ins for modules that other tests import.
 SGLANG = """
 from slime.kit.chat import SGLangParser, ToolCall, tool_of
 

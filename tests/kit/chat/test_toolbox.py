@@ -1,4 +1,4 @@
-"""Whatever a tool or a call does, there is a text to answer with, in time."""
+"""Every call gives a text in time, whatever the tool does."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_functions_and_coroutines_answer() -> None:
     assert run(greet, {"name": "you"}).text == "hello you"
 
 
-def test_bytes_that_are_cut_tell_how_many_there_were() -> None:
+def test_the_note_on_cut_bytes_has_their_number() -> None:
     result = run(returning(b"x" * 10_000), max_chars=8)
     assert result.text == "xxxxxxxx\n[cut: 10000 bytes, the first 8 are shown]" and result.cut
 
 
-def test_of_hundreds_of_calls_in_one_answer_a_few_run_at_a_time() -> None:
+def test_at_most_16_of_many_calls_run_at_once() -> None:
     running = most = 0
 
     async def busy() -> int:
@@ -86,7 +86,7 @@ def test_any_result_becomes_text(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000_000, b"x" * 10_000_000, ["x" * 10_000_000]])
-def test_ten_megabytes_are_cut_with_a_note(value: Any) -> None:
+def test_a_long_result_is_cut_with_a_note(value: Any) -> None:
     result = run(returning(value), max_chars=100)
     assert result.cut
     assert result.kind == "ok"
@@ -104,7 +104,7 @@ def test_a_tool_that_raises_gives_an_error() -> None:
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), StopIteration(1), asyncio.CancelledError()])
-def test_nothing_a_tool_raises_ends_the_run(raised: BaseException) -> None:
+def test_no_exception_of_a_tool_ends_the_run(raised: BaseException) -> None:
     def wild() -> str:
         """Break out."""
         raise raised
@@ -117,7 +117,7 @@ def test_nothing_a_tool_raises_ends_the_run(raised: BaseException) -> None:
     assert run(async_wild).kind == "error"
 
 
-def test_an_error_that_cannot_be_printed_is_an_error_all_the_same() -> None:
+def test_an_error_that_cannot_be_printed_is_still_reported() -> None:
     class OddError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -137,7 +137,7 @@ def test_a_result_that_cannot_be_printed_is_an_error() -> None:
     assert run(returning(Odd())).text == "error: RuntimeError: no text"
 
 
-def test_a_tool_that_hangs_is_given_up_and_others_go_on() -> None:
+def test_a_tool_that_hangs_is_abandoned_and_others_continue() -> None:
     def hang() -> str:
         """Hang."""
         RELEASE.wait(20)
@@ -159,7 +159,7 @@ def test_a_tool_that_hangs_is_given_up_and_others_go_on() -> None:
     assert results[1].text == "3"
 
 
-def test_a_tool_that_always_hangs_is_not_called_for_ever() -> None:
+def test_a_tool_that_always_hangs_is_no_longer_called() -> None:
     release = threading.Event()
     calls = 0
 
@@ -187,7 +187,7 @@ def test_a_tool_that_always_hangs_is_not_called_for_ever() -> None:
     assert calls == 65
 
 
-def test_a_coroutine_that_ignores_its_cancellation_is_given_up_too() -> None:
+def test_a_coroutine_that_ignores_cancellation_is_abandoned() -> None:
     async def stubborn() -> str:
         """Go on."""
         for _ in range(20):

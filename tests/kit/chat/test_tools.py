@@ -25,7 +25,7 @@ def search(query: str, top_k: int = 3, kind: Literal["text", "image"] = "text", 
     return f"{query} {top_k} {kind} {site}"
 
 
-def test_the_schema_is_made_of_signature_and_docstring() -> None:
+def test_the_schema_comes_from_signature_and_docstring() -> None:
     assert tool_of(search).schema == {
         "type": "function",
         "function": {
@@ -45,7 +45,7 @@ def test_the_schema_is_made_of_signature_and_docstring() -> None:
     }
 
 
-def test_arguments_are_completed_and_converted() -> None:
+def test_arguments_get_defaults_and_types() -> None:
     assert tool_of(search).check({"query": "x", "top_k": "5"}) == {
         "query": "x",
         "top_k": 5,
@@ -100,7 +100,7 @@ def opaque(query: Opaque) -> str:
         (opaque, "JSON cannot express its arguments"),
     ],
 )
-def test_what_cannot_be_a_tool_says_why(function: Any, message: str) -> None:
+def test_the_error_says_why_a_function_cannot_be_a_tool(function: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"tool {function.__name__}.*{message}"):
         tool_of(function)
 
@@ -122,12 +122,12 @@ def test_tools_are_loaded_by_name_or_reference() -> None:
         (["find", f"{__name__}:search"], "two tools are called 'search'"),
     ],
 )
-def test_tools_that_cannot_be_loaded_say_why(names: list[str], message: str) -> None:
+def test_the_error_says_why_a_tool_cannot_be_loaded(names: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_tools(names, {"find": f"{__name__}:search"})
 
 
-def test_a_tool_may_be_a_function_of_a_file(tmp_path: Path) -> None:
+def test_a_tool_may_be_a_function_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "units.py").write_text("INCH = 2.54\n")
     (tmp_path / "my_tools.py").write_text(
         "import units\n\ndef to_cm(inches: float) -> float:\n    'Inches.'\n    return inches * units.INCH\n"

@@ -1,4 +1,4 @@
-"""Prompt files are known again by what they hold."""
+"""Digests of prompt files, by which a resumed run recognizes its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def digest(text: object) -> str:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])
-def test_content_counts_and_not_the_place(kind: str, tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_content_and_not_on_the_path(kind: str, tmp_path: Path) -> None:
     path = write_rows(tmp_path, kind, numbered(5))
     was = digest(path)
     moved = path.rename(tmp_path / f"moved{path.suffix}")
@@ -25,28 +25,30 @@ def test_content_counts_and_not_the_place(kind: str, tmp_path: Path) -> None:
     assert digest(write_rows(tmp_path, kind, numbered(5, 1))) != was
 
 
-def test_the_slice_counts_and_the_weight_does_not(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_slice_and_not_on_the_weight(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(5))
     assert len({digest(path), digest(f"{path}@[1:]"), digest(f"{path}@[:1]")}) == 3
     assert digest(f"{path}@[1:]=3") == digest(f"{path}@[1:]")
 
 
-def test_of_a_large_file_size_and_pieces_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_large_file_depends_on_its_size_and_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(content, "WHOLE", 100)
     monkeypatch.setattr(content, "_PIECE", 10)
     path = tmp_path / "p"
     path.write_bytes(bytes(range(256)) * 40)
     was = digest(path)
     changed = bytearray(path.read_bytes())
-    for place in (0, len(changed) - 1):
-        changed[place] ^= 1
+    for offset in (0, len(changed) - 1):
+        changed[offset] ^= 1
         path.write_bytes(changed)
         assert digest(path) != was
-        changed[place] ^= 1
+        changed[offset] ^= 1
     path.write_bytes(changed + b"x")
     assert digest(path) != was
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--prompt-data \S+/no cannot be read: No such file"):
         digest(tmp_path / "no")

@@ -1,4 +1,4 @@
-"""Worker processes of the data: they die with their parent, and one that dies is named."""
+"""Data workers: they end with their parent, give the same rows, and their failures are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPLATED = PromptFormat(apply_chat_template=True)
 
 
 class Stuck(Letters):
-    """Dies at one text and never ends at another."""
+    """Dies at one text, hangs at another and raises at a third."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if text == "q600":
@@ -46,7 +46,7 @@ class Stuck(Letters):
 
 
 def gone(pid: int, within_s: float = 20) -> bool:
-    """Whether a process ends soon; one that waits to be collected has ended."""
+    """Whether a process ends in time; a zombie has ended."""
     return eventually(lambda: not _runs(pid), within_s)
 
 
@@ -67,7 +67,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_worker_that_dies_is_an_error_with_the_rows_it_read(tmp_path: Path, streaming: bool) -> None:
+def test_the_error_for_a_dead_worker_names_the_rows_it_was_reading(tmp_path: Path, streaming: bool) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(650))
     lines = r"650 rows from \S+:1 to \S+:650" if streaming else r"138 rows from \S+p\.jsonl:513 to \S+p\.jsonl:650"
     message = rf"its worker process was killed by SIGKILL. It read .*{lines}"
@@ -78,14 +78,14 @@ def test_a_worker_that_dies_is_an_error_with_the_rows_it_read(tmp_path: Path, st
         draw(source, 650)
 
 
-def test_a_worker_that_raises_is_an_error_with_the_rows_it_read(tmp_path: Path) -> None:
+def test_the_error_for_a_worker_that_raises_names_the_rows_it_was_reading(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(10, 795))
     message = r"ValueError: no such text. It read 10 rows from \S+:1 to \S+:10"
     with closing(feed(path, tokenizer=Stuck(), workers=1)) as source, pytest.raises(DataError, match=message):
         source.next()
 
 
-def test_a_worker_that_hangs_is_an_error_after_the_deadline(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_raises_an_error_after_the_deadline(tmp_path: Path) -> None:
     reader = open_reader(parse_source(str(write_rows(tmp_path, "jsonl", numbered(9, 695)))), Columns("prompt", "label"))
     workers = Workers(1, Work([reader], Stuck(), PromptFormat(False), None), deadline_s=8)
     with closing(workers), pytest.raises(DataError, match=r"no answer within 8 s. It read 9 rows from \S+:1 to \S+:9"):
@@ -123,14 +123,14 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in pids)
 
 
-def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
+def test_output_printed_in_a_worker_is_ignored(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(3))
     with closing(feed(path, tokenizer=Loud(), workers=1)) as source:
         assert [row.prompt for row in draw(source, 3)] == ["q0", "q1", "q2"]
 
 
 class Loud(Letters):
-    """Prints whenever it is asked."""
+    """Prints on every call."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         print("working on it", flush=True)
@@ -150,7 +150,7 @@ def through_pickle(tokenizer: Any) -> Any:
     return pickle.loads(pickle.dumps(tokenizer))
 
 
-def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(tokenizer: Any) -> None:
+def test_workers_get_a_light_tokenizer_if_it_gives_the_same_tokens(tokenizer: Any) -> None:
     light = through_pickle(lightest(tokenizer, TEMPLATED))
     assert isinstance(light, LightTokenizer)
     for prompt in ("1+1=", [{"role": "user", "content": "é <eos>\n"}]):
@@ -159,7 +159,7 @@ def test_workers_need_no_transformers_where_the_light_tokenizer_does_the_same(to
 
 
 @pytest.mark.parametrize("how", ["", "(false, 2)", "(indent=2)", "(sort_keys=true)", "(true)"])
-def test_the_light_tokenizer_writes_tools_as_transformers_does(how: str) -> None:
+def test_the_light_tokenizer_renders_tools_as_transformers_does(how: str) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ tools | tojson" + how + " }}{{ messages[0].content }}"
     light = through_pickle(lightest(tokenizer, TEMPLATED))
@@ -168,19 +168,19 @@ def test_the_light_tokenizer_writes_tools_as_transformers_does(how: str) -> None
     assert prompt_text(light, **row) == prompt_text(tokenizer, **row)
 
 
-def test_a_tokenizer_that_is_more_than_its_files_travels_itself() -> None:
+def test_a_tokenizer_without_a_light_version_is_sent_as_it_is() -> None:
     tokenizer = Letters()
     assert lightest(tokenizer, TEMPLATED) is tokenizer
 
 
-def test_a_tokenizer_that_does_not_pickle_is_told() -> None:
+def test_a_tokenizer_that_cannot_be_pickled_raises_an_error() -> None:
     broken = Letters()
     broken.lock = open("/dev/null")  # noqa: SIM115
     with pytest.raises(DataError, match="cannot be sent to data workers: TypeError"):
         Workers(1, Work([], broken, TEMPLATED, None))
 
 
-def test_transformers_tokens_come_from_the_workers(tokenizer: Any, tmp_path: Path) -> None:
+def test_workers_give_the_tokens_of_transformers(tokenizer: Any, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(300))
     how: dict[str, Any] = {"tokenizer": tokenizer, "form": TEMPLATED}
     with closing(feed(path, workers=1, **how)) as there, closing(feed(path, **how)) as here:

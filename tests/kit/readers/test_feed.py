@@ -1,4 +1,4 @@
-"""Prompts in their order: a function of seed and epoch, with a place to come back to, whoever reads them."""
+"""The order of prompts depends on seed and epoch alone, and a saved position continues it, with or without workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slime.kit.readers.tokenize import PromptFormat
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks, windows and jobs so small that a few rows make many."""
+    """Make blocks, windows and jobs so small that a few rows fill many of them."""
     monkeypatch.setattr(json_lines, "BLOCK", 64)
     monkeypatch.setattr(order, "WINDOW", 3)
     monkeypatch.setattr(order, "CHUNK", 7)
@@ -30,7 +30,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of 40 and 25 rows in every format, among them rows that are bad (q3) and too long (the last)."""
+    """Files of 40 and 25 rows in every format; in each, row 3 is bad and the last row too long."""
     made = tmp_path_factory.mktemp("files")
     for name, first, rows in (("a", 0, 40), ("b", 100, 25)):
         content: list[Any] = numbered(rows, first)
@@ -83,9 +83,26 @@ def test_a_shuffled_stream_mixes_rows_of_several_blocks(tmp_path: Path) -> None:
     assert len({number // 72 for number in first}) >= 12
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle_seed", [None, 4])
+def test_large_row_groups_are_streamed_in_parts(tmp_path: Path, shuffle_seed: int | None, workers: int) -> None:
+    path = write_rows(tmp_path, "parquet", numbered(3000), group=2500)
+    options: dict[str, Any] = {"streaming": True, "shuffle_seed": shuffle_seed, "workers": workers}
+    with closing(feed(path, **options)) as source, closing(feed(path, streaming=True)) as in_order:
+        first = prompts(draw(source, 1300))
+        state = json.loads(json.dumps(source.state_dict()))
+        rest = prompts(draw(source, 1700))
+        expected = prompts(draw(in_order, 3000))
+    assert sorted(first + rest) == sorted(expected)
+    assert (first + rest == expected) == (shuffle_seed is None)
+    with closing(feed(path, **options)) as resumed:
+        resumed.load_state_dict(state)
+        assert prompts(draw(resumed, 1700)) == rest
+
+
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_weights_are_kept_exactly_at_every_draw(folder: Path, streaming: bool) -> None:
+def test_every_draw_keeps_the_weights_exactly(folder: Path, streaming: bool) -> None:
     a, b = paths(folder, "jsonl")
     with closing(feed(f"{a}=0.7", f"{b}=0.3", streaming=streaming, shuffle_seed=1, **TOLERANT)) as source:
         of_b = [int(prompt[1:]) >= 100 for prompt in prompts(draw(source, 400))]
@@ -95,7 +112,7 @@ def test_weights_are_kept_exactly_at_every_draw(folder: Path, streaming: bool) -
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_each_file_of_a_mixture_has_epochs_of_its_own(folder: Path) -> None:
+def test_each_file_of_a_mixture_has_its_own_epochs(folder: Path) -> None:
     a, b = paths(folder, "jsonl")
     with closing(feed(f"{a}=1", f"{b}=1", **TOLERANT)) as source:
         drawn = prompts(draw(source, 2 * 50))
@@ -103,8 +120,18 @@ def test_each_file_of_a_mixture_has_epochs_of_its_own(folder: Path) -> None:
         assert source.metrics()["data/epoch/0"] == 1 and source.metrics()["data/epoch/1"] == 2
 
 
-def test_no_file_of_many_is_a_prompt_ahead_or_behind(tmp_path: Path) -> None:
-    weights = [300, 1, 1, 3, 40, 3, 300, 40, 3]  # the file that is owed most would leave one 1.4 prompts behind
+def test_every_file_of_many_stays_within_one_prompt_of_its_share(tmp_path: Path) -> None:
+    weights = [
+        300,
+        1,
+        1,
+        3,
+        40,
+        3,
+        300,
+        40,
+        3,
+    ]  # always choosing the file that is owed most would leave one 1.4 prompts behind
     files = [write_rows(tmp_path, "jsonl", numbered(1, n), name=f"f{n}") for n in range(len(weights))]
     with closing(feed(*(f"{file}={weight}" for file, weight in zip(files, weights, strict=True)))) as source:
         given = Counter[int]()
@@ -114,9 +141,7 @@ def test_no_file_of_many_is_a_prompt_ahead_or_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_rows_that_could_not_be_read_are_read_when_asked_for_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_read_the_same_rows_can_be_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(feed(paths(folder, "jsonl")[0], **TOLERANT)) as source:
         monkeypatch.setattr(source.performer, "ahead", 2)
         first, later = prompts(draw(source, 7)), []
@@ -130,7 +155,7 @@ def test_rows_that_could_not_be_read_are_read_when_asked_for_again(
 
 @given(weights=st.lists(st.integers(1, 20), min_size=2, max_size=4))
 @settings(max_examples=30, deadline=None)
-def test_any_weights_are_normalised(weights: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_weights_need_not_sum_to_one(weights: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("mixed")
     files = [write_rows(folder, "jsonl", numbered(2, 10 * n), name=f"f{n}") for n in range(len(weights))]
     with closing(feed(*(f"{file}={weight}" for file, weight in zip(files, weights, strict=True)))) as source:
@@ -151,7 +176,7 @@ MODES = st.fixed_dictionaries(
 
 @given(mode=MODES, before=st.integers(0, 200), after=st.integers(1, 90))
 @settings(max_examples=60, deadline=None)
-def test_take_save_load_take_is_take_take(folder: Path, mode: dict[str, Any], before: int, after: int) -> None:
+def test_a_restored_state_gives_the_same_next_rows(folder: Path, mode: dict[str, Any], before: int, after: int) -> None:
     mode = dict(mode)
     files: list[Any] = list(paths(folder, mode.pop("kind")))
     if mode.pop("mixed"):
@@ -172,7 +197,7 @@ def test_take_save_load_take_is_take_take(folder: Path, mode: dict[str, Any], be
         json_lines.BLOCK, order.WINDOW, order.CHUNK = small
 
 
-def test_a_state_is_small_whatever_was_drawn(folder: Path) -> None:
+def test_the_state_stays_small_after_many_draws(folder: Path) -> None:
     with closing(feed(*paths(folder, "jsonl"), streaming=True, shuffle_seed=1, **TOLERANT)) as source:
         draw(source, 500)
         assert len(json.dumps(source.state_dict())) < 300
@@ -202,21 +227,21 @@ def test_the_order_does_not_depend_on_the_workers(folder: Path, kind: str, strea
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_first_bad_row_stops_unless_it_may_be_skipped(folder: Path, streaming: bool) -> None:
+def test_the_first_bad_row_raises_unless_it_may_be_left_out(folder: Path, streaming: bool) -> None:
     a, _ = paths(folder, "jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl:4: 'prompt' is an empty string"):
         draw(feed(a, streaming=streaming), 40)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_more_bad_rows_than_the_budget_stop_with_the_latest(tmp_path: Path, streaming: bool) -> None:
+def test_too_many_bad_rows_raise_an_error_with_the_latest(tmp_path: Path, streaming: bool) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(3), "{", *numbered(2), "[]", *numbered(2), "x", *numbered(5)])
     assert len(draw(feed(path, streaming=streaming, max_bad_rows=3), 12)) == 12
     with pytest.raises(DataError, match=r"3 rows cannot be used, and --max-bad-rows is 2. The latest: \S+p\.jsonl:10 "):
         draw(feed(path, streaming=streaming, max_bad_rows=2), 12)
 
 
-def test_the_budget_is_for_one_pass_over_the_data(tmp_path: Path) -> None:
+def test_the_limit_of_bad_rows_applies_to_each_epoch(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(2), "{"])
     with closing(feed(path, streaming=True, max_bad_rows=1)) as source:
         assert prompts(draw(source, 9)) == ["q0", "q1"] * 4 + ["q0"]
@@ -224,7 +249,7 @@ def test_the_budget_is_for_one_pass_over_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_prompt_over_the_limit_stops_unless_it_is_dropped(folder: Path, streaming: bool) -> None:
+def test_a_prompt_over_the_limit_raises_unless_it_may_be_dropped(folder: Path, streaming: bool) -> None:
     a, _ = paths(folder, "parquet")
     how: dict[str, Any] = {"streaming": streaming, "max_bad_rows": 1, "max_tokens": 50}
     with pytest.raises(
@@ -238,7 +263,7 @@ def test_a_prompt_over_the_limit_stops_unless_it_is_dropped(folder: Path, stream
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_data_without_a_usable_row_is_no_endless_search(tmp_path: Path, streaming: bool) -> None:
+def test_data_without_a_usable_row_raises_instead_of_searching_forever(tmp_path: Path, streaming: bool) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(5))
     with pytest.raises(DataError, match="has no usable row"):
         feed(path, streaming=streaming, drop_overlong=True, max_tokens=1).next()
@@ -249,7 +274,7 @@ def test_data_without_a_usable_row_is_no_endless_search(tmp_path: Path, streamin
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_place_in_another_file_is_refused(folder: Path, streaming: bool) -> None:
+def test_a_position_in_another_file_is_refused(folder: Path, streaming: bool) -> None:
     a, b = paths(folder, "jsonl")
     state = feed(a, streaming=streaming, **TOLERANT).state_dict()
     unit = "blocks" if streaming else "rows"
@@ -270,7 +295,7 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
     assert texts == ["[f]calm<hi>", "calm<ho>"]
 
 
-def test_a_template_without_a_place_for_tools_is_told(tmp_path: Path) -> None:
+def test_a_template_that_ignores_tools_is_refused(tmp_path: Path) -> None:
     class Deaf(Letters):
         chat_template = "{{ messages }}"
 

@@ -1,4 +1,4 @@
-"""Prompt files: every fault is found before anything starts, and named by file and line."""
+"""Prompt files: every fault is found on opening, and reported with file and line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_keys_can_be_renamed(tmp_path: Path) -> None:
     assert (row.prompt, row.label, row.metadata) == ("a", "2.5", {"k": 1})
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a", "label": "b"}\n')
     assert open_file(path)[0].prompt == "a"
@@ -116,7 +116,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, bad: str, message: 
         check(write(tmp_path / "p.jsonl", GOOD, bad, GOOD))
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a", "label": "b"}\n\x80\xff\n')
     with pytest.raises(DataError, match=r"p\.jsonl:2 is not UTF-8"):

@@ -1,4 +1,4 @@
-"""How prompt files are written down."""
+"""How prompt files are named: slices and weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_file_may_have_a_slice_and_a_weight(text: str, source: PromptSource) -
     assert parse_source(text) == source
 
 
-def test_a_file_that_is_called_so_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_file_with_that_very_name_takes_precedence(tmp_path: Path) -> None:
     path = tmp_path / "x@[1:2]=3"
     path.touch()
     assert parse_source(str(path)) == PromptSource(str(path))
@@ -53,12 +53,12 @@ def test_a_file_that_is_called_so_is_taken_as_it_is(tmp_path: Path) -> None:
         (" ", "empty name"),
     ],
 )
-def test_what_is_no_slice_or_weight_is_refused(text: str, message: str) -> None:
+def test_a_malformed_slice_or_weight_is_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         parse_source(text)
 
 
-def test_weights_stand_on_every_file_or_on_none() -> None:
+def test_either_all_files_have_weights_or_none() -> None:
     with pytest.raises(DataError, match=r"b.jsonl has no weight and a.jsonl has one"):
         parse_sources(["a.jsonl=1", "b.jsonl"])
     assert [source.weight for source in parse_sources(["a.jsonl=1", "b.jsonl=3"])] == [1, 3]
@@ -75,7 +75,7 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "stop", "rows", "bounds"), [(None, None, 5, (0, 5)), (-2, None, 5, (3, 5)), (1, 99, 5, (1, 5))]
 )
-def test_slices_are_those_of_python(start: int | None, stop: int | None, rows: int, bounds: tuple[int, int]) -> None:
+def test_slices_work_as_in_python(start: int | None, stop: int | None, rows: int, bounds: tuple[int, int]) -> None:
     assert PromptSource("f", start, stop).bounds(rows) == bounds
 
 

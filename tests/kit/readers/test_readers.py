@@ -1,4 +1,4 @@
-"""Files of every format give the same rows, in every way of reading them."""
+"""Files of every format give the same rows in every mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_blocks(reader: Reader) -> list[Any]:
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("part", ["", "@[3:8]", "@[-4:]", "@[:-7]", "@[90:150]"])
-def test_rows_and_slices_are_the_same_in_every_format_and_way(kind: str, part: str, tmp_path: Path) -> None:
+def test_rows_and_slices_are_the_same_in_every_format_and_mode(kind: str, part: str, tmp_path: Path) -> None:
     rows = numbered(250)
     path = f"{write_rows(tmp_path, kind, rows)}{part}"
     bounds = parse_source(path).bounds(250)
@@ -71,7 +71,7 @@ def test_tools_may_be_json_text(tmp_path: Path) -> None:
         ([3], r"'tools'\[0\] is a number, expected the schema of a tool"),
     ],
 )
-def test_tools_of_another_form_are_named(value: Any, message: str, tmp_path: Path) -> None:
+def test_tools_of_the_wrong_type_are_named(value: Any, message: str, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [{"prompt": "a", "tools": value}])
     with pytest.raises(DataError, match=rf"p\.jsonl:1: {message}"):
         PromptFile(path, input_key="prompt", label_key=None, tool_key="tools")
@@ -91,7 +91,7 @@ def test_blocks_of_any_size_hold_every_row_once(
     bounds: tuple[int | None, int | None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Lines longer than blocks, empty lines, and a last line with and without its end."""
+    """Lines longer than blocks, empty lines, and a last line with and without a newline."""
     path = tmp_path_factory.mktemp("blocks") / "p.jsonl"
     lines = ["" if length == 0 else json.dumps({"prompt": f"{n}" + "x" * length}) for n, length in enumerate(lengths)]
     path.write_text("\n".join(lines) + ("\n" if last else ""))
@@ -106,14 +106,14 @@ def test_blocks_of_any_size_hold_every_row_once(
             return
         reader = opened(text, columns=columns)
         assert in_blocks(reader) == used
-        places = [place for number in range(reader.blocks) for place, _ in reader.block(number)]
+        positions = [position for number in range(reader.blocks) for position, _ in reader.block(number)]
         numbers = [number + 1 for number, line in enumerate(lines) if line][slice(*bounds)]
-        assert [reader.where(place) for place in places] == [f"{reader.name}:{number}" for number in numbers]
+        assert [reader.where(position) for position in positions] == [f"{reader.name}:{number}" for number in numbers]
     finally:
         json_lines.BLOCK = size
 
 
-def test_a_row_group_is_handled_in_parts(tmp_path: Path) -> None:
+def test_a_large_row_group_is_read_in_parts(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "parquet", numbered(3000), group=2500)
     reader = opened(path)
     assert [reader.parts(block) for block in range(reader.blocks)] == [3, 1]
@@ -136,7 +136,9 @@ def test_a_row_group_is_handled_in_parts(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("by_block", [True, False])
-def test_a_file_of_another_kind_is_named(content: bytes, message: str, by_block: bool, tmp_path: Path) -> None:
+def test_the_error_for_another_kind_of_file_names_the_kind(
+    content: bytes, message: str, by_block: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "p"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
@@ -148,7 +150,7 @@ def test_a_file_of_another_kind_is_named(content: bytes, message: str, by_block:
             PromptFile(path, input_key="prompt", label_key="label")
 
 
-def test_a_parquet_file_that_is_none_is_named_by_its_ending(tmp_path: Path) -> None:
+def test_a_text_file_that_ends_in_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.parquet").write_text("prompt,label\n")
     with pytest.raises(DataError, match=r"p\.parquet is not a valid Parquet file"):
         opened(tmp_path / "p.parquet")
@@ -156,7 +158,7 @@ def test_a_parquet_file_that_is_none_is_named_by_its_ending(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["parquet", "folder"])
 @pytest.mark.parametrize("by_block", [True, False])
-def test_a_missing_column_is_named_with_the_nearest(kind: str, by_block: bool, tmp_path: Path) -> None:
+def test_a_missing_column_is_named_with_the_nearest_one(kind: str, by_block: bool, tmp_path: Path) -> None:
     path = write_rows(tmp_path, kind, [{"promt": "a", "label": "b"}])
     with pytest.raises(DataError, match=r"no column 'prompt' \(--input-key\). Its columns: .*Did you mean promt\?"):
         opened(path, by_block=by_block)
@@ -168,28 +170,28 @@ def test_rows_of_a_table_are_named_by_their_number(tmp_path: Path) -> None:
         PromptFile(path, input_key="prompt", label_key="label")
 
 
-def test_metadata_that_json_has_no_form_for_is_a_bad_row(tmp_path: Path) -> None:
+def test_metadata_that_json_cannot_express_makes_a_bad_row(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "parquet", [{"prompt": "a", "label": "b", "metadata": {"k": b"bytes"}}])
     with pytest.raises(DataError, match="row 0: 'metadata' cannot be stored as JSON"):
         PromptFile(path, input_key="prompt", label_key="label")
 
 
-def _other_bytes() -> pa.Table:
-    """Three rows, the text of the second not UTF-8, which Arrow takes for a text all the same."""
+def _not_utf8() -> pa.Table:
+    """Three rows; the text of the second is not UTF-8, which Arrow does not check."""
     raw = pa.array([b"one", b"t\xffo", b"three"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     return pa.table({"prompt": texts, "label": ["1", "2", "3"]})
 
 
 @pytest.mark.parametrize("kind", ["unpacked", "groups", "folder"])
-def test_a_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path: Path) -> None:
+def test_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path: Path) -> None:
     if kind == "folder":
         import datasets
 
-        datasets.Dataset(_other_bytes()).save_to_disk(tmp_path / "p")
+        datasets.Dataset(_not_utf8()).save_to_disk(tmp_path / "p")
         reader = opened(tmp_path / "p")
     else:
-        pq.write_table(_other_bytes(), tmp_path / "p.parquet")
+        pq.write_table(_not_utf8(), tmp_path / "p.parquet")
         reader = opened(tmp_path / "p.parquet", by_block=kind == "groups")
     one, two, three = (row for _, row in reader.scan())
     assert isinstance(two, BadRow) and "not valid UTF-8: invalid start byte at byte 1" in two.reason
@@ -198,7 +200,7 @@ def test_a_text_in_a_table_that_is_not_utf8_makes_a_bad_row(kind: str, tmp_path:
     reader.close()
 
 
-def test_a_line_that_is_not_utf8_is_called_so(tmp_path: Path) -> None:
+def test_the_error_for_a_line_that_is_not_utf8_says_so(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "caf\xe9", "label": "1"}\n')
     [(_, row)] = opened(path).scan()
@@ -206,7 +208,7 @@ def test_a_line_that_is_not_utf8_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_block", [False, True])
-def test_a_damaged_page_of_a_parquet_file_is_the_files_fault(by_block: bool, tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_parquet_page_names_the_file(by_block: bool, tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"prompt": [f"q{n}" for n in range(9000)], "label": ["1"] * 9000}), path)
     content = bytearray(path.read_bytes())
@@ -216,13 +218,13 @@ def test_a_damaged_page_of_a_parquet_file_is_the_files_fault(by_block: bool, tmp
         list(opened(path, by_block=by_block).scan())
 
 
-def test_a_prompt_of_another_type_is_named(tmp_path: Path) -> None:
+def test_a_prompt_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "parquet", [{"prompt": b"a", "label": "b"}])
     with pytest.raises(DataError, match="row 0: 'prompt' is a bytes, expected a string or a list"):
         PromptFile(path, input_key="prompt", label_key="label")
 
 
-def test_splits_of_a_saved_data_set_are_chosen(tmp_path: Path) -> None:
+def test_a_split_of_a_saved_data_set_can_be_chosen(tmp_path: Path) -> None:
     import datasets
 
     parts = {name: datasets.Dataset.from_list(numbered(3, first)) for name, first in (("train", 0), ("test", 5))}
@@ -246,7 +248,7 @@ def test_a_folder_of_files_is_a_data_set(tmp_path: Path, monkeypatch: pytest.Mon
     assert in_blocks(opened(folder)) == ["q0", "q1", "q2"]
 
 
-def test_a_data_set_of_the_hub_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def unreachable(*_: Any) -> Any:
@@ -257,7 +259,7 @@ def test_a_data_set_of_the_hub_without_a_network_is_told(monkeypatch: pytest.Mon
         opened("hf://org/name")
 
 
-def test_a_name_as_other_tools_take_it_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_without_its_prefix_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"org/name does not exist.*Hub is hf://org/name"):
         opened("org/name")

@@ -1,4 +1,4 @@
-"""Prompts to token ids."""
+"""Prompts become token ids."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def decoded(tokenizer: Any, prompt: Any, *, apply_chat_template: bool) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_text_is_tokenised_as_written(tokenizer: Any) -> None:
+def test_text_is_tokenized_as_written(tokenizer: Any) -> None:
     assert decoded(tokenizer, "1+2=", apply_chat_template=False) == "1+2="
 
 
-def test_a_chat_is_rendered_up_to_where_the_answer_begins(tokenizer: Any) -> None:
+def test_a_chat_is_rendered_up_to_the_beginning_of_the_answer(tokenizer: Any) -> None:
     text = decoded(tokenizer, [{"role": "user", "content": "1+2="}], apply_chat_template=True)
     assert text == "<|im_start|>user\n1+2=<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_text_becomes_a_users_message_under_a_template(tokenizer: Any) -> None:
+def test_with_a_template_text_becomes_a_user_message(tokenizer: Any) -> None:
     chat = [{"role": "user", "content": "1+2="}]
     assert decoded(tokenizer, "1+2=", apply_chat_template=True) == decoded(tokenizer, chat, apply_chat_template=True)
 
@@ -58,7 +58,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         tokenize_prompt(SimpleNamespace(chat_template=None), "a", apply_chat_template=True)
 
 
-def test_a_template_that_raises_is_told(tokenizer: Any) -> None:
+def test_the_error_of_a_template_is_reported(tokenizer: Any) -> None:
     with pytest.raises(DataError, match="the chat template refuses the prompt: TypeError"):
         tokenize_prompt(tokenizer, [{"role": "user", "content": 5}], apply_chat_template=True)
 
@@ -70,7 +70,7 @@ def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
         prompt_ids(row, tokenizer, PLAIN, 5)
 
 
-def test_a_prompt_that_cannot_be_tokenised_is_named(tokenizer: Any) -> None:
+def test_a_prompt_that_cannot_be_tokenized_is_named(tokenizer: Any) -> None:
     row = PromptRow([{"role": "user", "content": "a"}], None, where="p.jsonl:9")
     with pytest.raises(DataError, match=r"p\.jsonl:9: the prompt is a list of chat messages"):
         prompt_ids(row, tokenizer, PLAIN, 5)

@@ -1,4 +1,4 @@
-"""A real engine for the tests that want one."""
+"""A real engine for the tests that need one."""
 
 from __future__ import annotations
 

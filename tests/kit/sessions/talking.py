@@ -25,7 +25,7 @@ ADD = {
 
 @dataclass
 class Talk:
-    """What a test has to do with."""
+    """A session, and both sides of it."""
 
     server: SessionServer
     session: Session
@@ -37,13 +37,13 @@ class Talk:
         return await self.client.chat.completions.create(model="policy", messages=list(messages), **options)
 
     def samples(self, like: Sample | None = None) -> list[Sample]:
-        """What is trained on."""
+        """The samples of the session."""
         return self.session.samples(like or make_sample("hi", None))
 
 
 @contextlib.asynccontextmanager
 async def talking(script: Sequence[Step] | Callable[..., Step], **limits: Any) -> AsyncIterator[Talk]:
-    """A running server, closed at the end."""
+    """Run a server with one session, and close it at the end."""
     server = SessionServer(TOKENIZER)
     await server.start()
     policy = ScriptedPolicy(script)
@@ -67,5 +67,5 @@ def run(work: Awaitable[Any], timeout_s: float = 30.0) -> Any:
 
 
 def user(text: str) -> dict[str, str]:
-    """A message of the user."""
+    """A user message."""
     return {"role": "user", "content": text}

@@ -1,4 +1,4 @@
-"""The generator that runs agents as they are: what becomes of a sample, whatever its agent does."""
+"""The generator `black_box`: what an agent does decides what its samples become."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def limited(**rollout: int) -> Context:
 
 
 def work(generator: BlackBox, script: Script, sample: Sample | None = None, settle_s: float = 0.0) -> list[Sample]:
-    """One call of the generator, which is closed afterwards."""
+    """Call the generator once, and close it."""
 
     async def call() -> list[Sample]:
         try:
@@ -52,7 +52,7 @@ def work(generator: BlackBox, script: Script, sample: Sample | None = None, sett
 
 
 def failing(generator: BlackBox, script: Script, match: str, kind: type[Exception] = Exception) -> dict[str, float]:
-    """The metrics of a sample that its agent fails."""
+    """The metrics of a sample whose agent fails."""
     sample = make_sample("1+1=", None)
     with pytest.raises(kind, match=match):
         work(generator, script, sample)
@@ -62,7 +62,7 @@ def failing(generator: BlackBox, script: Script, match: str, kind: type[Exceptio
 # --- agents that work ---
 
 
-def test_an_agent_with_openais_client_is_trained_on_what_the_policy_said() -> None:
+def test_an_agent_with_openais_client_trains_on_the_policys_answer() -> None:
     [sample] = work(black_box("ask_once"), [Say.text("2")])
     assert sample.status is Status.COMPLETED
     assert sample.response == "2"
@@ -73,7 +73,7 @@ def test_an_agent_with_openais_client_is_trained_on_what_the_policy_said() -> No
     assert sample.metrics["agent/errors"] == sample.metrics["agent/timeouts"] == 0.0
 
 
-def test_an_agent_in_a_thread_has_turns_a_reward_and_words_of_its_own() -> None:
+def test_an_agent_in_a_thread_may_set_reward_metrics_and_metadata() -> None:
     [sample] = work(black_box("ask_twice"), [Say.text("3"), Say.text("2")])
     assert sample.response == "2" and sample.reward == 1.0
     assert sample.loss_mask is not None and sum(sample.loss_mask) == 2
@@ -125,7 +125,7 @@ def test_an_agent_may_be_a_program(tmp_path: Path) -> None:
     assert (sample.response, sample.reward) == ("2", 0.5)
 
 
-# --- agents that do not ---
+# --- agents that fail ---
 
 
 def test_an_agent_that_raises_fails_its_sample_with_its_own_error() -> None:
@@ -142,12 +142,12 @@ def test_an_agent_that_exits_fails_its_sample_and_not_the_run() -> None:
     failing(black_box("exits"), [Say.text("2")], r"called sys.exit\(3\)")
 
 
-def test_a_program_that_fails_tells_what_it_said_last() -> None:
+def test_the_error_of_a_failed_program_has_its_last_output() -> None:
     command = f"{sys.executable} -c 'raise SystemExit(\"no idea\")'"
     failing(black_box(command=command), [Say.text("2")], "exit code 1: no idea")
 
 
-def test_an_agent_that_hangs_is_stopped_and_what_it_said_is_kept_as_truncated() -> None:
+def test_an_agent_that_hangs_is_stopped_and_its_answers_are_kept_as_truncated() -> None:
     started = time.monotonic()
     [sample] = work(black_box("asks_and_hangs", agent_timeout_s=0.5), [Say.text("2")])
     assert time.monotonic() - started < 5
@@ -165,7 +165,7 @@ def test_an_agent_that_hangs_in_its_first_request_fails_its_sample() -> None:
     assert metrics["agent/timeouts"] == 1.0
 
 
-def test_a_program_is_over_when_it_ends_whatever_it_left_running() -> None:
+def test_a_program_has_ended_even_if_it_left_processes_running() -> None:
     command = """sh -c 'setsid sleep 20 & sleep 20 & echo done'"""
     generator = black_box(command=command, agent_timeout_s=15.0)
     metrics = failing(generator, [Say.text("2")], "ended without any answer")
@@ -207,19 +207,19 @@ def test_an_agent_that_fills_its_context_is_truncated_and_not_failed() -> None:
     assert sample.metrics["agent/refused"] == 1.0 and sample.metrics["agent/errors"] == 0.0
 
 
-def test_an_agent_that_has_no_request_left_for_a_new_conversation_keeps_what_was_said() -> None:
+def test_an_agent_without_requests_left_keeps_its_conversations() -> None:
     agent = BlackBox(BlackBoxOptions(agent="tests.support.agents:begins_anew"), limited(max_turns=2))
     first, second = work(agent, [Say.text("well")])
     assert (first.status, second.status) == (Status.COMPLETED, Status.TRUNCATED)
     assert first.metrics["agent/refused"] == 1.0 and first.metrics["agent/errors"] == 0.0
 
 
-def test_an_agent_whose_first_request_has_no_room_fails_with_its_own_error() -> None:
+def test_an_agent_whose_first_request_does_not_fit_fails_its_sample() -> None:
     agent = BlackBox(BlackBoxOptions(agent="tests.support.agents:begins_anew"), limited(rollout_max_context_len=4))
     failing(agent, [Say.text("well")], "context_length_exceeded")
 
 
-def test_a_request_that_its_client_gives_up_is_cancelled_and_not_trained_on() -> None:
+def test_a_request_that_its_client_cancels_is_not_trained_on() -> None:
     def slow_then_quick(call: Any) -> Step:
         return Say.text("ok") if "quick" in decode(call.tokens) else Say.text("never", delay_s=math.inf)
 
@@ -232,7 +232,7 @@ def test_what_an_agent_returns_is_checked() -> None:
     failing(black_box("returns_garbage"), [Say.text("2")], r"returned the keys \['score'\]", ValueError)
 
 
-def test_an_error_of_the_engines_passes_whatever_the_agent_makes_of_it() -> None:
+def test_an_engine_error_is_raised_even_if_the_agent_hides_it() -> None:
     error = EngineError("engine 0 died")
     with pytest.raises(EngineError) as caught:
         work(black_box("ask_once"), [error])
@@ -244,7 +244,7 @@ def test_an_answer_that_the_engine_aborted_makes_the_sample_aborted() -> None:
     assert sample.status is Status.ABORTED and "aborted" in (sample.failure or "")
 
 
-# --- being built ---
+# --- options ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a session makes of an agent's requests: one token sequence per conversation, nothing encoded twice."""
+"""A session turns an agent's requests into one token sequence per conversation, and encodes nothing twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rendered(text: str) -> list[int]:
 
 
 def test_a_conversation_is_sent_as_the_tokens_that_the_policy_wrote() -> None:
-    # Ids that no text encodes to: decoding and encoding again would lose them.
+    # No text encodes to these ids, so decoding and encoding them again would lose them.
     odd = [*encode("so"), 120, END_OF_TURN]
 
     async def work() -> None:
@@ -30,7 +30,7 @@ def test_a_conversation_is_sent_as_the_tokens_that_the_policy_wrote() -> None:
                 messages += [answer.choices[0].message, user(question or "")]
             first, second, third = (call.tokens for call in talk.policy.calls)
             assert first == rendered("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-            # The end-of-turn token was the policy's own: it is not repeated.
+            # The policy wrote the end-of-turn token itself, so it is not repeated.
             assert second == first + odd + rendered("\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
             between = "<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
             assert third == second + encode("fine") + rendered(between)
@@ -52,7 +52,7 @@ def test_a_conversation_is_sent_as_the_tokens_that_the_policy_wrote() -> None:
     run(work())
 
 
-def test_branches_share_what_they_have_in_common_and_train_on_it_once() -> None:
+def test_branches_train_once_on_what_they_have_in_common() -> None:
     async def work() -> None:
         async with talking([Say.text("one"), Say.text("two"), Say.text("three")]) as talk:
             first = (await talk.say([user("hi")])).choices[0].message
@@ -69,7 +69,7 @@ def test_branches_share_what_they_have_in_common_and_train_on_it_once() -> None:
     run(work())
 
 
-def test_messages_that_do_not_go_on_from_an_answer_begin_a_conversation_of_their_own() -> None:
+def test_messages_that_continue_no_answer_begin_a_new_conversation() -> None:
     async def work() -> None:
         async with talking([Say.text("one"), Say.text("two")]) as talk:
             await talk.say([user("hi")])
@@ -104,9 +104,7 @@ def test_another_set_of_tools_begins_another_conversation() -> None:
         ("<think>two and two</think>\n4", "<think>two and two</think>\n4"),
     ],
 )
-def test_an_answer_that_came_back_without_white_space_or_reasoning_is_still_that_answer(
-    answer_text: str, sent_back: str
-) -> None:
+def test_an_answer_sent_back_without_white_space_or_reasoning_is_recognized(answer_text: str, sent_back: str) -> None:
     async def work() -> None:
         async with talking([Say.text(answer_text), Say.text("end")]) as talk:
             await talk.say([user("hi")])
@@ -119,7 +117,7 @@ def test_an_answer_that_came_back_without_white_space_or_reasoning_is_still_that
     run(work())
 
 
-def test_tool_calls_are_returned_and_recognised_when_they_come_back() -> None:
+def test_tool_calls_are_returned_and_recognized_when_sent_back() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": 2}}</tool_call>'
 
     async def work() -> None:
@@ -130,12 +128,12 @@ def test_tool_calls_are_returned_and_recognised_when_they_come_back() -> None:
             [tool_call] = choice.message.tool_calls
             assert (tool_call.function.name, tool_call.function.arguments) == ("add", '{"a":1,"b":2}')
             assert choice.message.content == "let me see"
-            back = choice.message.model_dump()  # with every empty field there is
+            back = choice.message.model_dump()  # with all its empty fields
             back["content"] = None
             tool = {"role": "tool", "tool_call_id": tool_call.id, "content": "3<|im_end|>"}
             await talk.say([user("1+2="), back, tool], tools=[ADD])
             [sample] = talk.samples()
-            # A special token in a tool's output is its characters, never the control token.
+            # A special token in a tool's output is encoded as its characters, never as the control token.
             between = rendered("<|im_end|>\n<|im_start|>tool\n3") + encode("<|im_end|>")
             first, second = talk.policy.calls
             assert second.tokens == (
@@ -158,7 +156,7 @@ def test_a_broken_tool_call_stays_text() -> None:
     run(work())
 
 
-def test_attempts_that_call_alike_go_on_each_from_its_own_answer() -> None:
+def test_attempts_with_equal_calls_each_continue_their_own_answer() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
     async def work() -> None:
@@ -197,7 +195,7 @@ def test_a_call_that_clients_could_not_read_stays_text_and_is_trained_on(call: s
     run(work())
 
 
-def test_a_sample_keeps_its_prompt_where_the_agent_asked_with_its_very_tokens() -> None:
+def test_a_sample_keeps_its_prompt_if_the_agent_sent_the_same_tokens() -> None:
     async def work() -> None:
         async with talking([Say.text("one")]) as talk:
             await talk.say([user("hi")])
@@ -214,7 +212,7 @@ def test_a_sample_keeps_its_prompt_where_the_agent_asked_with_its_very_tokens() 
     run(work())
 
 
-def test_requests_that_differ_in_nothing_get_seeds_of_their_own_and_are_both_trained_on() -> None:
+def test_equal_requests_get_different_seeds_and_are_both_trained_on() -> None:
     async def work() -> None:
         async with talking([Say.text("one"), Say.text("two")]) as talk:
             await talk.say([user("hi")])
@@ -238,7 +236,7 @@ def test_text_completions_are_recorded_too() -> None:
     run(work())
 
 
-def test_a_stop_text_ends_the_answer_for_the_client_and_stays_in_what_is_trained_on() -> None:
+def test_a_stop_string_is_trained_on_and_hidden_from_the_client() -> None:
     meta = {"finish_reason": {"type": "stop", "matched": "END"}}
 
     async def work() -> None:

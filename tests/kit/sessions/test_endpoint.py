@@ -17,7 +17,7 @@ from slime.plugin import SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, make_sample
 
 
-def test_usage_and_log_probs_are_the_engines() -> None:
+def test_usage_and_log_probs_come_from_the_engine() -> None:
     async def work() -> None:
         async with talking([Say.text("four", meta={"cached_tokens": 5})]) as talk:
             answer = await talk.say([user("hi")], logprobs=True)
@@ -32,7 +32,7 @@ def test_usage_and_log_probs_are_the_engines() -> None:
     run(work())
 
 
-def test_a_stream_says_the_same_as_an_answer_in_one_piece() -> None:
+def test_a_streamed_answer_equals_a_whole_one() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
     async def work() -> None:
@@ -52,7 +52,7 @@ def test_a_stream_says_the_same_as_an_answer_in_one_piece() -> None:
     run(work())
 
 
-def test_sampling_is_the_runs_whatever_the_client_asks_for() -> None:
+def test_the_clients_sampling_parameters_are_ignored() -> None:
     async def work() -> None:
         async with talking([Say.text("four")]) as talk:
             await talk.say([user("hi")], temperature=0, top_p=0.1, seed=1, max_tokens=5)
@@ -76,7 +76,7 @@ def test_sampling_is_the_runs_whatever_the_client_asks_for() -> None:
         {"logprobs": True, "top_logprobs": 3},
     ],
 )
-def test_what_would_change_the_distribution_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_options_that_change_the_distribution_are_refused_by_name(options: dict[str, Any]) -> None:
     async def work() -> None:
         async with talking([Say.text("four")]) as talk:
             with pytest.raises(openai.BadRequestError, match="distribution") as caught:
@@ -105,7 +105,7 @@ def test_what_would_change_the_distribution_is_refused_by_name(options: dict[str
         (b'{"messages": [{"role": "assistant", "tool_calls": [{"id": 5}]}]}', "tool_calls"),
     ],
 )
-def test_garbage_is_refused_with_a_reason_and_the_session_goes_on(body: bytes, message: str) -> None:
+def test_a_malformed_request_is_refused_with_a_reason_and_the_session_continues(body: bytes, message: str) -> None:
     async def work() -> None:
         async with talking([Say.text("four")]) as talk, aiohttp.ClientSession() as http:
             url = talk.server.base_url(talk.session) + "/chat/completions"
@@ -129,7 +129,7 @@ def test_unknown_paths_and_methods_are_errors_in_openais_form() -> None:
     run(work())
 
 
-def test_the_api_key_alone_tells_the_session() -> None:
+def test_the_api_key_alone_identifies_the_session() -> None:
     async def work() -> None:
         async with talking([Say.text("four")]) as talk:
             base_url = talk.server.base_url(talk.session).partition("/s/")[0] + "/v1"
@@ -158,7 +158,7 @@ def test_a_conversation_that_fills_the_context_is_refused_and_counts_as_truncate
     run(work())
 
 
-def test_a_session_answers_no_more_requests_than_it_may() -> None:
+def test_a_session_refuses_requests_over_its_limit() -> None:
     async def work() -> None:
         async with talking([Say.text("four")], max_requests=1) as talk:
             first = (await talk.say([user("hi")])).choices[0].message
@@ -177,13 +177,13 @@ def test_a_request_after_the_end_is_refused_at_once_and_counted() -> None:
             await talk.server.end(talk.session)
             with pytest.raises(openai.NotFoundError, match="may have ended"):
                 await talk.say([user("hi")])
-            assert talk.server.take_strays() == 1, "the client does not try again"
+            assert talk.server.take_strays() == 1, "the client does not retry"
             assert len(talk.samples()) == 1
 
     run(work())
 
 
-def test_ending_a_session_ends_the_request_that_waits_for_the_engine() -> None:
+def test_ending_a_session_cancels_the_request_that_waits_for_the_engine() -> None:
     async def work() -> None:
         async with talking([Say.text("four", delay_s=math.inf)]) as talk:
             request = asyncio.ensure_future(talk.say([user("hi")]))
@@ -196,7 +196,7 @@ def test_ending_a_session_ends_the_request_that_waits_for_the_engine() -> None:
     run(work())
 
 
-def test_a_client_that_goes_away_cancels_the_engines_work() -> None:
+def test_a_client_that_disconnects_cancels_the_engines_work() -> None:
     cancelled = asyncio.Event()
 
     class Slow(ScriptedPolicy):
@@ -225,7 +225,7 @@ def test_a_client_that_goes_away_cancels_the_engines_work() -> None:
     run(work())
 
 
-def test_an_engine_that_fails_breaks_the_session_and_the_client_does_not_try_again() -> None:
+def test_an_engine_error_breaks_the_session_and_the_client_does_not_retry() -> None:
     async def work() -> None:
         error = EngineError("engine 0 died")
         async with talking([error]) as talk:
@@ -247,7 +247,7 @@ def test_an_aborted_answer_is_not_kept() -> None:
     run(work())
 
 
-def test_a_request_that_the_engine_refuses_is_the_clients_fault_alone() -> None:
+def test_a_request_that_the_engine_refuses_does_not_break_the_session() -> None:
     async def work() -> None:
         async with talking([RequestRefusedError("too long"), Say.text("four")]) as talk:
             with pytest.raises(openai.BadRequestError, match="too long"):

@@ -1,4 +1,4 @@
-"""The endpoint in front of a real engine: every token and log-prob that is trained on against one forward pass."""
+"""The endpoint in front of a real engine: all trained tokens and log-probs are compared with one forward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLES = 24
 
 
 async def wandering(base_url: str, api_key: str, prompt: str, metadata: dict[str, Any]) -> str:
-    """An agent that continues, strips answers, goes back, forgets, streams, and prints special tokens."""
+    """An agent that continues, strips answers, goes back, starts over, streams, and sends special tokens."""
     chance = random.Random(metadata["seed"])
     talk: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": prompt}]
     answer_text = ""
@@ -54,7 +54,7 @@ async def wandering(base_url: str, api_key: str, prompt: str, metadata: dict[str
 
 
 class Listening(HttpPolicyClient):
-    """Keeps what the engine was sent and gave."""
+    """Records requests to the engine and its answers."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,7 +66,7 @@ class Listening(HttpPolicyClient):
         return answer
 
 
-def test_every_trained_token_is_one_that_the_engine_sampled_there(engine: EngineServer, tiny_model: Path) -> None:
+def test_every_trained_token_was_sampled_by_the_engine_at_that_position(engine: EngineServer, tiny_model: Path) -> None:
     import torch
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -87,7 +87,7 @@ def test_every_trained_token_is_one_that_the_engine_sampled_there(engine: Engine
     samples = [sample for rollout in produced for sample in rollout]
     assert all(sample.status in (Status.COMPLETED, Status.TRUNCATED) for sample in samples)
     assert len(samples) > SAMPLES, "some agents branched"
-    # Each answer is trained on exactly once, with the engine's own numbers, behind the very tokens it was sent.
+    # Each answer is trained on exactly once, with the engine's log-probs, after exactly the tokens of its request.
     answers = {tuple(prompt) + tuple(answer.tokens): answer for prompt, answer in answered}
     trained = 0
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -118,8 +118,8 @@ def test_every_trained_token_is_one_that_the_engine_sampled_there(engine: Engine
     assert trained == sum(len(answer.tokens) for _, answer in answered), "no answer is lost, and none counts twice"
 
 
-def test_a_client_that_goes_away_frees_the_engine(engine: EngineServer, tiny_model: Path) -> None:
-    """An agent that cancels its request; the engine stops within seconds, not when the answer would have ended."""
+def test_a_client_that_disconnects_frees_the_engine(engine: EngineServer, tiny_model: Path) -> None:
+    """The engine stops within seconds, long before the answer would have ended."""
     from slime.kit.sessions import SessionServer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -139,7 +139,7 @@ def test_a_client_that_goes_away_frees_the_engine(engine: EngineServer, tiny_mod
             asking = asyncio.ensure_future(http.post(url, json=body))
             async with asyncio.timeout(60):
                 while not await running_requests(http):
-                    if asking.done():  # the model ended its answer before anybody looked
+                    if asking.done():  # the answer ended before the load was read
                         asking = asyncio.ensure_future(http.post(url, json=body))
                     await asyncio.sleep(0.02)
                 asking.cancel()

@@ -1,4 +1,4 @@
-"""An environment of the verifiers package, as a third party writes one, run unchanged."""
+"""An environment for the verifiers package, written as a third party would, runs unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slime.testing import Say, ScriptedPolicy, assert_generator_contract, decode
 from slime_generators.options import VerifiersOptions
 from slime_generators.verifiers_env.generator import VerifiersEnv
 
-#: what a third party ships: a taskset with rewards, and the harness that plays it
+#: what a third party ships: a taskset with rewards, and its harness
 ENVIRONMENT = '''
 """Sums of one and a number, asked twice."""
 
@@ -87,14 +87,14 @@ class TwoQuestions(vf.Harness[vf.HarnessConfig]):
 
 __all__ = ["Sums", "TwoQuestions"]
 '''
-#: the environment is imported anew in each test
+#: each test imports the environment again
 DEADLINE_S = 150.0
 SAMPLING = SamplingParams(max_new_tokens=96, sampling_seed=7)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the environment is, with its rows as prompts."""
+    """A folder with the environment, and its rows as a prompt file."""
     folder = tmp_path_factory.mktemp("environment")
     (folder / "sums_v1.py").write_text(ENVIRONMENT)
     command = [sys.executable, "-m", "slime_generators.verifiers_env.rows", "sums_v1", "--path", str(folder)]
@@ -126,7 +126,7 @@ async def environment(folder: Path, **options: Any) -> AsyncIterator[VerifiersEn
 
 
 def answering(call: Any) -> Say:
-    """Unsure at first; then what is right for the first task."""
+    """Answers `unsure` first, and then the right answer to the first task."""
     return Say.text("1" if "sure?" in decode(call.tokens) else "let me think")
 
 
@@ -139,7 +139,7 @@ def test_rows_of_a_taskset_are_prompts_for_slime(folder: Path) -> None:
     assert [row.metadata["verifiers"]["idx"] for row in rows] == [0, 1, 2, 3]
 
 
-def test_its_rewards_metrics_and_turns_become_the_samples(folder: Path) -> None:
+def test_rewards_metrics_and_turns_of_the_environment_are_on_the_samples(folder: Path) -> None:
     policy = ScriptedPolicy(answering)
 
     async def work() -> Sequence[list[Sample]]:
@@ -155,12 +155,12 @@ def test_its_rewards_metrics_and_turns_become_the_samples(folder: Path) -> None:
     assert {call.sampling.temperature for call in policy.calls} == {1.0}, "the run's, not the harness's"
 
 
-def test_it_keeps_the_contract_of_generators(folder: Path) -> None:
+def test_the_environment_keeps_the_contract_of_generators(folder: Path) -> None:
     generator = VerifiersEnv(VerifiersOptions(taskset="sums_v1", path=(folder,)), make_context())
     assert_generator_contract(generator, samples=tasks(folder)[:2])
 
 
-def test_what_goes_wrong_in_it_fails_its_sample_alone(folder: Path) -> None:
+def test_an_error_in_the_environment_fails_only_its_sample(folder: Path) -> None:
     async def work() -> list[Any]:
         first, _, broken, hanging = tasks(folder)
         other = make_sample("-", None)
@@ -181,7 +181,7 @@ def test_what_goes_wrong_in_it_fails_its_sample_alone(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_fails_what_it_played_and_is_started_again(folder: Path) -> None:
+def test_a_dead_worker_fails_its_samples_and_is_restarted(folder: Path) -> None:
     async def work() -> list[Sample]:
         async with environment(folder) as generator:
             playing = asyncio.ensure_future(
