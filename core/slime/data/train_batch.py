@@ -96,7 +96,7 @@ def loss_weights(
         N x [T_i] weights.
 
     Raises:
-        ValueError: Both rules are asked for.
+        ValueError: Both rules are requested.
     """
     if per_token and constant_length is not None:
         raise ValueError("per_token and constant_length exclude each other")
@@ -138,7 +138,7 @@ def _deal(groups: Sequence[Group], num_steps: int) -> list[_Row]:
 
 
 def _rollout_id(sample: Sample, position: int) -> int:
-    """Which rollout the sample came from; a sample without any id is a rollout of its own."""
+    """The rollout that the sample came from; a sample without any id counts as its own rollout."""
     if sample.rollout_id is not None:
         return sample.rollout_id
     return sample.index if sample.index is not None else -1 - position

@@ -47,7 +47,7 @@ class ToolResult:
 class Toolbox:
     """Calls tools, with limits on time and output.
 
-    - Plain functions run in threads of their own; `async def` functions are awaited in the event loop.
+    - Each plain function runs in its own thread; `async def` functions are awaited in the event loop.
     - A call that takes longer than `timeout_s` is abandoned. A coroutine is cancelled; a thread cannot be ended and is
       left behind. While 64 calls of one tool hang, further calls of it time out at once.
     - Results of more than `max_chars` characters are cut and end with a note.

@@ -1,6 +1,6 @@
 """Prompt files of every format, their rows, their tokens, and the order in which a run reads them.
 
-Nothing here is heavy: numpy and the standard library; pyarrow and datasets once a file needs them.
+Importing it is light: pyarrow and datasets are imported when a file needs them.
 """
 
 from slime.kit.readers.feed.feed import FeedOptions, PromptDataset, PromptFeed

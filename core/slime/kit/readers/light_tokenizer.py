@@ -1,4 +1,4 @@
-"""A tokenizer without transformers, whose import takes seconds, for counting tokens and for worker processes."""
+"""A tokenizer for worker processes and quick checks. It needs no transformers, whose import takes seconds."""
 
 from __future__ import annotations
 

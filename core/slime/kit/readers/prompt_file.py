@@ -21,8 +21,8 @@ LOGGED = 10
 class PromptFile:
     """A prompt file of any format as a sequence of its usable rows.
 
-    Opening it reads the whole file once and checks every row. After that only the positions of the rows are kept
-    (8 bytes each), and a row is read when it is accessed.
+    Opening it reads the whole file once and checks every row. After that it keeps only the positions of the rows
+    (8 bytes each), and reads a row when it is accessed.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Reader(ABC):
         Args:
             name: The file as the user wrote it, for messages.
             columns: The keys to read.
-            unpacked: The temporary file that is read in its place; removed by `close`.
+            unpacked: A temporary file that is read instead, and removed by `close`.
         """
         self.name = name
         self.columns = columns

@@ -31,7 +31,7 @@ class PromptFormat:
 
     @classmethod
     def of(cls, data: DataOptions) -> PromptFormat:
-        """The format that a run's options state."""
+        """The format of a run's prompts."""
         return cls(data.apply_chat_template, data.apply_chat_template_kwargs)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's API: reading and refusing requests, and writing answers, whole or as a stream of events."""
+"""OpenAI's API: requests are read or refused, and answers written at once or as a stream of events."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def answer_body(request: CompletionRequest, node: Node, tokens: Sequence[str]) -
 
 
 def answer_events(request: CompletionRequest, node: Node, tokens: Sequence[str]) -> Iterator[bytes]:
-    """The same as server-sent events. The whole text is in one event, because the engine returns whole answers."""
+    """The same as server-sent events. All text is in one event, because the engine does not stream."""
     head = _head(request, node, stream=True)
     reason = node.finish_reason
     if request.messages is None:

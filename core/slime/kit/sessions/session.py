@@ -129,7 +129,7 @@ class Session:
         self._busy_since = 0.0
 
     async def complete(self, request: CompletionRequest) -> Node:
-        """Get the policy's answer, in its place in the tree. Cancelling cancels the engine's work, and records nothing.
+        """Get the policy's answer, as a node of the tree. Cancelling it cancels the engine's work, and records nothing.
 
         Raises:
             ApiError: If the request gets no answer.

@@ -49,7 +49,7 @@ class FeedOptions:
 
     @classmethod
     def of(cls, data: DataOptions, max_tokens: int | None) -> FeedOptions:
-        """The options that a run states."""
+        """The options of a run."""
         return cls(
             columns=Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
             form=PromptFormat.of(data),
@@ -232,7 +232,7 @@ class PromptFeed:
             if options.workers and tokenizer is not None:
                 tokenizer = lightest(tokenizer, options.form)
             work = Work(readers, tokenizer, options.form, options.max_tokens)
-            #: whatever performs the reading: this process or workers
+            #: performs the jobs: this process, or workers
             self.performer = Workers(options.workers, work) if options.workers else InProcess(work)
             opened.callback(self.performer.close)
             self._opened = opened.pop_all()
@@ -327,7 +327,7 @@ class PromptDataset(PromptFeed):
             metadata_key: Key of the metadata.
             shuffle_seed: None: file order.
             options: Replaces all of the options above.
-            tokenizer: Given one, rows have tokens.
+            tokenizer: If given, rows have tokens.
 
         Raises:
             DataError: A file is missing, unreadable, empty, or has too many unusable rows.
