@@ -1,10 +1,10 @@
-"""Start-up time of the commands that must answer at once.
+"""Start-up time of the commands that should respond immediately.
 
     python benchmarks/bench_cli.py [--repeat 10] [--plugins 50]
 
-The table shows wall seconds of whole processes, from start to exit, against their budgets, their processor seconds
-(which say more on a busy machine), and which of the heavy libraries each has imported.  The last rows are measured with
-that many third-party plugins installed, each a package of its own as `slime plugins new` writes it.
+The table shows the wall seconds of each process from start to exit, their budget, the CPU seconds (more reliable on a
+busy machine), and which heavy libraries the process imported. The last rows are measured with `--plugins` additional
+plugins, each a separate package as `slime plugins new` writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slime.testing.scaffold import Names, package_files
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers")
 
-#: words -> seconds allowed; None where nothing is promised
+#: command -> seconds allowed; None: no limit
 COMMANDS: dict[str, float | None] = {
     "--version": 0.3,
     "--help": 0.3,
@@ -34,7 +34,7 @@ COMMANDS: dict[str, float | None] = {
     "train --help-megatron": None,
     "train --help-sglang": None,
 }
-#: the same with many plugins installed
+#: the same, with many plugins installed
 WITH_PLUGINS: dict[str, float | None] = {"plugins": 0.5, "plugins --no-load": None, "plugins --json": 0.5}
 _COMMAND = "import sys; from slime.cli.main import main; sys.exit(main(sys.argv[1:]))"
 _IMPORTED = (
@@ -44,7 +44,7 @@ _IMPORTED = (
 
 @dataclass(frozen=True)
 class Timing:
-    """One command's wall seconds."""
+    """The times of one command."""
 
     least: float
     median: float
@@ -55,7 +55,7 @@ class Timing:
 
 
 def install_plugins(site: Path, count: int) -> None:
-    """Put `count` packages with a plugin each on disk, as pip would."""
+    """Write `count` packages with one plugin each to disk, as pip would."""
     for number in range(count):
         names = Names.of(list(KINDS)[number % len(KINDS)], f"bench{number}")
         for path, text in package_files(names).items():
@@ -96,7 +96,7 @@ def _cpu_of_children() -> float:
 
 
 def show(words: str, budget: float | None, timing: Timing) -> bool:
-    """Print a row; whether it is over its budget or has imported something heavy."""
+    """Print a row; returns whether the command is over its budget or imported something heavy."""
     over = budget is not None and timing.median > budget
     limit = "-" if budget is None else f"{budget:.2f}"
     wall = f"{timing.least:>8.3f}{timing.median:>8.3f}{timing.most:>8.3f}{limit:>8}"
@@ -105,10 +105,10 @@ def show(words: str, budget: float | None, timing: Timing) -> bool:
 
 
 def main() -> int:
-    """Print the table; 1 when a median is over its budget or something heavy was imported."""
+    """Print the table; returns 1 if a median is over its budget or something heavy was imported."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=10, help="runs of each command")
-    parser.add_argument("--plugins", type=int, default=50, help="third-party plugins of the last rows")
+    parser.add_argument("--plugins", type=int, default=50, help="number of additional plugins in the last rows")
     stated = parser.parse_args()
     print(f"{'command':<38}{'min':>8}{'median':>8}{'max':>8}{'budget':>8}{'cpu':>8}   heavy imports")
     failed = [show(words, budget, measure(words.split(), stated.repeat)) for words, budget in COMMANDS.items()]

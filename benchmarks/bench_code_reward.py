@@ -1,10 +1,11 @@
-"""What running a response's code in the sandbox costs.
+"""The cost of running a response's code in the sandbox.
 
     python benchmarks/bench_code_reward.py [--programs 40] [--at-once 2]
 
-First: seconds and CPU of one program that does nothing, bare (`subprocess`) and with each isolation that the machine
-permits, one after the other.  Then: samples a second of the reward `code` with three tests each, `--at-once` of them in
-threads, as that many worker processes would run them; and the same with programs that loop until their limit of CPU.
+The first part measures wall and CPU time of an empty program: with `subprocess` alone, and with each isolation level
+that the machine permits. The second measures how many samples the reward `code` scores per second, with three tests
+each and `--at-once` threads (for as many worker processes): for programs that end, and for programs that loop until
+their CPU limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slime.plugin import RewardModel
 from slime.plugins.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
-#: a Python that a user without rights may run: without namespaces the one of a home folder may be out of reach
+#: a Python that unprivileged users may run; without namespaces they may not have access to one in a home folder
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 TESTS = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [2, 4, 6]}
 RIGHT = "def f(x):\n    return 2 * x\n"
@@ -33,13 +34,13 @@ LOOP_CPU_S = 0.5
 
 
 def cpu_s() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def measure(name: str, run: Callable[[], object], times: int) -> None:
-    """Print seconds and CPU of one call."""
+    """Print wall and CPU time of one call."""
     run()
     started, cpu = time.monotonic(), cpu_s()
     for _ in range(times):
@@ -49,7 +50,7 @@ def measure(name: str, run: Callable[[], object], times: int) -> None:
 
 
 def one_program(times: int) -> None:
-    """Bare, then with each isolation."""
+    """Measure with `subprocess` alone, then with each isolation level."""
     argv = [*python_argv("-c", "pass")]
     measure("bare", lambda: subprocess.run(argv, check=True), times)
     best = machine_isolation().isolation

@@ -1,10 +1,10 @@
-"""Prompts a second, read and tokenised, and the memory that a file larger than memory would take.
+"""Prompts read and tokenized per second, and memory use for a file larger than memory.
 
     python benchmarks/bench_data.py [--rows 200000] [--workers 0 1 2] [--big-gb 5] [--folder /tmp]
 
-The tokenizer is a byte-level BPE, trained on the standard library's sources.  Prompts have about 30, 120 and
-2,000 characters.  A prompt counts when it has been handed out with its tokens.  The big file is
-written into the folder, drawn from with --streaming-data, looked at as `slime train --dry-run` does, and deleted.
+The tokenizer is a byte-level BPE, trained on the sources of the standard library. Prompts have about 30, 120 and 2,000
+characters. The big file is written to the folder, read with --streaming-data, checked as in `slime train --dry-run`,
+and deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VOCABULARY = 16_384
 
 
 class FastTokenizer:
-    """A trained tokenizer with what slime asks of one."""
+    """A trained tokenizer with the methods that slime uses."""
 
     chat_template = TEMPLATE
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -54,13 +54,13 @@ class FastTokenizer:
 
 
 def corpus() -> list[str]:
-    """Lines of the standard library's sources."""
+    """Lines from the sources of the standard library."""
     files = sorted(Path(json.__file__).parents[1].glob("*.py"))
     return [line.strip() for path in files for line in path.read_text(errors="replace").splitlines() if line.strip()]
 
 
 def trained(lines: list[str]) -> FastTokenizer:
-    """A byte-level BPE of these lines."""
+    """A byte-level BPE, trained on these lines."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -77,7 +77,7 @@ def trained(lines: list[str]) -> FastTokenizer:
 
 
 def questions(lines: list[str], rows: int, characters: int) -> Iterator[dict[str, Any]]:
-    """Rows with prompts of about that many characters."""
+    """Rows with prompts of about `characters` characters."""
     rng = random.Random(0)
     for number in range(rows):
         text = f"Question {number}:"
@@ -113,22 +113,22 @@ def options(*, workers: int, streaming: bool, chat: bool) -> FeedOptions:
 
 @dataclass(frozen=True)
 class Speed:
-    """What drawing prompts takes."""
+    """The speed of reading prompts."""
 
     per_second: float
     first_s: float  #: seconds to the first prompt
-    own_us: float  #: processor time of a prompt in the process that draws
-    worker_us: float  #: in the workers, all together
+    own_us: float  #: CPU time per prompt in the reading process
+    worker_us: float  #: CPU time per prompt in all workers together
 
 
 def cpu_seconds(pid: int | str) -> float:
-    """Processor time of a process so far."""
+    """CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def speed(path: Path, rows: int, tokenizer: FastTokenizer, how: FeedOptions) -> Speed:
-    """Draws nine tenths of the rows, after the first tenth."""
+    """Measure reading nine tenths of the rows, after the first tenth."""
     began = time.perf_counter()
     feed = PromptFeed([str(path)], how, tokenizer)
     try:
@@ -154,7 +154,7 @@ def speed(path: Path, rows: int, tokenizer: FastTokenizer, how: FeedOptions) -> 
 
 @contextmanager
 def big_file(folder: Path, lines: list[str], gigabytes: float) -> Iterator[Path]:
-    """Rows over and over until the file is that large."""
+    """Repeat rows until the file is large enough."""
     piece = "".join(json.dumps(row) + "\n" for row in questions(lines, 40_000, 200)).encode()
     path = folder / "big.jsonl"
     try:
@@ -167,13 +167,13 @@ def big_file(folder: Path, lines: list[str], gigabytes: float) -> Iterator[Path]
 
 
 def peak_mib(pid: int | str) -> float:
-    """Greatest resident memory of a process so far, files that it has mapped not counted."""
+    """Peak resident memory of a process so far, without mapped files."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return int(status["VmHWM"].split()[0]) / 1024
 
 
 def draw_big(path: str, definition: str, workers: int, rows: int) -> None:
-    """In a process of its own: memory while rows are drawn from a stream."""
+    """In a separate process: memory while rows are read from a stream."""
     from tokenizers import Tokenizer
 
     tokenizer = FastTokenizer(Tokenizer.from_file(definition))
@@ -220,7 +220,7 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
             FastTokenizer(Tokenizer.from_file(str(definition))),
             limit=8192,
         )
-        print(f"\nA look at it as in a dry run: {time.perf_counter() - began:.2f} s ({facts})")
+        print(f"\nCheck as in a dry run: {time.perf_counter() - began:.2f} s ({facts})")
 
 
 def measure_speed(folder: Path, lines: list[str], tokenizer: FastTokenizer, args: argparse.Namespace) -> None:

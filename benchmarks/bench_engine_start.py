@@ -1,9 +1,9 @@
-"""Seconds until a CPU engine answers, and seconds it needs for a batch of short requests.
+"""Seconds until a CPU engine is ready, and seconds for a batch of short requests.
 
     python benchmarks/bench_engine_start.py MODEL_FOLDER [--engines 2]
 
-Engines are launched directly first (each imports SGLang), then from a fork server (one import for all).
-The last rows time 256 requests of 12 prompt tokens and 6 response tokens, through the router.
+First, engines are launched directly (each imports SGLang), then from a fork server (one import for all). The second
+table measures 256 requests of 12 prompt tokens and 6 response tokens through the router.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REQUESTS, PROMPT, RESPONSE = 256, 12, 6
 
 
 def start(model: str, folder: Path, name: str, fork_server: Path | None = None) -> tuple[EngineServer, float]:
-    """A ready engine, and the seconds that took."""
+    """Start an engine; returns it and the seconds until it was ready."""
     spec = EngineSpec(model_path=model, device="cpu", log_path=folder / f"{name}.log", fork_server=fork_server)
     server = EngineServer(spec)
     began = time.monotonic()
@@ -60,7 +60,7 @@ def bench_batches(server: EngineServer, folder: Path) -> None:
     router.start()
     try:
         router.wait_ready(30.0)
-        asyncio.run(batch(router.url, 256))  # warm
+        asyncio.run(batch(router.url, 256))  # warm up
         print(f"\n{f'{REQUESTS} requests, in flight':<28}{'best s':>10}{'engine CPU s':>14}")
         for concurrency in (64, 256):
             before = cpu_seconds(server.pid)

@@ -2,12 +2,12 @@
 
     python benchmarks/bench_in_flight.py [--samples 10000] [--tokens 512] [--prompt 512] [--over 1.25]
 
-The front door (`RolloutManager`), its ledger, the single-turn generator and the HTTP client are the real ones; every
-sample has a request of its own on a connection of its own.  The engine is a stub in another process: it takes all
-requests, answers none before the last has come, and then all.  So there is a moment in which everything is in flight.
-With `--over`, that many times the batch is begun, and what is not answered first is aborted.
+`RolloutManager`, its ledger, the single-turn generator and the HTTP client are real; every sample has a separate
+request and connection. The engine is a stub in another process that answers only once all requests have arrived, so
+that at one point everything is in flight. With `--over`, this many times the batch is started, and the unanswered
+requests are aborted.
 
-Printed: resident memory of this process before, at that moment and at the end (greatest), and its CPU per sample.
+It prints the resident memory of this process before, at that point, and at its peak, and the CPU time per sample.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ REWARD = "def reward_func(args, sample):\n    return float(sample.index % 2)\n"
 
 
 def resident_mib() -> float:
-    """Memory of this process now."""
+    """Resident memory of this process now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def serve(pipe: Connection, samples: int, answered: int, tokens: int) -> None:
-    """The stub of an engine: holds `samples` requests, then answers `answered`, and the others when aborted."""
+    """A stub engine: waits for `samples` requests, then answers `answered` of them, and the others once aborted."""
     rows = [[-0.5, 5 + place % 40, None] for place in range(tokens)]
 
     def answer(reason: str) -> bytes:
@@ -92,7 +92,7 @@ def serve(pipe: Connection, samples: int, answered: int, tokens: int) -> None:
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> None:
-    """One rollout, and the table."""
+    """Run one rollout and print the table."""
     groups = args.samples // GROUP_SIZE
     want = round(groups / args.over)
     data = folder / "prompts.jsonl"
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10000)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--over", type=float, default=1.0, help="prompts begun, as a multiple of the batch")
+    parser.add_argument("--over", type=float, default=1.0, help="prompts started, as a multiple of the batch")
     args = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft < hard else (soft, hard))

@@ -2,9 +2,10 @@
 
     python benchmarks/bench_logprob_memory.py [--tokens 8192] [--vocabulary 150000] [--plain-tokens 2048]
 
-Each way runs in a process of its own on bfloat16 logits and takes gradients of both results.  "In pieces" is what the
-trainer does (`slime.train.forward`); "plain" turns all logits into float32 and leaves the rest to torch.  The plain way
-takes about 11 times the logits, so that by default it runs on fewer tokens; memory is proportional to them.
+Each method runs in a separate process on bfloat16 logits and computes gradients of both results. "In pieces" is what
+the trainer does (`slime.train.forward`); "plain" converts all logits to float32 and leaves the rest to torch. Plain
+needs about 11 times the memory of the logits, so by default it runs on fewer tokens; memory is proportional to their
+number.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ GIB = 2**30
 
 
 def peak() -> int:
-    """Bytes of memory this process has had at most."""
+    """Peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
-    """In a fresh process: what one forward and backward pass adds to the logits."""
+    """In a new process: the memory that one forward and backward pass needs in addition to the logits."""
     import torch
 
     from slime.train.forward import log_probs_and_entropy
@@ -34,7 +35,7 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     torch.manual_seed(0)
     logits = torch.empty(tokens, vocabulary, dtype=torch.bfloat16).normal_().requires_grad_()
     rows, targets = torch.arange(tokens), torch.randint(0, vocabulary, (tokens,))
-    # What the first call of each kernel loads is no part of it.
+    # Do not count memory that the first call of each kernel allocates.
     warm = torch.zeros(2, 64, dtype=torch.bfloat16, requires_grad=True)
     sum(log_probs_and_entropy(warm, rows[:2], targets[:2] % 64, temperature=1.0, vocab_size=64)).sum().backward()
     before, start = peak(), time.perf_counter()
@@ -58,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=150_000)
-    parser.add_argument("--plain-tokens", type=int, default=2048, help="tokens of the plain way; 0: leave it out")
+    parser.add_argument("--plain-tokens", type=int, default=2048, help="tokens for the plain method; 0: skip it")
     parser.add_argument("--child", choices=["pieces", "plain"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -83,7 +84,7 @@ def main() -> None:
         found = json.loads(answer.splitlines()[-1])
         logits, added, seconds = found["logits"], found["added"], found["seconds"]
         print(f"{way:<8} {tokens:>7} {logits:>11.2f} {added:>10.2f} {added / logits:>9.1f} {seconds:>8.1f}")
-    print("\nOf what is added, the gradient of the logits is 1.0 x logits.")
+    print("\nThe gradient of the logits, 1.0 x logits, is part of the added memory.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The quickstart as a benchmark: how long, how much memory, and where a step's seconds go.
+"""The quickstart as a benchmark: total time, memory, and the time of each phase of a step.
 
     python benchmarks/bench_quickstart.py            runs the quickstart, then prints the tables
-    python benchmarks/bench_quickstart.py RUN_DIR    prints the step table of a run that is there
+    python benchmarks/bench_quickstart.py RUN_DIR    prints the step table of an existing run
 
-Kernel overhead of a step = (step - engine time - Megatron compute) / step.  Engine time: seconds with at least one
-request in flight; Megatron compute: forward, backward, optimizer and the log-prob passes.  Weight sync, Ray, data,
+Kernel overhead of a step = (step - engine time - Megatron compute) / step. Engine time: seconds with at least one
+request in flight; Megatron compute: forward, backward, optimizer and the log-prob passes. Weight sync, Ray, data,
 rewards and files all count as overhead.
 """
 
@@ -25,11 +25,11 @@ LIMITS = {"seconds": 300.0, "GiB": 8.0, "seconds to the first training step": 60
 
 
 def step_table(run_dir: Path) -> float:
-    """Print mean milliseconds by phase; returns the mean kernel overhead in percent."""
+    """Print the mean milliseconds per phase; returns the mean kernel overhead in percent."""
     rows = [row for row in read_metrics(run_dir) if "time/step" in row][WARM_UP_STEPS:]
     mean = {key: statistics.mean(r.get(key, 0.0) for r in rows) for key in rows[0] if key.startswith("time/")}
     step = mean["time/step"]
-    print(f"\n{run_dir.name}: mean of {len(rows)} steps (the first {WARM_UP_STEPS} left out)")
+    print(f"\n{run_dir.name}: mean of {len(rows)} steps (without the first {WARM_UP_STEPS})")
     print(f"{'phase':<26}{'ms':>9}{'% of step':>11}  counts as")
     for key in sorted(mean, key=lambda k: -mean[k]):
         if key in ("time/step", "time/kernel_overhead"):
@@ -43,7 +43,7 @@ def step_table(run_dir: Path) -> float:
 
 
 def main() -> int:
-    """Print the tables; exit code 1 when a limit is exceeded."""
+    """Print the tables; returns 1 if a limit is exceeded."""
     if len(sys.argv) > 1:
         step_table(Path(sys.argv[1]))
         return 0

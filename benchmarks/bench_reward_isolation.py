@@ -1,11 +1,11 @@
-"""What scoring in worker processes costs, and what misbehaving rewards cost the others.
+"""The cost of scoring in worker processes, and of misbehaving rewards for other samples.
 
     python benchmarks/bench_reward_isolation.py [--samples 4096] [--tokens 512] [--workers 2] [--repeats 3]
 
-First: CPU per sample, of the run's process and its workers together, for a reward that does nothing, in the event
-loop and in worker processes.  Then: how long 4096 samples of 1 ms of computing each take when some of them hang or
-end their process, with a deadline of 1 s.  Once all samples are there at once (the worst case), once as they come from
-engines, at 200 a second.  "the others" is when the last sample that does not misbehave had its reward.
+The first part measures CPU per sample, of the run's process and its workers together, for a reward that does nothing,
+in the event loop and in worker processes. The second measures how long 4096 samples of 1 ms of computing take if some
+of them hang or end their process, with a deadline of 1 s: once with all samples at once (the worst case), once at 200
+per second, as from engines. "others / s" is the rate until the last sample that behaves has its reward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slime.types import Sample, Status
 
 DISTRIBUTION = "bench_reward"
 TIMEOUT_S = 1.0
-#: samples with the rewards at once, where cost is measured
+#: samples being scored at the same time in the first part
 IN_FLIGHT = 64
 SOURCE = """
 import os, time
@@ -76,7 +76,7 @@ def slime_register_rewards():
 
 
 def install(site: Path) -> None:
-    """Put the rewards on the path of this process, which its workers take over."""
+    """Add the rewards to the path of this process, which its workers inherit."""
     info = site / f"{DISTRIBUTION}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: 1.0\n")
@@ -86,7 +86,7 @@ def install(site: Path) -> None:
 
 
 def finished(count: int, tokens: int, labels: list[str]) -> list[Sample]:
-    """Samples as a generator leaves them."""
+    """Samples as a generator returns them."""
     return [
         Sample(
             index=n,
@@ -105,7 +105,7 @@ def finished(count: int, tokens: int, labels: list[str]) -> list[Sample]:
 
 
 def scorer_of(caller: RewardCaller) -> Scorer:
-    """The rollout room's own way to it, without an error budget."""
+    """The scorer as the rollout builds it, without an error budget."""
     watched = Watched("reward", "bench/least", "reward least", 1.0, 4096, "reward")
     return Scorer([Term(RewardSpec(name="least", factory=""), caller, Health(watched))])
 
@@ -121,23 +121,23 @@ def caller_of(name: str, workers: int, run_dir: Path) -> RewardCaller:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all below it."""
+    """CPU seconds of this process and all its descendants."""
     ticks, parents = {}, {}
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit():
                 stat = (folder / "stat").read_text().rpartition(")")[2].split()
                 parents[int(folder.name)], ticks[int(folder.name)] = int(stat[1]), int(stat[11]) + int(stat[12])
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended in the meantime
             continue
     ours = {os.getpid()}
-    for _ in range(3):  # this process, the one that workers are forked from, the workers
+    for _ in range(3):  # this process, the fork server, and the workers
         ours |= {pid for pid, parent in parents.items() if parent in ours}
     return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 async def cost_ms(caller: RewardCaller, samples: list[Sample]) -> float:
-    """Milliseconds of CPU a sample, the start of the workers left out."""
+    """CPU milliseconds per sample, without starting the workers."""
     scorer, clock = scorer_of(caller), BusyClock()
     await scorer.start()
     slots = asyncio.Semaphore(IN_FLIGHT)
@@ -147,7 +147,7 @@ async def cost_ms(caller: RewardCaller, samples: list[Sample]) -> float:
             await scorer.score([sample], clock)
 
     await asyncio.gather(*(one(sample) for sample in samples[:IN_FLIGHT]))
-    await asyncio.sleep(2.0)  # every worker is up
+    await asyncio.sleep(2.0)  # all workers have started
     before = cpu_s()
     await asyncio.gather(*(one(sample) for sample in samples[IN_FLIGHT:]))
     spent = cpu_s() - before
@@ -156,7 +156,7 @@ async def cost_ms(caller: RewardCaller, samples: list[Sample]) -> float:
 
 
 async def score_all(caller: RewardCaller, samples: list[Sample], rate: float | None) -> tuple[float, float]:
-    """Seconds until every sample that does not misbehave has its reward, and until all have their verdict."""
+    """Seconds until every sample that behaves has its reward, and until all samples are done."""
     scorer = scorer_of(caller)
     await scorer.start()
     clock, started = BusyClock(), time.monotonic()
@@ -177,7 +177,7 @@ async def score_all(caller: RewardCaller, samples: list[Sample], rate: float | N
 
 
 def costs(args: argparse.Namespace, run_dir: Path) -> None:
-    """Print what isolation costs."""
+    """Print the cost of isolation."""
     print(f"{args.tokens} response tokens, {args.workers} workers, median of {args.repeats}")
     for name in ("loop", "least", "overlapping"):
         spent = []
@@ -189,7 +189,7 @@ def costs(args: argparse.Namespace, run_dir: Path) -> None:
 
 
 def mischief(args: argparse.Namespace, run_dir: Path) -> None:
-    """Print what misbehaving samples cost the others."""
+    """Print the cost of misbehaving samples for the others."""
     print(f"\n{args.samples} samples of 1 ms each, deadline {TIMEOUT_S:g} s; others / s and seconds until all are done")
     for rate in (None, 200.0):
         print("all at once" if rate is None else f"{rate:g} a second")

@@ -1,10 +1,10 @@
-"""CPU cost of the rollout client per sample.
+"""CPU time of the rollout client per sample.
 
     python benchmarks/bench_rollout_client.py [--samples 4096] [--in-flight 1024] [--tokens 512]
 
 A stub HTTP engine in another process answers each request with `--tokens` tokens and their log-probs after
-0.5 s +- 50 %.  The table shows, for a bare aiohttp+orjson client and for slime's, the CPU time of the
-client's process alone, per sample.
+0.5 s +- 50 %. The table shows the CPU time per sample of the client's process, for a bare aiohttp+orjson client and for
+slime's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LATENCY_S = 0.5
 
 
 def serve_stub(port: int, num_tokens: int) -> None:
-    """Answer every request on `port` the way SGLang's /generate does."""
+    """Answer every request on `port` in the format of SGLang's /generate."""
     from aiohttp import web
 
     rng = random.Random(0)
@@ -56,7 +56,7 @@ def serve_stub(port: int, num_tokens: int) -> None:
 
 
 async def wait_for_stub(url: str) -> None:
-    """Return when the stub answers."""
+    """Wait until the stub answers."""
     deadline = time.monotonic() + 30
     async with aiohttp.ClientSession() as session:
         while True:
@@ -70,7 +70,7 @@ async def wait_for_stub(url: str) -> None:
 
 
 async def measure(samples: int, in_flight: int, one: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-    """(CPU milliseconds per sample of this process, samples per second) with `in_flight` at a time."""
+    """(CPU milliseconds of this process per sample, samples per second) with `in_flight` samples at a time."""
     await asyncio.gather(*(one() for _ in range(in_flight)))  # opens the connections
     left = samples
 
@@ -86,7 +86,7 @@ async def measure(samples: int, in_flight: int, one: Callable[[], Awaitable[int]
 
 
 async def bench_bare(url: str, samples: int, in_flight: int, prompt: list[int]) -> tuple[float, float]:
-    """The least a client can do with aiohttp and orjson: send, receive, decode."""
+    """A minimal client with aiohttp and orjson: sends, receives, decodes."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one() -> int:
@@ -100,7 +100,7 @@ async def bench_bare(url: str, samples: int, in_flight: int, prompt: list[int]) 
 
 
 async def bench_slime(url: str, samples: int, in_flight: int, prompt: list[int]) -> tuple[float, float]:
-    """slime's client, down to the `Generation`."""
+    """slime's client, including the `Generation`."""
     sampling = SamplingParams(max_new_tokens=512)
     async with HttpPolicyClient(url, timeout_s=60.0, concurrency=in_flight) as client:
 

@@ -1,11 +1,10 @@
-"""CPU cost of the rollout room itself, per sample.
+"""CPU time per sample of the rollout code itself.
 
     python benchmarks/bench_rollout_layer.py [--samples 8192] [--tokens 512] [--repeats 5]
 
-The policy is a stub that answers after a short random sleep with a prepared response, and the generator and
-reward do the least that their contracts allow.  What remains is slime's own work: scheduling, boundaries,
-deadlines, contract checks, accounts of prompts, metrics.  The same run without slime's layer (bare tasks around the
-same stub) is measured beside it and taken off.
+The policy is a stub that returns a prepared response after a short random sleep, and generator and reward are minimal.
+What remains is slime's own work: scheduling, boundaries, deadlines, contract checks, tracking of prompts, metrics. The
+same run without slime (bare tasks around the same stub) is measured too and subtracted.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PROMPT_TOKENS = 128
 
 
 class StubPolicy:
-    """Answers every request with the same prepared response."""
+    """Returns the same prepared response to every request."""
 
     def __init__(self, tokens: int) -> None:
         self._answer = Generation(list(range(tokens)), [-0.5] * tokens, "stop", ["1"])
@@ -57,7 +56,7 @@ class StubPolicy:
 
 
 class LeastGenerator:
-    """Writes the answer on the sample."""
+    """Copies the answer to the sample."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         answer = await policy.generate(sample.tokens, sampling)
@@ -70,14 +69,14 @@ class LeastGenerator:
 
 
 class LeastReward:
-    """Gives every sample a half."""
+    """Gives every sample 0.5."""
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         return [Reward(0.5) for _ in samples]
 
 
 class PreparedSource:
-    """Gives the groups it was made with."""
+    """Provides prepared groups."""
 
     def __init__(self, groups: list[Group]) -> None:
         self._groups = groups
@@ -89,7 +88,7 @@ class PreparedSource:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - the contract
-        raise AssertionError("the benchmark continues nothing")
+        raise AssertionError("the benchmark never resumes")
 
 
 def pending(count: int) -> list[Group]:
@@ -102,7 +101,7 @@ def pending(count: int) -> list[Group]:
 
 
 async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
-    """All samples through the rollout room."""
+    """Generate all samples with slime."""
     sampling = SamplingParams(512)
     spec = RewardSpec(name="least", factory="benchmarks:LeastReward", isolation="none")
 
@@ -142,7 +141,7 @@ async def bare(groups: list[Group], policy: StubPolicy) -> None:
 
 
 def cpu_ms_per_sample(samples: int, tokens: int, *, slime: bool) -> float:
-    """Milliseconds of CPU one sample costs."""
+    """CPU milliseconds per sample."""
     groups, policy = pending(samples), StubPolicy(tokens)
     gc.collect()
     started = time.process_time()
@@ -159,12 +158,12 @@ def main() -> None:
     args = parser.parse_args()
     costs = {
         name: statistics.median(cpu_ms_per_sample(args.samples, args.tokens, slime=slime) for _ in range(args.repeats))
-        for name, slime in (("bare tasks", False), ("rollout room", True))
+        for name, slime in (("bare tasks", False), ("rollout code", True))
     }
     print(f"{args.samples} samples of {args.tokens} tokens, {CONCURRENCY} in flight, median of {args.repeats}")
     for name, cost in costs.items():
         print(f"{name:<24}{cost:8.3f} ms CPU a sample")
-    print(f"{'slime adds':<24}{costs['rollout room'] - costs['bare tasks']:8.3f} ms CPU a sample")
+    print(f"{'slime adds':<24}{costs['rollout code'] - costs['bare tasks']:8.3f} ms CPU a sample")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What the endpoint for agents costs, per request and with many sessions at once.
+"""The cost of the endpoint for agents, per request and with many sessions at once.
 
     python benchmarks/bench_sessions.py [--sessions 1000] [--turns 4] [--tokens 128]
 
 A policy in the same process answers after 50 ms with `--tokens` tokens; each session is one conversation of `--turns`
-requests over plain HTTP.  Printed are the wall time, the CPU time per request (client and server together, and how much
-of it a server that only answers needs as well), and the memory that the sessions hold.
+requests over plain HTTP.  It prints the wall time, the CPU time per request (client and server together, and how
+much of it a server without any logic needs), and the memory of the sessions.
 """
 
-# ruff: noqa: ARG002 - the policy keeps the contract's signature
+# ruff: noqa: ARG002 - the policy has the contract's signature
 from __future__ import annotations
 
 import argparse
@@ -29,7 +29,7 @@ LATENCY_S = 0.05
 
 
 class Policy:
-    """Answers with the same tokens, after a while."""
+    """Returns the same tokens after a delay."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = (encode("so it is forty two, ") * tokens)[:tokens]
@@ -51,7 +51,7 @@ async def talk(http: aiohttp.ClientSession, url: str, turns: int) -> None:
 
 
 async def bare(sessions: int, turns: int, tokens: int) -> float:
-    """CPU seconds of the same requests to a server that does nothing but answer."""
+    """CPU seconds of the same requests to a server without any logic."""
     message = {"role": "assistant", "content": ("so it is forty two, " * tokens)[:tokens]}
     body = orjson.dumps({"choices": [{"message": message}]})
 

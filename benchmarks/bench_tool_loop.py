@@ -1,10 +1,10 @@
-"""CPU cost of a turn of the tool loop, beside one of the plain generator.
+"""CPU time per turn of the tool loop, compared with the single-turn generator.
 
     python benchmarks/bench_tool_loop.py [--conversations 1024] [--in-flight 256] [--tokens 512] [--turns 4]
 
-A stub HTTP engine in another process gives answers of `--tokens` tokens with their log-probs.  In the tool loop all
-but the last of `--turns` answers end with a call of the calculator.  Everything is real but the engine: client,
-tokenizer (byte-level BPE), chat template, parser, tool, sample.  The table shows the CPU time of this process.
+A stub HTTP engine in another process returns answers of `--tokens` tokens with their log-probs. In the tool loop all
+but the last of `--turns` answers end with a call of the calculator. Everything except the engine is real: client,
+tokenizer (byte-level BPE), chat template, parser, tool, sample. The table shows the CPU time of this process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TEMPLATE = (
 
 
 def make_tokenizer() -> Any:
-    """Byte-level BPE, as most model families have it."""
+    """A byte-level BPE, as in most model families."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -61,7 +61,7 @@ def make_tokenizer() -> Any:
 
 
 def answers(tokens: int) -> tuple[bytes, bytes]:
-    """An answer that ends with a call and one that does not, as SGLang's /generate gives them."""
+    """An answer with a call at its end and one without, in the format of SGLang's /generate."""
     tokenizer = make_tokenizer()
     words = tokenizer.encode(WORDS * tokens)
 
@@ -81,7 +81,7 @@ def answers(tokens: int) -> tuple[bytes, bytes]:
 
 
 def serve_stub(port: int, tokens: int, turns: int) -> None:
-    """Answer every request on `port`: with a call, as long as the conversation is shorter than `turns` answers."""
+    """Answer every request on `port`, with a call until the conversation has `turns` answers."""
     from aiohttp import web
 
     calling, final = answers(tokens)
@@ -97,7 +97,7 @@ def serve_stub(port: int, tokens: int, turns: int) -> None:
 
 
 async def wait_for_stub(url: str) -> None:
-    """Return when the stub answers."""
+    """Wait until the stub answers."""
     deadline = time.monotonic() + 60
     async with aiohttp.ClientSession() as session:
         while True:
@@ -111,7 +111,7 @@ async def wait_for_stub(url: str) -> None:
 
 
 async def measure(generator: Generator, url: str, conversations: int, in_flight: int) -> tuple[float, int]:
-    """(CPU seconds, requests) of as many conversations."""
+    """(CPU seconds, requests) of `conversations` conversations."""
     left = conversations
     requests = 0
     sampling = SamplingParams(max_new_tokens=2**16)
@@ -131,7 +131,7 @@ async def measure(generator: Generator, url: str, conversations: int, in_flight:
 
 
 def context(folder: Path) -> Context:
-    """A run without limits that matter here."""
+    """The context of a run whose limits do not matter here."""
     config = RunConfig(
         data=DataOptions(prompt_data="unused"),
         rollout=RolloutOptions(num_rollout=1, rollout_batch_size=1, rollout_max_response_len=2**16, max_turns=64),
@@ -140,7 +140,7 @@ def context(folder: Path) -> Context:
 
 
 async def bench(url: str, options: argparse.Namespace) -> None:
-    """Measure the two in turns, and print the medians."""
+    """Measure both generators alternately and print the medians."""
     await wait_for_stub(url)
     with tempfile.TemporaryDirectory() as folder:
         run = context(Path(folder))

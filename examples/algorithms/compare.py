@@ -1,9 +1,9 @@
 """Trains the quickstart's warm start with one algorithm after the other and draws their held-out accuracy.
 
     make quickstart                                    # the warm start, once
-    python examples/algorithms/compare.py              # all; or name some: compare.py grpo ppo
+    python examples/algorithms/compare.py              # all algorithms; or some: compare.py grpo ppo
 
-Writes `docs/curves/algorithms.csv` and `.png`.  Each run is a `slime train` command, printed before it starts.
+Writes `docs/curves/algorithms.csv` and `.png`. Each run is a `slime train` command, printed before it starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CURVES = ROOT / "docs" / "curves"
 
-#: algorithm -> its flags, beside `--advantage-estimator`
+#: algorithm -> its flags besides `--advantage-estimator`
 ALGORITHMS = {
     "grpo": "--use-kl-loss --kl-loss-coef 0.001",
     "gspo": "--eps-clip 0.02 --eps-clip-high 0.03",
@@ -35,7 +35,7 @@ ALGORITHMS = {
 
 
 def train(algorithm: str) -> Path:
-    """Run one algorithm; the run folder."""
+    """Run one algorithm; returns the run folder."""
     name = f"curve-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     flags = ["--advantage-estimator", algorithm, *shlex.split(ALGORITHMS[algorithm]), "--run-name", name]
     command = [
@@ -56,7 +56,7 @@ def evaluations(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def recorded() -> dict[str, list[tuple[int, float]]]:
-    """The curves of earlier runs, which a run of some algorithms keeps."""
+    """The curves of earlier runs; those of algorithms that do not run now are kept."""
     curves: dict[str, list[tuple[int, float]]] = {}
     if (CURVES / "algorithms.csv").is_file():
         with (CURVES / "algorithms.csv").open(encoding="utf-8", newline="") as file:
@@ -66,7 +66,7 @@ def recorded() -> dict[str, list[tuple[int, float]]]:
 
 
 def write(curves: dict[str, list[tuple[int, float]]]) -> None:
-    """The table and the picture."""
+    """Write the table and the plot."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -87,7 +87,7 @@ def write(curves: dict[str, list[tuple[int, float]]]) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Run `names`, or all; the last lines say where each began and ended."""
+    """Run the algorithms `names`, or all; the last lines show the first and last accuracy of each."""
     if unknown := set(names) - set(ALGORITHMS):
         raise SystemExit(f"no such algorithm here: {', '.join(sorted(unknown))}; known: {', '.join(ALGORITHMS)}")
     if not (ROOT / "outputs" / "quickstart" / "warm_start" / "config.json").is_file():

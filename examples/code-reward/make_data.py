@@ -1,7 +1,7 @@
-"""Small functions to write, with tests, and a teacher who often writes another one.
+"""Questions that ask for small functions, with tests, and a teacher who often writes the wrong one.
 
-A row: {"prompt": [{"role": "user", "content": "x times 3"}], "metadata": {"tests": {"fn_name": "f", "inputs": [[0],
-[1], [7]], "outputs": [0, 3, 21]}}}.  A right answer: `f=lambda x:x*3`.
+A row is {"prompt": [{"role": "user", "content": "x times 3"}], "metadata": {"tests": {"fn_name": "f", "inputs": [[0],
+[1], [7]], "outputs": [0, 3, 21]}}}. A correct answer is `f=lambda x:x*3`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def tests(operation: str, number: int) -> dict[str, object]:
 
 
 def lesson(rng: random.Random) -> tuple[str, str]:
-    """A question with the teacher's answer: right three times in ten, else with an operation taken by chance."""
+    """A question with the teacher's answer: correct three times in ten, otherwise with a random operation."""
     operation, number = rng.choice(list(OPERATIONS)), rng.randrange(2, 100)
     said = operation if rng.random() < TEACHER_RIGHT else rng.choice(list(OPERATIONS))
     return f"x {operation} {number}", program(said, number)
 
 
 def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
-    """Write train.jsonl and held_out.jsonl; returns rows by file name."""
+    """Write train.jsonl and held_out.jsonl; returns the number of rows by file name."""
     questions = [(operation, number) for operation in OPERATIONS for number in range(2, 100)]
     random.Random(seed).shuffle(questions)
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python examples/code-reward/run.py
 
-Exit code 1 when the reward did not rise.
+The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/code-reward")
 
 
-def main(words: list[str]) -> int:
-    """`words` are further words of the `slime train` command."""
+def main(flags: list[str]) -> int:
+    """Run all steps; `flags` are additional flags of `slime train`."""
     started = time.monotonic()
     machine = machine_isolation()
-    print(f"this machine runs code with isolation {machine.isolation.value!r} {machine.reason}", flush=True)
+    print(f"isolation of code on this machine: {machine.isolation.value!r} {machine.reason}", flush=True)
     rows = make_data(ROOT / WORK / "data")
     print(f"1. {rows['train.jsonl']} functions to write; a teacher who is right less than half the time", flush=True)
     loss = teach(ROOT / WORK / "model", lesson, steps=300)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
-    print("2. reinforcement learning: programs run, and those that pass are made likelier", flush=True)
-    run_dir = train(HERE / "grpo.toml", "code-reward", words)
+    print("2. reinforcement learning: programs that pass their tests become more likely", flush=True)
+    run_dir = train(HERE / "grpo.toml", "code-reward", flags)
     show(run_dir, reward="rollout/reward_mean")
     return verdict("code-reward", run_dir, rise=0.1, started=started)
 

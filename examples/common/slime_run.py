@@ -1,4 +1,4 @@
-"""One `slime train` command as a user would type it, and a look at what it wrote."""
+"""Runs `slime train` as a user would, and shows the metrics of the run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from slime.observe.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-#: rollouts whose mean reward is the reward at the beginning, and at the end
+#: number of rollouts averaged for the first and the last reward
 WINDOW = 4
 
 
-def train(run_file: Path, name: str, words: Sequence[str] = ()) -> Path:
-    """Run `slime train RUN_FILE --run-name NAME-TIME WORDS` in this terminal; returns the run folder."""
+def train(run_file: Path, name: str, flags: Sequence[str] = ()) -> Path:
+    """Run `slime train RUN_FILE --run-name NAME-TIME FLAGS` in this terminal; returns the run folder."""
     name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = [str(Path(sys.executable).with_name("slime")), "train", str(run_file.relative_to(ROOT))]
-    command += ["--run-name", name, *words]
+    command += ["--run-name", name, *flags]
     print(f"\n$ slime {shlex.join(command[1:])}", flush=True)
     process = subprocess.Popen(command, cwd=ROOT)
     while True:
@@ -28,14 +28,14 @@ def train(run_file: Path, name: str, words: Sequence[str] = ()) -> Path:
             code = process.wait()
             break
         except KeyboardInterrupt:
-            continue  # Ctrl-C reached the run too, and it is ending in order
+            continue  # the run also gets Ctrl-C, and is shutting down
     if code != 0:
         raise SystemExit(code)
     return ROOT / "outputs" / name
 
 
 def seeds(seed: int) -> list[str]:
-    """The words of a run that is to differ from that of another seed in everything random."""
+    """Flags that set every seed of a run."""
     return ["--seed", str(1234 + seed), "--rollout-seed", str(42 + seed)]
 
 
@@ -45,13 +45,13 @@ def curve(run_dir: Path, name: str) -> list[float]:
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of the first few, and of the last few."""
+    """The means of the first and of the last `WINDOW` values."""
     first, last = (sum(part) / len(part) for part in (values[:WINDOW], values[-WINDOW:]))
     return first, last
 
 
 def show(run_dir: Path, **curves: str) -> None:
-    """Print the run folder, and every fifth value of metrics, by the names given to them."""
+    """Print the run folder and every fifth value of each metric, given as `label=metric`."""
     values = {name.replace("_", " "): curve(run_dir, metric) for name, metric in curves.items()}
     width = max(map(len, ["rollout", *values])) + 2
     print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (reward_curve.png; rollouts/: every sample)")
@@ -62,7 +62,7 @@ def show(run_dir: Path, **curves: str) -> None:
 
 
 def verdict(example: str, run_dir: Path, *, rise: float, started: float, more: str = "", last: str = "") -> int:
-    """Print `EXAMPLE: reward A -> B, MORE, S s, LAST`; 1 where the mean reward did not rise by `rise`, else 0."""
+    """Print `EXAMPLE: reward A -> B, MORE, S s, LAST`; returns 0 if the mean reward rose by `rise`, else 1."""
     before, after = ends(curve(run_dir, "rollout/reward_mean"))
     print(f"{example}: reward {before:.2f} -> {after:.2f}, {more}{time.monotonic() - started:.0f} s{last}")
     if after < before + rise:

@@ -14,7 +14,7 @@ CHAT_TEMPLATE = (
 
 
 def piece_tokenizer(special: tuple[str, ...], pieces: tuple[str, ...], pattern: str) -> Any:
-    """A tokenizer with one token for each of `pieces`, cut by `pattern`; `special` come first, as control tokens."""
+    """A tokenizer that splits text by `pattern`, with a token per piece; the control tokens `special` come first."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -29,9 +29,9 @@ def piece_tokenizer(special: tuple[str, ...], pieces: tuple[str, ...], pattern: 
 
 
 def save_model(folder: Path, tokenizer: Any, *, seed: int, **shape: Any) -> int:
-    """Write tokenizer, config.json and random float32 weights of the Qwen3 architecture; returns how many parameters.
+    """Write tokenizer, config.json and random float32 weights; returns the number of parameters.
 
-    `shape` goes into the transformers configuration.
+    The architecture is Qwen3; `shape` is passed to its configuration in transformers.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

@@ -1,6 +1,6 @@
-"""Teaches the quickstart's small model questions and answers, in a minute or less, with plain torch.
+"""Trains the quickstart's small model on questions and answers, in a minute or less, with plain torch.
 
-What examples start from: a model that answers in the right form and is seldom right.
+The result is a starting point for RL: a model whose answers have the right form, but are often wrong.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
 from make_model import make_model
 
-#: a random question with an answer
+#: returns a random question and its answer
 Lesson = Callable[[random.Random], tuple[str, str]]
 
 BATCH = 32
 
 
 def teach(folder: Path, lesson: Lesson, *, steps: int, seed: int = 0) -> float:
-    """Write a model folder whose model was trained on `steps` batches of lessons; returns the last loss, a token's."""
+    """Train a model on `steps` batches of lessons and write its folder; returns the last loss per token."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -57,7 +57,7 @@ def teach(folder: Path, lesson: Lesson, *, steps: int, seed: int = 0) -> float:
 
 
 def ask_only(question: str, path: Path) -> None:
-    """Write a prompt file with one question, many times: for models that know no other."""
+    """Write a prompt file that repeats one question."""
     path.parent.mkdir(parents=True, exist_ok=True)
     row = json.dumps({"prompt": [{"role": "user", "content": question}]})
     path.write_text(f"{row}\n" * 64, encoding="utf-8")

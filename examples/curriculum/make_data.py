@@ -1,7 +1,7 @@
-"""Questions of eight difficulties, and a teacher who is right about the easy ones.
+"""Questions of eight difficulties, and a teacher who is mostly right about the easy ones.
 
-A row: {"prompt": [{"role": "user", "content": "say 3"}], "label": "aaa", "metadata": {"difficulty": 3}}.  The teacher
-says every letter right three times in five, so that he answers `say 1` right in 60 % of all cases and `say 8` in 2 %.
+A row is {"prompt": [{"role": "user", "content": "say 3"}], "label": "aaa", "metadata": {"difficulty": 3}}.  The teacher
+gets each letter right three times in five, so `say 1` is answered correctly in 60 % of all cases and `say 8` in 2 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def lesson(rng: random.Random) -> tuple[str, str]:
 
 
 def make_data(path: Path, *, copies: int = 16, seed: int = 0) -> int:
-    """Write the questions in random order; returns how many."""
+    """Write the questions in random order; returns their number."""
     questions = [letters for letters in range(1, LONGEST + 1) for _ in range(copies)]
     random.Random(seed).shuffle(questions)
     rows = [

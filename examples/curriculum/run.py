@@ -2,7 +2,7 @@
 
     python examples/curriculum/run.py
 
-Exit code 1 when the level did not rise by three.
+The exit code is 1 if the level did not rise by three.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/curriculum")
 
 
-def main(words: list[str]) -> int:
-    """`words` are further words of the `slime train` command."""
+def main(flags: list[str]) -> int:
+    """Run all steps; `flags` are additional flags of `slime train`."""
     started = time.monotonic()
     rows = make_data(ROOT / WORK / "train.jsonl")
-    print(f"1. {rows} questions of eight difficulties; a teacher who is right about the easy ones", flush=True)
+    print(f"1. {rows} questions of eight difficulties; a teacher who is mostly right about the easy ones", flush=True)
     loss = teach(ROOT / WORK / "model", lesson, steps=150)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
-    print("2. reinforcement learning: the level rises when most answers are right", flush=True)
-    run_dir = train(HERE / "grpo.toml", "curriculum", words)
+    print("2. reinforcement learning: the level rises when most answers are correct", flush=True)
+    run_dir = train(HERE / "grpo.toml", "curriculum", flags)
     levels, rewards = curve(run_dir, "curriculum/level"), curve(run_dir, "rollout/reward_mean")
     print("\nlevel  " + " ".join(f"{level:4.0f}" for level in levels))
     print("reward " + " ".join(f"{reward:4.2f}" for reward in rewards))

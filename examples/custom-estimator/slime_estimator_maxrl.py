@@ -1,4 +1,4 @@
-"""MaxRL for slime: one file, one algorithm, nothing changed in slime.
+"""MaxRL for slime, as a package of one file.
 
 Source: Maximum Likelihood Reinforcement Learning (Tajwar, Zeng et al., 2026, arXiv 2602.02710), algorithm 1.
 """
@@ -30,17 +30,17 @@ def slime_register_estimators() -> list[EstimatorSpec]:
 
 
 class MaxRL:
-    """Advantage of a sample, for rewards of 0 and 1 and mean(r) the share of the prompt's rollouts that are right:
+    """The advantage of a sample, for rewards of 0 and 1, where mean(r) is the share of correct rollouts of the prompt:
 
         A_i = (r_i - mean(r)) / mean(r)
 
-    Reinforcement learning ascends p, the chance of a right answer; divided by its estimate mean(r), the gradient
-    becomes that of log p: prompts that are rarely solved count more, as in maximum likelihood.
+    Reinforcement learning maximizes p, the probability of a correct answer. Dividing by mean(r), the estimate of p,
+    turns its gradient into that of log p, so prompts that are rarely solved count more, as in maximum likelihood.
 
-    - All wrong, all right, and a group of one rollout: exactly 0.
+    - If all rollouts are wrong or all correct, and for a group of one rollout, advantages are exactly 0.
     - Samples of one rollout count once, with the mean of their rewards, and share its advantage.
-    - The paper is about right and wrong.  Other rewards are taken as they are; a group whose mean is not above 0,
-      for which there is no likelihood, gives 0.
+    - The paper only considers rewards of 0 and 1. Other rewards are used unchanged; a group whose mean is not above 0
+      has no likelihood and gets advantages of 0.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:
@@ -60,7 +60,7 @@ class MaxRL:
         """[n] advantages of one group's samples, from their rewards [n] float64 and rollouts [n]."""
         rollouts, rollout, samples = rollout_ids.unique(return_inverse=True, return_counts=True)
         values = rewards.new_zeros(len(rollouts)).index_add(0, rollout, rewards) / samples
-        # Relative to the least one first: equal values become zeros before any rounding.
+        # Subtract the smallest reward first: equal values then become exactly 0, without rounding errors.
         above = values - values.min()
         mean = values.mean()
         return ((above - above.mean()) / mean)[rollout] if mean > 0 else rewards.new_zeros(len(rewards))

@@ -1,4 +1,4 @@
-"""What slime asks of every estimator, and what this one is for."""
+"""The contract of every estimator, and what is special about this one."""
 
 from slime_estimator_maxrl import MaxRL, slime_register_estimators
 
@@ -10,21 +10,21 @@ def build() -> MaxRL:
     return MaxRL(NoOptions(), make_context())
 
 
-def test_it_keeps_the_contract_of_estimators() -> None:
+def test_estimator_contract() -> None:
     [spec] = slime_register_estimators()
     assert_estimator_contract(build(), spec=spec)
 
 
-def test_the_rarer_a_right_answer_the_more_it_counts() -> None:
+def test_rare_correct_answers_count_more() -> None:
     answer = build().advantages(make_batch([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
     first = [round(float(part[0]), 6) for part in answer.advantages]
     assert first == [3, -1, -1, -1, 0.333333, 0.333333, 0.333333, -1]
 
 
-def test_prompts_that_are_never_or_always_solved_teach_nothing() -> None:
+def test_prompts_never_or_always_solved_have_zero_advantages() -> None:
     answer = build().advantages(make_batch([[0.0, 0.0, 0.0], [1.0, 1.0], [1.0]]))
     assert not any(bool(part.any()) for part in answer.advantages)
 
 
-def test_importing_the_package_is_light() -> None:
+def test_import_is_light() -> None:
     assert_light_import("slime_estimator_maxrl")

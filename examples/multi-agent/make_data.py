@@ -1,4 +1,4 @@
-"""Sums of two-digit numbers with a carry as JSONL, and a teacher who solves and reviews, neither of them well.
+"""Sums of two-digit numbers with a carry as JSONL, and a teacher who solves and reviews them, both badly.
 
     python examples/multi-agent/make_data.py FOLDER [SEED]
 
@@ -6,7 +6,7 @@
     held_out.jsonl   other questions, for evaluation only
     teacher.jsonl    the training questions, solved, reviewed and solved again by the teacher, for the warm start
 
-A row of teacher.jsonl is one turn: the conversation before it, and as the label what the teacher writes next.
+A row of teacher.jsonl is one turn: its prompt is the conversation so far, its label the teacher's next message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 HELD_OUT = 256
 TEACHER_PASSES = 4
-#: how often the teacher forgets the carry, judges wrongly, and forgets the carry when asked again
+#: how often the teacher forgets the carry, gives a wrong verdict, and forgets the carry when asked again
 FORGETS, MISJUDGES, FORGETS_AGAIN = 0.6, 0.3, 0.5
 
 Message = dict[str, str]
 
 
 def turns(a: int, b: int, rng: random.Random) -> Iterator[tuple[list[Message], str]]:
-    """(conversation so far, what the teacher writes next): an answer, a verdict on it, perhaps another answer."""
+    """(conversation so far, the teacher's next message): an answer, a verdict on it, perhaps another answer."""
     right, forgetful = str(a + b), str(a + b - 10)
     asked: list[Message] = [{"role": "user", "content": f"{a}+{b}="}]
     answer = forgetful if rng.random() < FORGETS else right
@@ -39,7 +39,7 @@ def turns(a: int, b: int, rng: random.Random) -> Iterator[tuple[list[Message], s
 
 
 def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
-    """Write the three files; returns rows by file name."""
+    """Write the three files; returns the number of rows by file name."""
     rng = random.Random(seed)
     questions = [(a, b) for a in range(10, 100) for b in range(10, 100) if a % 10 + b % 10 >= 10]
     rng.shuffle(questions)

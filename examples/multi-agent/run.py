@@ -1,9 +1,9 @@
-"""multi-agent: a solver and a reviewer, both the policy, learn together.
+"""multi-agent: one policy learns to be both solver and reviewer.
 
     python examples/multi-agent/run.py [SEED]
 
-The quickstart's model from scratch, a supervised warm start, then reinforcement learning of both roles.
-Every `slime train` command is printed before it runs.  Exit code 1 when the reward did not rise.
+Builds the quickstart's model from scratch, then runs a supervised warm start and reinforcement learning of both roles.
+Every `slime train` command is printed before it runs. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_run import ROOT, curve, ends, seeds, show, train, verdict
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/multi-agent")
-#: what the mean reward has to gain
+#: how much the mean reward must rise
 RISE = 0.15
 
 
@@ -32,9 +32,7 @@ def main(seed: int) -> int:
     print(f"   {WORK}/model: {make_model(ROOT / WORK / 'model', seed=seed):,} parameters, random")
     for name, count in make_data(ROOT / WORK / "data", seed=seed).items():
         print(f"   {WORK}/data/{name}: {count} rows")
-    print(
-        "\n2. warm start: supervised fine-tuning on a teacher who solves and reviews, neither of them well", flush=True
-    )
+    print("\n2. warm start: supervised fine-tuning on a teacher who is bad at both roles", flush=True)
     train(HERE / "warm_start.toml", "multi-agent-warm-start", seeds(seed))
     print("\n3. reinforcement learning: solver and reviewer get the mean of their rewards", flush=True)
     run_dir = train(HERE / "grpo.toml", "multi-agent-grpo", seeds(seed))

@@ -1,10 +1,10 @@
-"""A solver and a reviewer, both the policy: a generate function that returns several samples, and their reward.
+"""A solver and a reviewer in one policy: a generate function that returns several samples, and their reward.
 
     slime train ... --custom-generate-function-path team.py --custom-rm-path team.py
 
-The solver answers.  The reviewer is a branch of the conversation that is asked `ok?` and says `yes` or `no`.  If it
-says anything but `yes`, the solver reads `no` and answers once more.  Both branches are trained on; what they share is
-trained on in the solver's only.  They are one rollout, and count once.
+The solver answers. The reviewer, in a branch of the conversation, is asked `ok?` and says `yes` or `no`. If it says
+anything but `yes`, the solver is told `no` and answers once more. Both branches are trained on, but the answer that
+they share only in the solver's. Together they are one rollout and count once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER_TOKENS = 4
 
 
 async def custom_generate(
-    args: Any,  # noqa: ARG001 - every generate function has it
+    args: Any,  # noqa: ARG001 - unused, but shows the usual signature
     sample: Sample,
     sampling: SamplingParams,
     policy: PolicyClient,
@@ -29,7 +29,7 @@ async def custom_generate(
     template, limit = ChatTemplate(tokenizer), replace(sampling, max_new_tokens=ANSWER_TOKENS)
 
     async def ask(talk: Conversation) -> str:
-        """Let the policy answer; the text without white space around it."""
+        """Let the policy answer; returns the text without surrounding white space."""
         answer = await policy.generate(talk.tokens, limit, session=str(sample.index))
         return talk.generated(answer).strip()
 
@@ -49,8 +49,8 @@ async def custom_generate(
     return produced
 
 
-async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> float:  # noqa: ARG001 - every reward function has them
-    """Solver: 1 for a right last answer.  Reviewer: 1 for a verdict that is true.  The team's reward is their mean."""
+async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> float:  # noqa: ARG001 - the usual signature
+    """Solver: 1 for a correct last answer. Reviewer: 1 for a correct verdict. The team's reward is their mean."""
     said = sample.response.strip()
     if sample.metadata["role"] == "solver":
         return float(said == sample.label)

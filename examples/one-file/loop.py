@@ -2,12 +2,12 @@
 
     python examples/one-file/loop.py
 
-Real SGLang, real Megatron-core, one process for each, no Ray and no plugins: `slime train` runs the same rooms of the
-kernel, spread over many processes. The task is the quickstart's: a small model that has been taught
-additions by a teacher who forgets the carry seven times in ten, and reinforcement learning corrects it.
+SGLang and Megatron-core are real and have a process each; there is no Ray, and there are no plugins. `slime train` uses
+the same modules in many processes. The task is the quickstart's: a small model has learned additions from a teacher who
+forgets the carry seven times in ten, and reinforcement learning corrects it.
 
-What is left out, and where slime has it: filters, over-sampling and the account of every prompt (`slime/rollout`), data
-files (`slime/kit/readers`), checkpoints and Ray (`slime/run`), metrics and pictures (`slime/observe`).
+Not included: filters, over-sampling and the state of every prompt (`slime/rollout`), data files (`slime/kit/readers`),
+checkpoints and Ray (`slime/run`), metrics and plots (`slime/observe`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from make_data import make_data
 from teach import teach
 
 WORK = Path(__file__).resolve().parents[2] / "outputs" / "one-file"
-ROLLOUTS, PROMPTS, SAMPLES = 60, 32, 8  # answers a rollout: PROMPTS x SAMPLES, one optimizer step
+ROLLOUTS, PROMPTS, SAMPLES = 60, 32, 8  # one optimizer step per rollout, on PROMPTS x SAMPLES answers
 MAX_NEW_TOKENS, TEMPERATURE = 6, 1.0
 
 OPTIONS = f"""
@@ -40,14 +40,14 @@ OPTIONS = f"""
 
 
 def teacher(path: Path):
-    """Lessons for the warm start: questions with the answers of a teacher who usually forgets the carry."""
+    """Lessons for the warm start: questions, answered by a teacher who usually forgets the carry."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lessons = [(row["prompt"][0]["content"], row["label"]) for row in rows]
     return lambda rng: rng.choice(lessons)
 
 
 def read_questions(path: Path, tokenizer) -> list[tuple[list[int], str]]:
-    """Questions as token ids, each with its right answer."""
+    """Questions as token ids, each with its correct answer."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
     return [(tokenizer.encode(text), row["label"]) for text, row in zip(texts, rows, strict=True)]
@@ -71,7 +71,7 @@ class GroupMean:
 
 
 async def sample_groups(url: str, questions, tokenizer, rollout: int, samples: int):
-    """Ask the engine `samples` times for each question, all at once; groups of scored samples."""
+    """Sample `samples` answers to each question, all at once; returns groups of scored samples."""
     from slime.engine.client import HttpPolicyClient
     from slime.plugin import SamplingParams
     from slime.types import Group, Sample, Status
@@ -89,7 +89,7 @@ async def sample_groups(url: str, questions, tokenizer, rollout: int, samples: i
             label=label,
             reward=float(response.strip() == label),
             status=Status.COMPLETED if generation.finish_reason == "stop" else Status.TRUNCATED,
-            rollout_log_probs=generation.log_probs,  # of exactly these tokens, under the engine that sampled them
+            rollout_log_probs=generation.log_probs,  # for exactly these tokens, from the engine that sampled them
         )
 
     async with HttpPolicyClient(url, timeout_s=60) as client:
@@ -110,7 +110,7 @@ def mean_reward(groups) -> float:
 
 
 def train(server, rank) -> tuple[float, float]:
-    """The loop. Returns the held-out accuracy before and after."""
+    """Run the loop; returns the held-out accuracy before and after."""
     from transformers import AutoTokenizer
 
     from slime.data import TrainBatch
@@ -131,7 +131,7 @@ def train(server, rank) -> tuple[float, float]:
         groups = asyncio.run(sample_groups(server.url, asked, tokenizer, rollout, SAMPLES))
         batch = TrainBatch.from_groups(groups, rollout=rollout, num_steps=1)
         metrics = rank.train(batch)  # log-probs -> advantages -> loss -> optimizer step
-        rank.sync_weights([server.url], 1, str(rollout + 1))  # the engine answers with these from now on
+        rank.sync_weights([server.url], 1, str(rollout + 1))  # the engine uses these weights from now on
         if rollout % 10 == 0 or rollout == ROLLOUTS - 1:
             gap = metrics["logprob_gap_mean"]
             print(f"{rollout:7}  {mean_reward(groups):6.3f}  {metrics['loss']:6.3f}  {gap:12.1e}", flush=True)
@@ -139,13 +139,13 @@ def train(server, rank) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Make model and questions, start the engine and the trainer, run the loop, end both."""
+    """Create model and questions, start engine and trainer, run the loop, stop both."""
     from slime.config import load_config
     from slime.engine.server import EngineServer, EngineSpec
     from slime.plugin import EstimatorSpec
     from slime.train.rank import MegatronRank
 
-    warnings.filterwarnings("ignore")  # what Megatron-core and torch say about optional packages
+    warnings.filterwarnings("ignore")  # Megatron-core and torch warn about optional packages
     started = time.monotonic()
     make_data(WORK / "data")
     teach(WORK / "model", teacher(WORK / "data" / "teacher.jsonl"), steps=900)

@@ -1,6 +1,6 @@
-"""An agent for sums, as anybody writes one: OpenAI's client, a question, and a look at the answer.
+"""An agent for sums: it asks a model through OpenAI's client, checks the answer, and objects if it is wrong.
 
-It knows nothing of slime, and runs against any OpenAI-compatible server:
+It does not import slime, and works with any OpenAI-compatible server:
 
     OPENAI_API_KEY=... python examples/openai-agent/agent.py https://api.openai.com/v1 gpt-5-mini "27+58="
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 from openai import OpenAI
 
-#: questions and objections of one task
+#: maximum number of answers per task
 TRIES = 3
 
 
 def solve(base_url: str, api_key: str, model: str, messages: list[dict[str, Any]]) -> str:
-    """The model's answer to a sum, after objections where its last digit cannot be right."""
+    """The model's answer to a sum. The agent objects to answers whose last digit is wrong."""
     with OpenAI(base_url=base_url, api_key=api_key) as client:
         talk: list[Any] = list(messages)
         for _ in range(TRIES):
@@ -31,7 +31,7 @@ def solve(base_url: str, api_key: str, model: str, messages: list[dict[str, Any]
 
 
 def last_digit_fits(question: str, answer: str) -> bool:
-    """Casting out tens: the sum of the last digits is the last digit of the sum."""
+    """Whether the answer ends in the last digit of the sum."""
     first, _, second = question.rstrip("= ").partition("+")
     return answer[-1:] == str((int(first) + int(second)) % 10)
 

@@ -2,14 +2,14 @@
 
     python examples/quickstart/make_data.py FOLDER
 
-The questions are additions of two-digit numbers in which the ones carry: 27+58.  Three files:
+The questions are additions of two-digit numbers with a carry from the ones, such as 27+58. It writes three files:
 
-    train.jsonl      questions with their right answers, for reinforcement learning
-    held_out.jsonl   other questions with their right answers, for evaluation only
+    train.jsonl      questions with correct answers, for reinforcement learning
+    held_out.jsonl   other questions with correct answers, for evaluation only
     teacher.jsonl    the training questions, answered by a teacher who forgets the carry seven times in ten (27+58=75),
                      for the warm start
 
-A row: {"prompt": [{"role": "user", "content": "27+58="}], "label": "85"}.
+A row is {"prompt": [{"role": "user", "content": "27+58="}], "label": "85"}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEACHER_FORGETS = 0.7
 
 
 def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
-    """Write the three files; returns rows by file name."""
+    """Write the three files; returns the number of rows by file name."""
     rng = random.Random(seed)
     questions = [(a, b) for a in range(10, 100) for b in range(10, 100) if a % 10 + b % 10 >= 10]
     rng.shuffle(questions)

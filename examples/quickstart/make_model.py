@@ -2,8 +2,8 @@
 
     python examples/quickstart/make_model.py FOLDER
 
-About one million parameters of the Qwen3 architecture, and a tokenizer of one token per character with a
-chat template.  Nothing is downloaded.
+The model has the Qwen3 architecture and about one million parameters. The tokenizer has one token per character, and
+a chat template. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The quickstart: model and data from scratch, a supervised warm start, then reinforcement learning.
+"""The quickstart: builds a model and data from scratch, then runs a supervised warm start and reinforcement learning.
 
     make quickstart        (or: python examples/quickstart/run.py)
 
-Everything it does is a command you can run yourself; each is printed before it runs.
+Every `slime train` command is printed before it runs, so you can run it yourself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
         print(f"   {WORK}/data/{name}: {count} rows")
     print("\n2. warm start: supervised fine-tuning on a teacher who forgets the carry seven times in ten", flush=True)
     train(HERE / "warm_start.toml", "quickstart-warm-start")
-    print("\n3. reinforcement learning: answers are sampled, scored, and the good ones made likelier", flush=True)
+    print("\n3. reinforcement learning: answers are sampled and scored, and good ones become more likely", flush=True)
     run_dir = train(HERE / "grpo.toml", "quickstart-grpo")
     accuracy = curve(run_dir, "eval/held_out")
     print(

@@ -1,8 +1,8 @@
-"""Replay buffer: half of every batch was trained on before, and generation costs half.
+"""Replay buffer: half of every batch was trained on before, which halves the cost of generation.
 
     python examples/replay-buffer/run.py
 
-Exit code 1 when the reward did not rise.
+The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/replay-buffer")
 
 
-def main(words: list[str]) -> int:
-    """`words` are further words of the `slime train` command."""
+def main(flags: list[str]) -> int:
+    """Run all steps; `flags` are additional flags of `slime train`."""
     started = time.monotonic()
     make_data(ROOT / WORK / "train.jsonl")
-    print("1. questions of eight difficulties; a teacher who is right about the easy ones", flush=True)
+    print("1. questions of eight difficulties; a teacher who is mostly right about the easy ones", flush=True)
     loss = teach(ROOT / WORK / "model", lesson, steps=150)
     print(f"   {WORK}/model: loss {loss:.2f} after {time.monotonic() - started:.0f} s", flush=True)
     print("2. reinforcement learning: half of every batch is new", flush=True)
-    run_dir = train(HERE / "grpo.toml", "replay-buffer", words)
+    run_dir = train(HERE / "grpo.toml", "replay-buffer", flags)
     rows = [row for row in read_metrics(run_dir) if "ledger/taken" in row]
     generated = sum(row["rollout/groups_generated"] for row in rows)
-    print(f"\ngroups: {generated:.0f} generated, {rows[-1]['ledger/reused']:.0f} times one was trained on again")
+    print(f"\ngroups: {generated:.0f} generated, {rows[-1]['ledger/reused']:.0f} times a group was trained on again")
     show(run_dir, reward="rollout/reward_mean")
     return verdict("replay-buffer", run_dir, rise=0.1, started=started)
 

@@ -1,4 +1,4 @@
-"""A small reward model from scratch, trained on pairs of answers of which one is preferred: the greater number."""
+"""A small reward model from scratch, trained on pairs of answers of which the larger number is preferred."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BATCH = 32
 
 
 def make_reward_model(folder: Path, tokenizer_folder: Path, question: str, *, steps: int, seed: int = 0) -> float:
-    """Write the model with its tokenizer; returns how often it was right about the pairs of the last 50 batches.
+    """Train and write the model with its tokenizer; returns its accuracy on the pairs of the last 50 batches.
 
     Loss: -log sigmoid(r(preferred) - r(other)) (Bradley and Terry), after Ouyang et al. 2022, equation 1.
     """

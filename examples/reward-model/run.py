@@ -2,8 +2,8 @@
 
     python examples/reward-model/run.py
 
-The reward model learns from pairs that greater numbers are better; the policy says numbers by chance, and learns to
-say great ones.  Exit code 1 when the reward did not rise.
+The reward model learns from pairs that larger numbers are better. The policy says random numbers at first, and learns
+to say large ones. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ QUESTION = "say a number"
 
 
 def lesson(rng: random.Random) -> tuple[str, str]:
-    """Any number."""
+    """A random number."""
     return QUESTION, str(rng.randrange(10, 100))
 
 
-def main(words: list[str]) -> int:
-    """`words` are further words of the `slime train` command."""
+def main(flags: list[str]) -> int:
+    """Run all steps; `flags` are additional flags of `slime train`."""
     started = time.monotonic()
     ask_only(QUESTION, ROOT / WORK / "prompts.jsonl")
-    print("1. a model that says numbers", flush=True)
+    print("1. train a model to say numbers", flush=True)
     teach(ROOT / WORK / "model", lesson, steps=80)
-    print("2. a reward model from pairs of answers", flush=True)
+    print("2. train a reward model on pairs of answers", flush=True)
     share = make_reward_model(ROOT / WORK / "reward_model", ROOT / WORK / "model", QUESTION, steps=150)
     print(f"   right about {share:.0%} of the pairs, after {time.monotonic() - started:.0f} s", flush=True)
-    print("3. reinforcement learning: the reward model is asked about every answer", flush=True)
-    run_dir = train(HERE / "grpo.toml", "reward-model", words)
+    print("3. reinforcement learning: the reward model scores every answer", flush=True)
+    run_dir = train(HERE / "grpo.toml", "reward-model", flags)
     show(run_dir, reward="rollout/reward_mean")
     return verdict("reward-model", run_dir, rise=0.15, started=started)
 

@@ -1,14 +1,14 @@
-"""A corpus to search, questions about it, and demonstrations by a teacher who often does not search, or not well.
+"""A corpus to search, questions about it, and demonstrations by a teacher who often searches badly or not at all.
 
     python examples/search-r1/make_data.py FOLDER [SEED]
 
-    corpus.jsonl     the facts of an invented world, one a passage, for the search tool
+    corpus.jsonl     the facts of an invented world, one per passage, for the search tool
     train.jsonl      questions about most of its countries with their answers, for reinforcement learning
     held_out.jsonl   questions about its other countries, for evaluation only
     teacher.jsonl    conversations about another world, for the warm start: nothing in them answers these questions
 
-A row of teacher.jsonl is one turn: the conversation before it, and as the label what the teacher writes next.  The
-tool's answers in it are the search tool's own.
+A row of teacher.jsonl is one turn: its prompt is the conversation so far, its label the teacher's next message. The
+results in it come from the real search tool.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from slime_generators.tools.search import make_search
 
 COUNTRIES, HELD_OUT_COUNTRIES, TEACHER_COUNTRIES = 80, 24, 800
 TEACHER_CONVERSATIONS = 12_000
-#: passages the tool answers with; grpo.toml says the same
+#: passages that the tool returns; the same as in grpo.toml
 RESULTS = 2
 
-#: what the teacher says without a search
+#: the teacher's answer without a search
 UNKNOWN = "unknown"
 #: how often the teacher does not search, searches for another field, and stops halfway to the answer
 GIVES_UP, WRONG_FIELD, STOPS_HALFWAY = 0.45, 0.25, 0.3
@@ -38,19 +38,19 @@ Message = dict[str, str]
 
 
 def tool_call(query: str) -> str:
-    """What a model writes to search."""
+    """The text with which a model calls the search tool."""
     call = {"name": "search", "arguments": {"query": query}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 class Teacher:
-    """Answers questions about a world: some by luck or badly, some as one should."""
+    """Answers questions about a world, often without searching or with a mistake."""
 
     def __init__(self, search: Callable[[str], str], rng: random.Random) -> None:
         self._search, self._rng = search, rng
 
     def turns(self, question: Question) -> Iterator[tuple[list[Message], str]]:
-        """(conversation so far, what the teacher writes next) until it has answered."""
+        """(conversation so far, the teacher's next message), until the answer."""
         messages: list[Message] = [{"role": "user", "content": question.text}]
         found = UNKNOWN
         for fact in () if self._rng.random() < GIVES_UP else question.facts:
@@ -69,7 +69,7 @@ class Teacher:
 
 
 def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
-    """Write the four files; returns rows by file name."""
+    """Write the four files; returns the number of rows by file name."""
     rng = random.Random(seed)
     names = iter(all_names(rng))
     countries = make_countries(COUNTRIES, names)

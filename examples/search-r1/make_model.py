@@ -2,9 +2,9 @@
 
     python examples/search-r1/make_model.py FOLDER
 
-Half a million parameters of the Qwen3 architecture.  The tokenizer has a token for every word of the questions, every
-syllable of the names, the fixed parts of a tool call, and every byte, so that any other text has tokens too.  Nothing
-is downloaded.
+The model has the Qwen3 architecture and half a million parameters. The tokenizer has a token for every word of the
+questions, every syllable of the names, the fixed parts of a tool call, and every byte, for any other text. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORDS = ("what is", "the ", " of ", " is ", "answer: ", "unknown", "[1] ", "[2] 
 
 
 def make_tokenizer() -> Any:
-    """A piece is one token; anything else goes byte by byte."""
+    """A tokenizer with one token per piece; any other text is encoded as bytes."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import ByteLevel as ByteDecoder
     from tokenizers.models import BPE
@@ -57,7 +57,7 @@ def make_model(folder: Path, *, seed: int = 0) -> int:
         num_key_value_heads=8,
         head_dim=16,
         max_position_embeddings=512,
-        initializer_range=0.05,  # larger than usual: with 0.02 it takes twice as long to learn to copy
+        initializer_range=0.05,  # larger than usual: with 0.02 the model takes twice as long to learn to copy
     )
 
 

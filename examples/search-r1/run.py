@@ -2,8 +2,8 @@
 
     python examples/search-r1/run.py [SEED]
 
-Model and world from scratch, a supervised warm start, then reinforcement learning with the search tool in the loop.
-Every `slime train` command is printed before it runs.  Exit code 1 when the reward did not rise.
+Builds model and world from scratch, then runs a supervised warm start and reinforcement learning with the search tool.
+Every `slime train` command is printed before it runs. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime.observe.memory import PeakMemory, gibibytes
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/search-r1")
-#: what the mean reward has to gain
+#: how much the mean reward must rise
 RISE = 0.3
 
 
@@ -36,9 +36,9 @@ def main(seed: int) -> int:
     print(f"   {WORK}/model: {parameters:,} parameters, random")
     for name, count in rows.items():
         print(f"   {WORK}/data/{name}: {count} rows")
-    print("\n2. warm start: supervised fine-tuning on a teacher who often does not search, or not well", flush=True)
+    print("\n2. warm start: supervised fine-tuning on a teacher who often searches badly or not at all", flush=True)
     train(HERE / "warm_start.toml", "search-r1-warm-start", seeds(seed))
-    print("\n3. reinforcement learning: questions, searches, answers; the right ones are made likelier", flush=True)
+    print("\n3. reinforcement learning: conversations with a correct answer become more likely", flush=True)
     run_dir = train(HERE / "grpo.toml", "search-r1-grpo", seeds(seed))
     show(run_dir, reward="rollout/reward_mean", searches="rollout/tools/search/calls")
     accuracy = curve(run_dir, "eval/held_out")

@@ -1,6 +1,6 @@
-"""An invented world: countries and cities with facts that nobody could know without looking them up.
+"""An invented world: countries and cities with facts that can only be looked up.
 
-A name is made of two of the syllables below.  Two worlds made of disjoint names share no fact.
+A name consists of two of the syllables below. Worlds without common names share no facts.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and the facts that answer it in the order in which they are looked up: one, or two."""
+    """A question, and the one or two facts that answer it, in the order in which they must be looked up."""
 
     text: str
     facts: tuple[Fact, ...]
 
     @property
     def answer(self) -> str:
-        """The name that is asked for."""
+        """The name that answers the question."""
         return self.facts[-1].value
 
 
 @dataclass(frozen=True, slots=True)
 class Country:
-    """A country's facts by field, and its capital's."""
+    """The facts of a country and of its capital, by field."""
 
     facts: dict[str, Fact]
     capital: dict[str, Fact]
 
     def questions(self) -> Iterator[Question]:
-        """Of one fact: the bird of C; the river of M.  Of two: the river of the capital of C."""
+        """Questions about one fact (the bird of C; the river of M) and about two (the river of the capital of C)."""
         for fact in (*self.facts.values(), *self.capital.values()):
             yield Question(f"what is the {fact.field} of {fact.subject}?", (fact,))
         first = self.facts["capital"]
@@ -58,14 +58,14 @@ class Country:
 
 
 def all_names(rng: random.Random) -> list[str]:
-    """All names there are, in random order."""
+    """All possible names, in random order."""
     names = [first + second for first in SYLLABLES for second in SYLLABLES]
     rng.shuffle(names)
     return names
 
 
 def make_countries(count: int, names: Iterator[str]) -> list[Country]:
-    """`count` countries; every name that occurs is drawn from `names` and means one thing only."""
+    """`count` countries; all their names are taken from `names`, each used once."""
     countries = []
     for _ in range(count):
         name = next(names)

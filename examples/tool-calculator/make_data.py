@@ -1,12 +1,12 @@
-"""Products of three-digit and two-digit numbers as JSONL, and a teacher who would rather guess than use the calculator.
+"""Products of three-digit and two-digit numbers as JSONL, and a teacher who mostly guesses instead of calculating.
 
     python examples/tool-calculator/make_data.py FOLDER [SEED]
 
     train.jsonl      questions with their answers, for reinforcement learning
     held_out.jsonl   other questions, for evaluation only
-    teacher.jsonl    conversations about yet other questions, for the warm start
+    teacher.jsonl    conversations about a third set of questions, for the warm start
 
-A row of teacher.jsonl is one turn: the conversation before it, and as the label what the teacher writes next.
+A row of teacher.jsonl is one turn: its prompt is the conversation so far, its label the teacher's next message.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any
 from slime_generators.tools.calculator import calculate
 
 TRAIN, HELD_OUT, TEACHER = 2000, 256, 14_000
-#: how often the teacher guesses at once, adds instead of multiplying, and does not trust the result
+#: how often the teacher guesses immediately, adds instead of multiplying, and ignores the result
 GUESSES, WRONG_SIGN, DISTRUSTS = 0.5, 0.2, 0.15
 
 Message = dict[str, str]
 
 
 def tool_call(expression: str) -> str:
-    """What a model writes to use the calculator."""
+    """The text with which a model calls the calculator."""
     return f"<tool_call>{json.dumps({'name': 'calculator', 'arguments': {'expression': expression}})}</tool_call>"
 
 
 def turns(a: int, b: int, rng: random.Random) -> Iterator[tuple[list[Message], str]]:
-    """(conversation so far, what the teacher writes next) until there is an answer."""
+    """(conversation so far, the teacher's next message), until the answer."""
     messages: list[Message] = [{"role": "user", "content": f"{a}*{b}="}]
     answer = str(a * b + rng.randrange(-999, 1000))
     if rng.random() >= GUESSES:
@@ -47,7 +47,7 @@ def turns(a: int, b: int, rng: random.Random) -> Iterator[tuple[list[Message], s
 
 
 def make_data(folder: Path, *, seed: int = 0) -> dict[str, int]:
-    """Write the three files; returns rows by file name."""
+    """Write the three files; returns the number of rows by file name."""
     rng = random.Random(seed)
     questions = rng.sample([(a, b) for a in range(100, 1000) for b in range(11, 100)], TRAIN + HELD_OUT + TEACHER)
     held_out, train, taught = questions[:HELD_OUT], questions[HELD_OUT : HELD_OUT + TRAIN], questions[-TEACHER:]

@@ -2,8 +2,8 @@
 
     python examples/tool-calculator/make_model.py FOLDER
 
-A third of a million parameters of the Qwen3 architecture.  The tokenizer has a token for every character, and one for
-each of the two fixed parts of a tool call, so that a call is short.  Nothing is downloaded.
+The model has the Qwen3 architecture and a third of a million parameters. The tokenizer has a token for every character,
+and one for each of the two fixed parts of a tool call, so that calls are short. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 from small_model import END, PAD, piece_tokenizer, save_model
 
 SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|tool|>")
-#: around the expression in `<tool_call>{"name": "calculator", "arguments": {"expression": "12*34"}}</tool_call>`
+#: text around the expression in `<tool_call>{"name": "calculator", "arguments": {"expression": "12*34"}}</tool_call>`
 CALL = ('<tool_call>{"name": "calculator", "arguments": {"expression": "', '"}}</tool_call>')
 
 

@@ -1,9 +1,9 @@
-"""tool-calculator: a model that would rather guess learns to use the calculator.
+"""tool-calculator: a model that mostly guesses learns to use the calculator.
 
     python examples/tool-calculator/run.py [SEED]
 
-Model and questions from scratch, a supervised warm start, then reinforcement learning with the calculator in the loop.
-Every `slime train` command is printed before it runs.  Exit code 1 when the reward did not rise.
+Builds model and questions from scratch, then runs a supervised warm start and reinforcement learning with the tool.
+Every `slime train` command is printed before it runs. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from slime_run import ROOT, curve, seeds, show, train, verdict
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/tool-calculator")
-#: what the mean reward has to gain
+#: how much the mean reward must rise
 RISE = 0.3
 
 
 def main(seed: int) -> int:
     """Run all steps; the last line is `tool-calculator: reward A -> B, held-out accuracy C -> D, S s`."""
     started = time.monotonic()
-    print("1. a model and a tokenizer from scratch, and products that are too hard for it", flush=True)
+    print("1. a model and a tokenizer from scratch, and products that are too hard for the model", flush=True)
     print(f"   {WORK}/model: {make_model(ROOT / WORK / 'model', seed=seed):,} parameters, random")
     for name, count in make_data(ROOT / WORK / "data", seed=seed).items():
         print(f"   {WORK}/data/{name}: {count} rows")
-    print("\n2. warm start: supervised fine-tuning on a teacher who would rather guess", flush=True)
+    print("\n2. warm start: supervised fine-tuning on a teacher who mostly guesses", flush=True)
     train(HERE / "warm_start.toml", "tool-calculator-warm-start", seeds(seed))
-    print("\n3. reinforcement learning: whoever uses the calculator well is right more often", flush=True)
+    print("\n3. reinforcement learning: conversations with a correct answer become more likely", flush=True)
     run_dir = train(HERE / "grpo.toml", "tool-calculator-grpo", seeds(seed))
     show(run_dir, reward="rollout/reward_mean", calls="rollout/tools/calculator/calls")
     accuracy = curve(run_dir, "eval/held_out")

@@ -34,13 +34,13 @@ def test_kl_in_the_reward_is_accepted_by_those_that_take_it(name: str) -> None:
 
 
 def test_dr_grpo_needs_its_constant_length() -> None:
-    with pytest.raises(ConfigError, match=r"State --loss-constant-length \(the paper: the longest response, 64 here\)"):
+    with pytest.raises(ConfigError, match=r"Set --loss-constant-length \(the paper: the longest response, 64 here\)"):
         slime_check_config(config("dr_grpo"))
     slime_check_config(config("dr_grpo", loss_constant_length=64))
 
 
 def test_dapo_needs_the_token_level_loss() -> None:
-    with pytest.raises(ConfigError, match="State --calculate-per-token-loss"):
+    with pytest.raises(ConfigError, match="Set --calculate-per-token-loss"):
         slime_check_config(config("dapo"))
     slime_check_config(config("dapo", calculate_per_token_loss=True))
 

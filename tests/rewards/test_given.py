@@ -20,11 +20,11 @@ def test_a_number_is_the_reward_and_named_numbers_are_its_parts() -> None:
 
 
 def test_a_sample_without_one_is_an_error_or_gets_what_is_stated() -> None:
-    with pytest.raises(ValueError, match="sample 0 came without a reward"):
+    with pytest.raises(ValueError, match="sample 0 has no reward"):
         given().score([make_sample()])
     assert given(missing=-1.0).score([make_sample()]) == [Reward(-1.0)]
 
 
 def test_named_rewards_without_a_score_are_named() -> None:
-    with pytest.raises(ValueError, match=r"sample 0 came with the rewards \['right'\]; expected one named score"):
+    with pytest.raises(ValueError, match=r"sample 0 has the rewards \['right'\]; expected one named score"):
         given().score([make_sample(reward={"right": 1.0})])

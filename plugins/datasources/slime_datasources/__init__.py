@@ -1,4 +1,4 @@
-"""slime's own data sources and buffer filters, registered as a third party registers its own."""
+"""slime's own data sources and buffer filters, registered like those of any other plugin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slime_register_datasources() -> list[DataSourceSpec]:
             name="curriculum",
             factory="slime_datasources.curriculum:Curriculum",
             options=CurriculumOptions,
-            summary="prompts of a difficulty that follows the pass rate",
+            summary="prompts whose difficulty follows the pass rate",
         ),
         DataSourceSpec(
             name="prompts",
@@ -51,19 +51,19 @@ def slime_register_buffer_filters() -> list[BufferFilterSpec]:
         BufferFilterSpec(
             name="highest_reward",
             factory="slime_datasources.buffer_filters:HighestReward",
-            summary="keeps the groups of the highest mean reward",
+            summary="keeps the groups with the highest mean reward",
         ),
         BufferFilterSpec(
             name="bounded_staleness",
             factory="slime_datasources.buffer_filters:BoundedStaleness",
             options=BoundedStalenessOptions,
-            summary="drops groups that waited for more than max_age rollouts",
+            summary="drops groups that have waited for more than max_age rollouts",
         ),
         BufferFilterSpec(
             name="keep_with_fallback",
             factory="slime_datasources.buffer_filters:KeepWithFallback",
             options=KeepWithFallbackOptions,
-            summary="keeps groups whose rewards differ, and others if those are too few",
+            summary="keeps groups whose rewards differ, and others if these do not fill a batch",
         ),
         BufferFilterSpec(
             name="stratified",

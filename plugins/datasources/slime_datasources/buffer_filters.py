@@ -1,4 +1,4 @@
-"""slime's own buffer filters: which finished groups make the next batch, and which are dropped."""
+"""slime's own buffer filters, which choose the groups of the next batch and drop others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NonzeroVariance:
         self._tolerance = options.tolerance
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep the first `want` groups with different rewards, drop every group with equal ones."""
+        """Keep the first `want` groups whose rewards differ, and drop every group with equal rewards."""
         informative, others = _split(buffer, self._tolerance)
         return Selection(informative[:want], others)
 
@@ -37,7 +37,7 @@ class KeepWithFallback:
     """Keeps groups whose rewards differ, and fills up a batch that has too few of them with other groups.
 
     A group is informative if the highest and lowest rewards of its trainable samples differ by more than `tolerance`,
-    in float64. If the buffer has enough informative groups for a batch, all others are dropped: as `zero_variance`, or
+    in float64. If the buffer has enough informative groups for a batch, the others are dropped: as `zero_variance`, or
     as `unscored` if they have fewer than two scored samples. Otherwise no group is dropped, and the batch is filled
     with scored groups of equal rewards, then with unscored ones. So a batch never needs a second round of prompts.
 
@@ -49,7 +49,7 @@ class KeepWithFallback:
         self._tolerance = options.tolerance
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep the first `want` informative groups, or all of them and others after them."""
+        """Keep the first `want` informative groups; if there are fewer, fill up with others."""
         informative, others = _split(buffer, self._tolerance)
         if len(informative) >= want > 0:
             return Selection(informative[:want], others)
@@ -58,10 +58,10 @@ class KeepWithFallback:
 
 
 class NewestFirst:
-    """Keeps the groups that were generated last, and drops none: the others stay in the buffer.
+    """Keeps the groups that were generated last. The others stay in the buffer.
 
-    The smallest `Group.age` (rollouts since generation) comes first; groups of equal age follow the order of the
-    buffer. Kept groups stay in the order of the buffer. The filter has a choice only if the buffer holds more than a
+    The groups with the smallest `Group.age` (rollouts since generation) are kept; of groups with equal age, the first
+    in the buffer. They stay in the order of the buffer. The filter has a choice only if the buffer holds more than a
     batch: see --over-sampling-batch-size. To drop old groups, use `bounded_staleness`.
     """
 
@@ -77,25 +77,25 @@ class NewestFirst:
 class BoundedStaleness:
     """Drops groups that waited for more than `max_age` rollouts, and keeps the oldest of the others.
 
-    `Group.age` counts the rollouts since the one a group was generated for; with `max_age` 0 a batch consists of groups
-    that were generated for it. Older groups are dropped as `stale`. Use it as a buffer filter: a sampling filter only
-    gets new groups, whose age is 0. With --async, groups generated ahead do not count as older, since their batch is
-    chosen as soon as they are generated.
+    `Group.age` counts the rollouts since the one for which a group was generated; with `max_age` 0, a batch only has
+    groups that were generated for it. Older groups are dropped as `stale`. Use it as a buffer filter: a sampling filter
+    only gets new groups, whose age is 0. With --async, groups generated ahead do not count as older, since their batch
+    is chosen as soon as they are generated.
     """
 
     def __init__(self, options: BoundedStalenessOptions, context: Context) -> None:  # noqa: ARG002 - factory contract
         self._max_age = options.max_age
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep the first `want` groups that are young enough, drop every group that is too old."""
+        """Keep the first `want` groups that are young enough, and drop every group that is too old."""
         stale = {index: "stale" for index, group in enumerate(buffer) if group.age > self._max_age}
         return Selection([index for index in range(len(buffer)) if index not in stale][:want], stale)
 
 
 class HighestReward:
-    """Keeps the groups of the highest mean reward, and drops none: the others stay in the buffer.
+    """Keeps the groups with the highest mean reward. The others stay in the buffer.
 
-    The mean is over the trainable samples; of groups with equal means the older comes first, and groups without a
+    The mean is over the trainable samples. Of groups with equal means, the older one is preferred; groups without a
     scored sample come last. Kept groups stay in the order of the buffer, so that the best ones do not end up together
     in one optimizer step. The filter has a choice only if the buffer holds more than a batch: see
     --over-sampling-batch-size.
@@ -112,7 +112,7 @@ class HighestReward:
 
 
 class Stratified:
-    """Spreads a batch over the range of mean rewards, and drops no group: the others stay in the buffer.
+    """Spreads a batch over the range of mean rewards. Groups that are not chosen stay in the buffer.
 
     The range from the lowest to the highest mean reward in the buffer (over the trainable samples) is divided into
     `strata` intervals of equal width. Groups are taken from the strata in turn, lowest stratum first and oldest group
@@ -124,7 +124,7 @@ class Stratified:
         self._strata = options.strata
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep `want` groups, the same number from each stratum as far as it has them."""
+        """Keep `want` groups, the same number from each stratum as far as possible."""
         means = {index: mean for index, group in enumerate(buffer) if (mean := _mean_reward(group)) is not None}
         lowest, highest = min(means.values(), default=0.0), max(means.values(), default=0.0)
         strata: list[list[int]] = [[] for _ in range(self._strata)]
@@ -139,12 +139,12 @@ class Stratified:
 
 
 class Replay:
-    """Mixes new groups with groups that were trained on before; at least a share `fresh` of every batch is new.
+    """Mixes new groups with groups that were trained on before. At least the share `fresh` of every batch is new.
 
-    Of the groups that were trained on before (`Group.uses`, limited by --max-reuse), those of at most `max_age`
-    rollouts with different rewards may fill 1 - `fresh` of a batch: the youngest first, then the least used. Older ones
-    are dropped as `stale`, and those of equal rewards as `zero_variance`. New groups fill the rest, oldest first; if
-    there are too few, more prompts are generated.
+    Groups that were trained on before (`Group.uses`, limited by --max-reuse) may fill the share 1 - `fresh` of a batch
+    if their rewards differ and they are at most `max_age` rollouts old: the youngest first, then the least used. Older
+    ones are dropped as `stale`, and those with equal rewards as `zero_variance`. New groups fill the rest, oldest
+    first; if there are too few, more prompts are generated.
     """
 
     def __init__(self, options: ReplayOptions, context: Context) -> None:  # noqa: ARG002 - factory contract
@@ -152,7 +152,7 @@ class Replay:
         self._max_age = options.max_age
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Keep used groups up to their share, and new ones."""
+        """Keep used groups up to their share, and fill the batch with new ones."""
         drop: dict[int, str] = {}
         used: list[int] = []
         for index, group in enumerate(buffer):

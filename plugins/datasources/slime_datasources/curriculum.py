@@ -15,16 +15,16 @@ _FORMAT = 1
 
 
 class Curriculum:
-    """The prompts of the data source `prompts`, those nearest to the current level of difficulty first.
+    """The prompts of the data source `prompts`, nearest to the current level of difficulty first.
 
     - A pool is kept filled with `pool` prompts from the prompt files. `take` returns those whose difficulty is nearest
-      to the level; of two equally near, the one that was read first. The others stay in the pool.
+      to the level; if two are equally near, the one that was read first. The others stay in the pool.
     - The difficulty of a prompt is the number at `difficulty_key` in its metadata, or its length in tokens.
     - The level starts at `start`, by default the lowest difficulty in the first pool. The pass rate is the share of
       `window` scored samples whose reward is at least `passed`. If it is above `raise_above`, the level goes up by
       `step`; if it is below `lower_below`, it goes down. It stays within the difficulties seen so far.
 
-    Level, pass rate and pool are part of the state. Raises what `prompts` raises, and `DataError` for a row without
+    Level, pass rate and pool are part of the state. Raises the errors of `prompts`, and `DataError` for a row without
     difficulty.
     """
 
@@ -54,7 +54,7 @@ class Curriculum:
         return chosen
 
     def generated(self, groups: Sequence[Group]) -> None:
-        """Count the samples that passed; at the end of a window, move the level."""
+        """Count the samples that passed, and move the level at the end of a window."""
         options = self._options
         for sample in (sample for group in groups for sample in group.samples):
             if not sample.trainable or (reward := sample.reward_value) is None:
@@ -73,7 +73,7 @@ class Curriculum:
         self._level = min(max(self._level, low), high)
 
     def metrics(self) -> dict[str, float]:
-        """`curriculum/...`: the level, and the pass rate of the last complete window; and the metrics of `prompts`."""
+        """`curriculum/...`: the level and the pass rate of the last complete window. Also the metrics of `prompts`."""
         metrics = self._prompts.metrics()
         if self._level is not None:
             metrics["curriculum/level"] = self._level

@@ -10,19 +10,19 @@ from slime.plugin import Options
 class NonzeroVarianceOptions(Options):
     """Options of `nonzero_variance`."""
 
-    tolerance: float = Field(default=1e-6, ge=0, description="largest difference of rewards that count as equal")
+    tolerance: float = Field(default=1e-6, ge=0, description="rewards that differ by at most this count as equal")
 
 
 class BoundedStalenessOptions(Options):
     """Options of `bounded_staleness`."""
 
-    max_age: int = Field(default=1, ge=0, description="most rollouts since a group was generated")
+    max_age: int = Field(default=1, ge=0, description="maximum number of rollouts since a group was generated")
 
 
 class KeepWithFallbackOptions(Options):
     """Options of `keep_with_fallback`."""
 
-    tolerance: float = Field(default=1e-6, ge=0, description="largest difference of rewards that count as equal")
+    tolerance: float = Field(default=1e-6, ge=0, description="rewards that differ by at most this count as equal")
 
 
 class StratifiedOptions(Options):
@@ -34,8 +34,8 @@ class StratifiedOptions(Options):
 class ReplayOptions(Options):
     """Options of `replay`."""
 
-    fresh: float = Field(default=0.5, gt=0, le=1, description="least share of new groups in a batch")
-    max_age: int = Field(default=8, ge=0, description="most rollouts since a reused group was generated")
+    fresh: float = Field(default=0.5, gt=0, le=1, description="minimum share of new groups in a batch")
+    max_age: int = Field(default=8, ge=0, description="maximum number of rollouts since a reused group was generated")
 
 
 class CurriculumOptions(Options):
@@ -48,9 +48,11 @@ class CurriculumOptions(Options):
     start: float | None = Field(
         default=None, description="first level; default: the lowest difficulty in the first pool"
     )
-    step: float = Field(default=1.0, gt=0, description="how far the level moves up or down at a time")
+    step: float = Field(default=1.0, gt=0, description="step by which the level moves up or down")
     raise_above: float = Field(default=0.7, ge=0, le=1, description="pass rate above which the level goes up")
     lower_below: float = Field(default=0.2, ge=0, le=1, description="pass rate below which the level goes down")
-    passed: float = Field(default=0.5, description="lowest reward with which a sample passes")
-    window: int = Field(default=64, ge=1, description="scored samples from which a pass rate is computed")
-    pool: int = Field(default=128, ge=0, description="prompts to choose from, in addition to those that are taken")
+    passed: float = Field(default=0.5, description="minimum reward of a sample that passes")
+    window: int = Field(default=64, ge=1, description="number of scored samples per pass rate")
+    pool: int = Field(
+        default=128, ge=0, description="number of prompts to choose from, in addition to those that are taken"
+    )

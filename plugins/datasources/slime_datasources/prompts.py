@@ -17,13 +17,13 @@ _FORMAT = 2
 class Prompts:
     """The rows of `--prompt-data` as groups of `--n-samples-per-prompt` pending samples.
 
-    - Order: file order, or with `--rollout-shuffle` an order that depends only on `--rollout-seed` and the epoch, and
-      with `--streaming-data` on the blocks of the files. It never depends on `--num-data-workers`.
+    - Order: file order, or with `--rollout-shuffle` a random order that depends only on `--rollout-seed`, the epoch
+      and, with `--streaming-data`, the blocks of the files. It never depends on `--num-data-workers`.
     - Files with weights contribute in exact proportion, each with its own epochs.
-    - The next epoch begins after the last row, also within a `take`.
+    - After the last row, the next epoch begins, even within one `take`.
     - `group_index` and `index` count up over the whole run and are never reused.
 
-    `take` raises `DataError` for an unusable or overlong row that may not be left out.
+    `take` raises `DataError` for an unusable or overlong row that may not be skipped.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -48,7 +48,7 @@ class Prompts:
         return [self._group(self._feed.next()) for _ in range(n)]
 
     def metrics(self) -> dict[str, float]:
-        """`data/...`: epochs started, and rows left out since the run began."""
+        """`data/...`: epochs started, and rows skipped since the run began."""
         return self._feed.metrics()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""slime's own advantage estimators, registered in the same way as a third party's.
+"""slime's own advantage estimators, registered like those of any other plugin.
 
 This module is light; the estimators import torch only when a run builds them.
 """
@@ -95,5 +95,5 @@ def slime_register_estimators() -> list[EstimatorSpec]:
 
 @hookimpl
 def slime_check_config(config: RunConfig) -> None:
-    """Refuse options that an estimator here would silently ignore, or that would make it another algorithm."""
+    """Refuse options that an estimator would silently ignore, or that would turn it into a different algorithm."""
     check_config(config)

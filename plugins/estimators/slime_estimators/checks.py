@@ -1,4 +1,4 @@
-"""Options that an estimator of this package would silently ignore, or that would make it another algorithm."""
+"""Refuses options that an estimator would silently ignore, or that would turn it into a different algorithm."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _aggregation(name: str, config: RunConfig) -> Iterator[str]:
     algorithm, longest = config.algorithm, config.rollout.rollout_max_response_len
     if name == "dr_grpo" and algorithm.loss_constant_length is None:
         yield (
-            "--advantage-estimator dr_grpo divides the loss of a sequence by a constant instead of by its length. State"
+            "--advantage-estimator dr_grpo divides the loss of a sequence by a constant instead of by its length. Set"
             f" --loss-constant-length (the paper: the longest response, {longest} here),"
             " or use --advantage-estimator grpo --estimator.std-normalization false."
         )
     if name == "dapo" and not algorithm.calculate_per_token_loss:
         yield (
-            "--advantage-estimator dapo averages the loss over tokens. State --calculate-per-token-loss, or use"
+            "--advantage-estimator dapo averages the loss over tokens. Set --calculate-per-token-loss, or use"
             " --advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28."
         )
 
@@ -38,7 +38,7 @@ def _aggregation(name: str, config: RunConfig) -> Iterator[str]:
 def _dual_clip(name: str, config: RunConfig) -> Iterator[str]:
     bound = config.algorithm.eps_clip_c
     if name == "cispo" and bound is not None:
-        yield f"--eps-clip-c {bound:g} has no effect: --advantage-estimator cispo clips weights and never the update."
+        yield f"--eps-clip-c {bound:g} has no effect: --advantage-estimator cispo clips the weights, not the update."
 
 
 def _overlong(name: str, config: RunConfig) -> Iterator[str]:

@@ -25,7 +25,8 @@ class DAPO:
     - T counts all response tokens, including masked ones: they use up the length.
     - Clipping is 0.2 below and 0.28 above unless the run sets it; the token-level loss is
       `--calculate-per-token-loss`, without which a run is refused; dynamic sampling is a sampling filter.
-    - Degenerate groups as in GRPO: 0. With the penalty, equal rewards of unequal lengths are no longer equal.
+    - Groups of equal rewards, or of one rollout, get 0 as in GRPO. With the penalty, responses of different lengths no
+      longer have equal rewards.
     """
 
     def __init__(self, options: DAPOOptions, context: Context) -> None:

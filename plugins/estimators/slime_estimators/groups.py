@@ -42,7 +42,7 @@ class Groups:
     def centred(self, values: Tensor) -> Tensor:
         """[R] values minus their group's mean, from [R] float64; exactly 0 if all of a group are equal."""
         zeros = values.new_zeros(len(self.sizes))
-        # Relative to the group's smallest first: equal values become zeros before any rounding.
+        # Subtract the group's smallest value first: equal values then become exactly 0, without rounding errors.
         smallest = zeros.scatter_reduce(0, self.group, values, "amin", include_self=False)
         above = values - smallest[self.group]
         return above - (zeros.index_add(0, self.group, above) / self.sizes)[self.group]
@@ -54,7 +54,7 @@ class Groups:
 
 
 def group_relative(batch: EstimatorBatch, rewards: Tensor, *, eps: float | None) -> Tensor:
-    """[N] float64: (r - mean of the group) / (std of the group + eps), from rewards [N]; `eps` None: only centred."""
+    """[N] float64: (r - mean of the group) / (std of the group + eps), from rewards [N]; without `eps`: r - mean."""
     groups = Groups.of(batch)
     centred = groups.centred(groups.means(rewards.double()))
     if eps is not None:

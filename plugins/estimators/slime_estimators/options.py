@@ -23,7 +23,7 @@ class DAPOOptions(Options):
     overlong_buffer: int | None = Field(
         default=None,
         ge=1,
-        description="tokens before --rollout-max-response-len over which a growing penalty is taken off the reward;"
+        description="number of tokens before --rollout-max-response-len over which a growing penalty is subtracted;"
         " default: no penalty",
     )
     overlong_penalty: float = Field(default=1.0, gt=0, description="the penalty at full length")

@@ -21,7 +21,7 @@ class PPO:
         A_t = d_t + gamma lambd A_(t+1)
         return_t = A_t + V_t                 what the critic is trained on
 
-    - Masked tokens get no reward, have no value and take no time. Inserting some changes nothing for the others.
+    - Masked tokens have no reward and no value, and are not a time step. Inserting some does not affect the others.
     - With gamma = lambd = 1: A_t = (rewards from t on) - V_t. With lambd = 0: A_t = d_t.
     - Samples do not affect one another. A sample without trained tokens contributes nothing; its reward is lost.
     - Advantages are not whitened here: `--normalize-advantages` does it.

@@ -18,7 +18,7 @@ class ReinforcePlusPlus:
         A = (return - mean) / sqrt(variance + 1e-8)        over all trained tokens of the batch
 
     - No critic and no groups: one sample per prompt is enough.
-    - Masked tokens get no reward, take no time and do not count in mean and variance.
+    - Masked tokens have no reward, are not a time step, and do not count in mean and variance.
     - Equal returns of all tokens, and a batch of one trained token, give exactly 0.
     - `--normalize-advantages` changes nothing, since these advantages are whitened already.
     """

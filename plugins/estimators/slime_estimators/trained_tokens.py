@@ -1,8 +1,8 @@
-"""The trained tokens of a batch as one vector, without the masked ones: one rule for all estimators.
+"""The trained tokens of a batch as one vector, without the masked ones.
 
-Masked tokens (from tools or the environment) have no reward and no value, and take no time: later rewards reach the
-tokens before them undiminished. So inserting masked tokens anywhere changes nothing for the others, whatever their
-values and their KL.
+All estimators treat masked tokens (from tools or the environment) alike: they have no reward and no value, and are not
+a time step, so later rewards reach the tokens before them undiscounted. Inserting masked tokens anywhere does not
+affect the others.
 """
 
 from __future__ import annotations

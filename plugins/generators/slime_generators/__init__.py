@@ -1,4 +1,4 @@
-"""slime's own generators, registered as a third party registers its own."""
+"""slime's own generators, registered like those of any other plugin."""
 
 from __future__ import annotations
 

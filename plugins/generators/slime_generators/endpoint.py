@@ -16,7 +16,7 @@ from slime_generators.agents.program import ProgramAgent
 from slime_generators.agents.task import AgentResult, AgentTask, result_of
 from slime_generators.options import AgentOptions, BlackBoxOptions
 
-#: seconds an agent that was cancelled has to end
+#: seconds until a cancelled agent must have ended
 _ENDING_S = 5.0
 _MODEL = "policy"
 
@@ -35,8 +35,8 @@ class EndpointGenerator:
     Each conversation of the agent with the policy, and each branch of one, becomes a sample; all of them share a
     rollout id. See `slime.kit.sessions` for how they stay token for token identical to what the engine saw.
 
-    - If the agent raises, its sample fails, unless it had reached the limit of its context or of its requests: the
-      conversations so far are then kept as TRUNCATED. They also are if the agent exceeds `agent_timeout_s`.
+    - If the agent raises, its sample fails. But if it had reached the limit of its context or of its requests, or if it
+      exceeds `agent_timeout_s`, its conversations so far are kept as TRUNCATED.
     - If the agent ends without any answer from the policy, its sample fails.
     - If the engine aborted an answer, the sample is ABORTED. Errors of the engines are raised.
     """
@@ -196,7 +196,7 @@ class _Servers:
 
     def __init__(self, make: Callable[[], SessionServer]) -> None:
         self._make = make
-        # Made at once, so that a tokenizer without chat template is refused before the first sample.
+        # Created early, so that a tokenizer without chat template is refused before the first sample.
         self._next: SessionServer | None = make()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[SessionServer] | None = None

@@ -38,12 +38,12 @@ class ToolLoopOptions(Options):
         default=4096, ge=1, description="characters of a tool's result that the model sees; the rest is cut off"
     )
     turn_max_tokens: int | None = Field(
-        default=None, ge=1, description="most tokens of one answer; default: the rest of --rollout-max-response-len"
+        default=None, ge=1, description="maximum tokens of one answer; default: the rest of --rollout-max-response-len"
     )
     search_corpus: Path | None = Field(
         default=None, description="file that `search` searches: JSONL rows with `text`, or one passage per line"
     )
-    search_results: int = Field(default=3, ge=1, description="most passages that `search` returns")
+    search_results: int = Field(default=3, ge=1, description="maximum number of passages that `search` returns")
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -58,7 +58,7 @@ class AgentOptions(Options):
     agent_timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="deadline of an agent for one sample in seconds; what it had until then is kept as TRUNCATED",
+        description="seconds that an agent has for one sample; its conversations until then are kept as TRUNCATED",
     )
     parser: str = Field(
         default="tags",

@@ -12,7 +12,7 @@ from slime.kit.chat import ToolResult
 class ToolMetrics:
     """Counts the tool calls of one conversation.
 
-    Every sample reports every tool of the run, so that the logged means are per conversation.
+    Every sample reports all tools of the run, so that the logged means are per conversation.
     """
 
     def __init__(self, tools: Iterable[str]) -> None:

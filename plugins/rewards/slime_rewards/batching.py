@@ -27,9 +27,9 @@ class Batcher(Generic[Request, Response]):
 
         Args:
             answer: Answers a batch: one response per request, in order.
-            size: Most requests in a batch.
+            size: Maximum number of requests in a batch.
             wait_s: Seconds that a request waits for others.
-            concurrency: Batches that are answered at the same time.
+            concurrency: Maximum number of batches at the same time.
         """
         self._answer = answer
         self._size = size

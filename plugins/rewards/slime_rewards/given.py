@@ -30,14 +30,11 @@ class Given:
         if reward is None:
             if self._missing is None:
                 raise ValueError(
-                    f"sample {sample.index} came without a reward; its generator must set one, or state"
-                    " --reward.missing"
+                    f"sample {sample.index} has no reward; its generator must set one, or set --reward.missing"
                 )
             return Reward(self._missing)
         if isinstance(reward, Mapping):
             if "score" not in reward:
-                raise ValueError(
-                    f"sample {sample.index} came with the rewards {sorted(reward)}; expected one named score"
-                )
+                raise ValueError(f"sample {sample.index} has the rewards {sorted(reward)}; expected one named score")
             return Reward(float(reward["score"]), {k: float(v) for k, v in reward.items() if k != "score"})
         return Reward(float(reward))

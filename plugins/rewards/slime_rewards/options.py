@@ -153,7 +153,7 @@ class RemoteOptions(ServiceOptions):
         description='batch: {"samples": [...]} and {"rewards": [...]}; single: one sample and one reward per request',
     )
     reward_key: str = Field(default="score", description="key of the reward, if rewards are objects")
-    batch_size: int = Field(default=32, ge=1, description="most samples in one request")
+    batch_size: int = Field(default=32, ge=1, description="maximum number of samples in one request")
     batch_wait_s: float = Field(default=0.02, ge=0, description="seconds that a sample waits for others")
     concurrency: int = Field(default=32, ge=1, description="concurrent requests from each worker process")
 
@@ -172,7 +172,7 @@ class LLMJudgeOptions(ServiceOptions):
             "Question:\n{question}\n\nReference answer:\n{label}\n\nAnswer to judge:\n{response}\n\n"
             "Rate the answer from 0 (wrong) to 10 (right). End with a line `Score: N`."
         ),
-        description="prompt of the judge; {question}, {response} and {label} are filled in",
+        description="prompt template of the judge, with {question}, {response} and {label}",
     )
     template_path: str | None = Field(default=None, description="file with the template; replaces `template`")
     system: str | None = Field(default=None, description="system message before the prompt")
@@ -212,7 +212,7 @@ class RewardModelOptions(Options):
     output: Literal["logit", "sigmoid"] = Field(default="logit", description="the raw output, or its sigmoid")
     index: int = Field(default=0, ge=0, description="index of the output that is the reward")
     max_tokens: int = Field(default=4096, ge=1, description="tokens the model reads; longer texts lose their beginning")
-    batch_size: int = Field(default=8, ge=1, description="most samples in one forward pass")
+    batch_size: int = Field(default=8, ge=1, description="maximum number of samples in one forward pass")
     batch_wait_s: float = Field(default=0.02, ge=0, description="seconds that a sample waits for others")
     threads: int = Field(default=1, ge=1, description="CPU threads of each worker process")
     device: str = Field(default="cpu", description="torch device")

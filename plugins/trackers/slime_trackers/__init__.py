@@ -1,4 +1,4 @@
-"""slime's own trackers, registered as a third party registers its own."""
+"""slime's own trackers, registered like those of any other plugin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slime_register_trackers() -> list[TrackerSpec]:
             name="wandb",
             factory="slime_trackers.wandb_run:WandbTracker",
             options=WandbOptions,
-            summary="a Weights & Biases run; offline unless told otherwise, for `wandb sync`",
+            summary="a Weights & Biases run; offline by default, for `wandb sync`",
             requires=("wandb>=0.19",),
             docs=_DOCS,
         ),

@@ -15,7 +15,7 @@ from slime.plugin import Context
 from slime_trackers.options import MLflowOptions
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-#: MLflow takes at most so many of them in one request
+#: MLflow's limits for one request
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
 _LONGEST_VALUE = 500
 
@@ -26,7 +26,7 @@ class MLflowTracker:
     def __init__(self, options: MLflowOptions, context: Context) -> None:
         uri = options.tracking_uri
         if uri is None:
-            # Without a server MLflow has databases, which need SQLAlchemy, and folders, which must be asked for.
+            # Without a server, MLflow writes to a database, which needs SQLAlchemy, or, if enabled, to a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (context.run_dir.parent / "mlruns").resolve().as_uri()
         self._client = MlflowClient(uri)
@@ -38,7 +38,7 @@ class MLflowTracker:
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one value to every metric's history."""
+        """Log one value of each metric."""
         now = int(time.time() * 1000)
         rows = [Metric(metric_name(name), value, now, step) for name, value in metrics.items()]
         for start in range(0, len(rows), _METRICS_AT_ONCE):
@@ -50,16 +50,16 @@ class MLflowTracker:
 
 
 def metric_name(name: str) -> str:
-    """`name` as MLflow takes it: `eval/SET/pass@4` becomes `eval/SET.pass_at_4`.
+    """`name` in a form that MLflow accepts: `eval/SET/pass@4` becomes `eval/SET.pass_at_4`.
 
-    MLflow has no "@", and where runs are folders, `eval/SET` is a file and cannot be a folder as well.
+    MLflow does not allow "@". If it writes to a folder, `eval/SET` is a file there and cannot also be a folder.
     """
     group, slash, rest = name.partition("/")
     return re.sub(r"[^\w.\- :/]", "_", group + slash + rest.replace("/", ".").replace("@", "_at_"))
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, value as text) of everything that is set in nested mappings."""
+    """(dotted name, value as text) of every value in nested mappings that is set."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")

@@ -12,7 +12,7 @@ from slime.plugin import Options
 class TensorBoardOptions(Options):
     """Options of `tensorboard`."""
 
-    flush_secs: int = Field(default=10, ge=1, description="seconds after which events are in the file at the latest")
+    flush_secs: int = Field(default=10, ge=1, description="maximum seconds until events are written to the file")
 
 
 class WandbOptions(Options):
@@ -37,7 +37,9 @@ class TrackioOptions(Options):
 class MLflowOptions(Options):
     """Options of `mlflow`."""
 
-    experiment: str = Field(default="slime", description="experiment that the run belongs to; made if there is none")
+    experiment: str = Field(
+        default="slime", description="experiment that the run belongs to; created if it does not exist"
+    )
     tracking_uri: str | None = Field(
         default=None, description="tracking server or folder; default: the folder mlruns/ in --output-dir"
     )

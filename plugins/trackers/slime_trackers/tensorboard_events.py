@@ -27,6 +27,6 @@ class TensorBoardTracker:
             summary.value.add(tag=tag, simple_value=value)
         self._writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
 
-    def close(self, outcome: str) -> None:  # noqa: ARG002 - TensorBoard has no place for it
+    def close(self, outcome: str) -> None:  # noqa: ARG002 - TensorBoard cannot store it
         """Write what is pending and close the file."""
         self._writer.close()

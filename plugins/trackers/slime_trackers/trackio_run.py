@@ -17,11 +17,11 @@ class TrackioTracker:
 
     def __init__(self, options: TrackioOptions, context: Context) -> None:
         folder = context.run_dir.parent / "trackio" if options.folder is None else Path(options.folder)
-        # Trackio reads it once, when it is imported.
+        # Trackio reads the variable only when it is imported.
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
         import trackio
 
-        with redirect_stdout(StringIO()):  # it would write between the lines of the run
+        with redirect_stdout(StringIO()):  # its output would mix with the run's
             self._finish = trackio.finish
             self._run = trackio.init(
                 project=options.project,
@@ -36,7 +36,7 @@ class TrackioTracker:
         """Add one row."""
         self._run.log(dict(metrics), step=step)
 
-    def close(self, outcome: str) -> None:  # noqa: ARG002 - Trackio has no place for it
+    def close(self, outcome: str) -> None:  # noqa: ARG002 - Trackio cannot store it
         """Write what is pending."""
         with redirect_stdout(StringIO()):
             self._finish()

@@ -23,8 +23,8 @@ class WandbTracker:
             mode=options.mode,
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # A step of its own: W&B drops rows whose step is lower than the one before, and an evaluation that ran beside
-        # training is reported later.
+        # A separate step metric, because W&B drops rows whose step is lower than the previous one, and an evaluation
+        # that ran during training is reported later.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from slime.kit.chat import load_function
 from slime_generators.agents.task import AgentTask
 
-#: most threads of abandoned agents; with more of them alive no new agent is started
+#: maximum number of abandoned threads; while there are more, no new agent is started
 _MAX_ABANDONED = 256
 
 

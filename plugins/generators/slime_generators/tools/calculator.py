@@ -8,11 +8,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-#: most characters of an expression
+#: maximum characters of an expression
 _MAX_CHARS = 500
-#: most bits of an integer, so that every step takes far less than a millisecond
+#: maximum bits of an integer, so that every step takes far less than a millisecond
 _BITS = 4096
-#: most digits to round to, before or after the decimal point
+#: maximum digits to round to, before or after the decimal point
 _PLACES = 1000
 
 
@@ -67,7 +67,7 @@ def calculate(expression: str) -> str:
     try:
         value = _value(ast.parse(expression.strip().replace("^", "**"), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"{expression!r} is no arithmetic expression") from None
+        raise ValueError(f"{expression!r} is not an arithmetic expression") from None
     except (TypeError, OverflowError) as error:
         raise ValueError(f"{expression!r} cannot be worked out: {error}") from None
     if isinstance(value, float):
@@ -91,7 +91,7 @@ def _value(node: ast.expr) -> Any:
             return _small(_FUNCTIONS[name](*(_value(argument) for argument in arguments)))
         case ast.Name(id=name) if name in _CONSTANTS:
             return _CONSTANTS[name]
-    raise ValueError(f"{ast.unparse(node)!r} is no number and no operation that the calculator knows")
+    raise ValueError(f"{ast.unparse(node)!r} is neither a number nor an operation that the calculator supports")
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -99,7 +99,7 @@ def _power(base: Any, exponent: Any) -> Any:
         raise ValueError(f"{base}**{exponent} is too large")
     value = base**exponent
     if isinstance(value, complex):
-        raise ValueError(f"{base}**{exponent} is no real number")
+        raise ValueError(f"{base}**{exponent} is not a real number")
     return _small(value)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slime.errors import DataError
 
 _WORD = re.compile(r"\w+")
-#: how soon repetitions of a word stop counting, and how strongly long passages are penalized
+#: k1: saturation of repeated words; b: penalty of long passages
 _K1, _B = 1.2, 0.75
 
 NOTHING_FOUND = "no passage has any of these words"

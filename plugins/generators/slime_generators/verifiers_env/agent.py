@@ -16,9 +16,9 @@ from slime_generators.agents.task import AgentTask
 from slime_generators.options import VerifiersOptions
 
 _WORKER = Path(__file__).with_name("worker.py")
-#: most bytes of one answer
+#: maximum bytes of one answer
 _MAX_BYTES = 64 * 2**20
-#: seconds the process has to end by itself
+#: seconds until the process must have ended by itself
 _ENDING_S = 2.0
 
 

@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("taskset")
     parser.add_argument("--out", type=Path, default=Path("prompts.jsonl"))
     parser.add_argument(
-        "--limit", type=int, default=-1, help="most rows to write; -1: all (an endless taskset needs a limit)"
+        "--limit", type=int, default=-1, help="maximum number of rows; -1: all (an endless taskset needs a limit)"
     )
     parser.add_argument("--python", default="")
     parser.add_argument("--path", default="")

@@ -1,8 +1,7 @@
 """Runs episodes of a verifiers environment. Started by `agent`, in the Python in which `verifiers` is installed.
 
-That Python need not have slime, so this file does not import it. The first line of standard input is the settings,
-every further line a request. Every line of standard output is an answer. What the environment prints goes to standard
-error.
+That Python may not have slime, so this file does not import it. The first line of standard input is the settings, every
+further line a request. Every line of standard output is an answer. The environment's own prints go to standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import traceback
 from typing import Any
 
-#: most bytes of one request
+#: maximum bytes of one request
 _MAX_BYTES = 64 * 2**20
 
 
@@ -28,7 +27,7 @@ def load(settings: dict[str, Any]) -> Any:
     config_type = type(vf.resolve_env_config(env))
     for name, field in config_type.model_fields.items():
         if isinstance(field.default, vf.AgentConfig):
-            # By default the agent would run in the vendor's sandbox, which cannot reach the endpoint.
+            # The default runtime is the vendor's sandbox, which cannot reach the endpoint.
             env[name] = {"runtime": {"type": "subprocess"}, **env.get(name, {})}
     return vf.load_environment(vf.resolve_env_config(env))
 
@@ -140,7 +139,7 @@ def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
 async def main() -> None:
     """Load the environment, then serve requests or write rows."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what the environment prints must not mix with the answers
+    os.dup2(2, 1)  # the environment's prints must not mix with the answers
     loop = asyncio.get_running_loop()
     requests = asyncio.StreamReader(limit=_MAX_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
