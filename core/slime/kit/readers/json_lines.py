@@ -109,7 +109,7 @@ class JsonLines(Reader):
             position += len(line) + 1
 
     def _line_number(self, position: int) -> int:
-        """The line number at a position. Earlier lines are counted once, and the counts kept for every `_STRIDE` bytes."""
+        """The line number at a position. Lines are counted once, and the counts kept for every `_STRIDE` bytes."""
         file = self._opened()
         stretch, rest = divmod(position, _STRIDE)
         file.seek((len(self._newlines) - 1) * _STRIDE)
