@@ -11,7 +11,7 @@ import pytest
 from tests.config.conftest import Refused
 
 from slime.config import read_config
-from slime.config.flag_table import flag_table
+from slime.config.flag_table import find_flag, flags_of
 from slime.config.megatron_options import RESERVED
 from slime.config.run_config import SECTIONS
 from slime.errors import ConfigError
@@ -65,20 +65,19 @@ def real_fields() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.timeout(150)
 def test_the_scan_finds_the_fields_of_the_dataclasses(real_fields: dict[str, dict[str, Any]]) -> None:
-    table = flag_table()
-    scanned = {flag.key: flag for flag in table.of("megatron")}
-    own = {flag.key for section in SECTIONS for flag in table.of(section)}
+    scanned = {flag.key: flag for flag in flags_of("megatron")}
+    own = {flag.key for section in SECTIONS for flag in flags_of(section)}
     assert set(real_fields) - set(scanned) - own == OBJECTS
     assert len(scanned) > 300
     for name in set(real_fields) & set(scanned):
         for flag in real_fields[name]["flags"]:
-            found = table.find(flag.removeprefix("--"))
+            found = find_flag(flag.removeprefix("--"))
             assert found is not None and found.key == name, flag
 
 
 @pytest.mark.timeout(150)
 def test_the_scan_types_plain_fields_as_they_are(real_fields: dict[str, dict[str, Any]]) -> None:
-    flags = {flag.key: flag for flag in flag_table().of("megatron") if flag.alias_of is None}
+    flags = {flag.key: flag for flag in flags_of("megatron") if flag.alias_of is None}
     plain = {"int": int, "float": float, "str": str, "bool": bool}
     # What the command line narrows to what slime performs.
     narrowed = {"normalization", "transformer_impl", *RESERVED}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.config.conftest import Refused
 
-from slime.config.flag_table import flag_table
+from slime.config.flag_table import flags_of
 from slime.config.flags import UNAVAILABLE
 
 
@@ -30,6 +30,6 @@ def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused)
 
 
 def test_every_one_of_them_says_what_it_would_do() -> None:
-    flags = list(flag_table().of(UNAVAILABLE))
+    flags = list(flags_of(UNAVAILABLE))
     assert flags
     assert all(flag.help for flag in flags)

@@ -19,7 +19,7 @@ from slime.config.checks import engine_devices, ports
 from slime.config.command_line import CommandLine
 from slime.config.eval_options import EvalOptions
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
-from slime.config.flag_table import flag_table
+from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import Flag, Setting, Settings
 from slime.config.function_flags import choice_problems, without_rivals
 from slime.config.options import (
@@ -130,7 +130,7 @@ def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
     Raises:
         ConfigError: The words, or what they name, cannot be read.
     """
-    line = CommandLine(argv, flag_table())
+    line = CommandLine(argv)
     settings = Settings() if line.file is None else _settings_of(Path(line.file))
     stated = assemble(without_rivals(settings, line.settings).followed_by(line.settings))
     load = stated.checkpoint.load
@@ -144,11 +144,11 @@ def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
 def _settings_of(path: Path) -> Settings:
     """The settings of a run file, of a checkpoint's run with the checkpoint, or of a model folder."""
     if not path.is_dir():
-        return read_run_file(path, flag_table())
+        return read_run_file(path)
     if (path / "config.json").is_file():
         return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))})
     folder = _read_checkpoint(path).path
-    own = read_run_file(folder / "config.toml", flag_table())
+    own = read_run_file(folder / "config.toml")
     return own.followed_by(Settings({("checkpoint", "load"): Setting(str(folder), str(folder))}))
 
 
@@ -247,11 +247,10 @@ def _describe(one: EvalSetSettings) -> str:
 
 
 def _help() -> str:
-    flags = flag_table()
-    chosen = [flag for name in _HELP_FLAGS if (flag := flags.find(name)) is not None]
+    chosen = [flag for name in _HELP_FLAGS if (flag := find_flag(name)) is not None]
     parts = [_USAGE, block("most used", _help_lines(chosen))]
     for section in _HELP_SECTIONS:
-        listed = [flag for flag in flags.of(section) if flag.alias_of is None and flag.name not in _HELP_WITHOUT]
+        listed = [flag for flag in flags_of(section) if flag.alias_of is None and flag.name not in _HELP_WITHOUT]
         parts.append(block(f"[{section}]", _help_lines(listed)))
     return "\n".join(parts)
 

@@ -12,7 +12,6 @@ from slime.cli.preflight import preflight
 from slime.cli.train_help import engine_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
-from slime.config.flag_table import flag_table
 from slime.config.flags import MEGATRON, SGLANG
 from slime.errors import ConfigError
 
@@ -31,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
         if word in _HELP:
             target = _HELP[word]
             rest = [other for other in argv if other not in _HELP and other != _DRY_RUN]
-            print(train_help(flag_table(), rest) if target is None else engine_help(flag_table(), target))
+            print(train_help(rest) if target is None else engine_help(target))
             return 0
     started = time.localtime()
     stated = read_config([word for word in argv if word != _DRY_RUN])

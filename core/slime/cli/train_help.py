@@ -9,7 +9,7 @@ from slime.cli.plugins_show import options_table
 from slime.cli.text_layout import block, entry
 from slime.compat.functions import place_functions
 from slime.config import read_config
-from slime.config.flag_table import FlagTable
+from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity, ValueType
@@ -39,23 +39,23 @@ A switch takes no value: --flag, --no-flag or --flag=false.
 """
 
 
-def train_help(flags: FlagTable, argv: Sequence[str] = ()) -> str:
+def train_help(argv: Sequence[str] = ()) -> str:
     """The text of `slime train --help`; `argv` is the rest of the command line, which chooses components."""
     blocks = [_USAGE.format(slots=", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS))]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
-        blocks.append(_flags_block(title, flags.of(section)))
-    blocks.append(_flags_block("not in this release", flags.of(UNAVAILABLE)))
+        blocks.append(_flags_block(title, flags_of(section)))
+    blocks.append(_flags_block("not in this release", flags_of(UNAVAILABLE)))
     return "\n".join([*blocks, *_chosen_components(argv)])
 
 
-def engine_help(flags: FlagTable, target: str) -> str:
+def engine_help(target: str) -> str:
     """The text of `slime train --help-megatron` and `--help-sglang`."""
     title = {
         MEGATRON: "Megatron's options, from the installed megatron-core. --no-NAME turns a switch off.",
         SGLANG: "SGLang's server options, from the installed sglang. --sglang-no-NAME turns a switch off.",
     }[target]
-    return _flags_block(title, flags.of(target))
+    return _flags_block(title, flags_of(target))
 
 
 def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:

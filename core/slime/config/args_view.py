@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from slime.config.flag_table import flag_table
+from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.errors import ConfigError, did_you_mean
@@ -82,6 +82,6 @@ def _defaults(name: str) -> dict[str, str]:
     """Attribute -> default as written in the source of Megatron or SGLang; empty if it is not installed."""
     target, prefix = (SGLANG, _SGLANG) if name.startswith(_SGLANG) else (MEGATRON, "")
     try:
-        return {prefix + flag.key: flag.default for flag in flag_table().of(target) if flag.alias_of is None}
+        return {prefix + flag.key: flag.default for flag in flags_of(target) if flag.alias_of is None}
     except ConfigError:
         return {}

@@ -13,7 +13,6 @@ from pydantic import ValidationError, create_model
 from slime.config.checks import config_problems
 from slime.config.command_line import CommandLine
 from slime.config.defaults import resolve
-from slime.config.flag_table import flag_table
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
 from slime.config.function_flags import without_rivals
 from slime.config.options import Section
@@ -39,9 +38,8 @@ def read_config(argv: Sequence[str]) -> RunConfig:
 
     Raises one `ConfigError` that lists every problem found.
     """
-    flags = flag_table()
-    line = CommandLine(argv, flags)
-    file = Settings() if line.file is None else read_run_file(line.file, flags)
+    line = CommandLine(argv)
+    file = Settings() if line.file is None else read_run_file(line.file)
     return assemble(without_rivals(file, line.settings).followed_by(line.settings))
 
 
@@ -50,7 +48,7 @@ def config_from_toml(text: str, name: str | Path = "run file") -> RunConfig:
 
     Raises one `ConfigError` that lists every problem found.
     """
-    return assemble(parse_run_file(text, str(name), flag_table()))
+    return assemble(parse_run_file(text, str(name)))
 
 
 def stop_on(problems: Iterable[str]) -> None:

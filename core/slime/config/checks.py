@@ -117,11 +117,6 @@ def engine_devices(config: RunConfig) -> Iterator[str]:
             f"--sglang-tp-size {tp_size} contradicts --rollout-num-gpus-per-engine {per_engine}:"
             " they are the same number. State one of them"
         )
-    if config.sglang.get("pp_size", 1) > 1:
-        yield (
-            f"--sglang-pp-size {config.sglang['pp_size']}: an engine of this release has one pipeline stage."
-            " Use --rollout-num-gpus-per-engine for larger engines"
-        )
     copies = config.sglang.get("dp_size", 1)
     if copies > 1 and not config.sglang.get("enable_dp_attention"):
         yield (

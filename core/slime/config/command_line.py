@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime.config.flag_table import FlagTable, component_option, nearest_component_option
+from slime.config.flag_table import component_option, find_flag, nearest_component_option, nearest_flag
 from slime.config.flags import COMPONENT, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.values import Arity
 
@@ -17,10 +17,9 @@ from slime.config.values import Arity
 class CommandLine:
     """The run file and the settings of a command line. Problems are collected in `settings.problems`."""
 
-    def __init__(self, argv: Sequence[str], flags: FlagTable) -> None:
+    def __init__(self, argv: Sequence[str]) -> None:
         self.file: str | None = None
         self.settings = Settings()
-        self._flags = flags
         self._words = list(argv)
         self._last_switch = ""
         while self._words:
@@ -54,9 +53,9 @@ class CommandLine:
             else:
                 self._problem(f"--{name} needs a value (for a switch: true or false)")
             return
-        flag = self._flags.find(name)
+        flag = find_flag(name)
         if flag is None:
-            self._problem(f"unknown flag --{name}.{nearest_component_option(name) or self._flags.nearest(name)}")
+            self._problem(f"unknown flag --{name}.{nearest_component_option(name) or nearest_flag(name)}")
             # Skip its values.
             self._take(Arity.ANY)
         elif flag.is_switch:

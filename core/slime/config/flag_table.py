@@ -1,11 +1,11 @@
-"""All flags of `slime train`: slime's own, derived from its options, and those of Megatron and SGLang."""
+"""All flags of `slime train`, by name: slime's own, derived from its options, and those of Megatron and SGLang."""
 
 from __future__ import annotations
 
 import functools
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,60 +41,52 @@ _SLOTS = dict(slot_prefixes())
 _COMPONENT_OPTION = re.compile(rf"({'|'.join(_SLOTS)})\.([^=]+)")
 
 
-class FlagTable:
-    """All flags by name. Megatron's and SGLang's are read from the installed packages when first needed."""
+def find_flag(name: str) -> Flag | None:
+    """The flag with exactly this name (no leading dashes) on a command line.
 
-    def __init__(self) -> None:
-        self._tables = {_OWN: {flag.name: flag for flag in _own_flags()}}
+    `no-NAME` is the switch NAME with the opposite value. slime's own flags take precedence.
+    """
+    for target in _targets(name):
+        table = _table(target)
+        flag, negated = table.get(name), table.get(_without_no(name, target))
+        if flag is None and negated is not None and negated.is_switch:
+            flag = replace(negated, on=not negated.on)
+        if flag is not None and not flag.file_only:
+            return flag
+    return None
 
-    def find(self, name: str) -> Flag | None:
-        """The flag with exactly this name (no leading dashes) on a command line.
 
-        `no-NAME` is the switch NAME with the opposite value. slime's own flags take precedence.
-        """
-        for target in _targets(name):
-            table = self._table(target)
-            flag, negated = table.get(name), table.get(_without_no(name, target))
-            if flag is None and negated is not None and negated.is_switch:
-                flag = replace(negated, on=not negated.on)
-            if flag is not None and not flag.file_only:
-                return flag
-        return None
+def find_key(target: str, key: str) -> Flag | None:
+    """The flag that sets `key` in the run file's table `target`, by the name of its flag or of its field."""
+    name = key.replace("-", "_")
+    # The field's own name comes second: some spellings of a switch set the opposite of their field.
+    return next(
+        (flag for flag in flags_of(target) if flag.file_key == name),
+        next((flag for flag in flags_of(target) if key == flag.key), None),
+    )
 
-    def find_key(self, target: str, key: str) -> Flag | None:
-        """The flag that sets `key` in the run file's table `target`, by the name of its flag or of its field."""
-        name = key.replace("-", "_")
-        # The field's own name comes second: some spellings of a switch set the opposite of their field.
-        return next(
-            (flag for flag in self.of(target) if flag.file_key == name),
-            next((flag for flag in self.of(target) if key == flag.key), None),
-        )
 
-    def nearest(self, name: str) -> str:
-        """` Did you mean --X?` for an unknown name, or an empty string."""
-        flags = [flag for target in _targets(name) for flag in self._table(target).values() if not flag.file_only]
-        return did_you_mean(f"--{name}", [flag.spelled for flag in flags])
+def nearest_flag(name: str) -> str:
+    """` Did you mean --X?` for an unknown name, or an empty string."""
+    flags = [flag for target in _targets(name) for flag in _table(target).values() if not flag.file_only]
+    return did_you_mean(f"--{name}", [flag.spelled for flag in flags])
 
-    def of(self, target: str) -> Iterator[Flag]:
-        """The flags of one target, in the order of its options."""
-        return (flag for flag in self._table(target).values() if flag.target == target)
 
-    def _table(self, target: str) -> dict[str, Flag]:
-        own = self._tables[_OWN]
-        if target not in (MEGATRON, SGLANG):
-            return own
-        if target not in self._tables:
-            flags = megatron_flags() if target == MEGATRON else sglang_flags()
-            # An option of both slime and Megatron is slime's, where it is checked and used.
-            shared = {flag.key for flag in own.values()} if target == MEGATRON else set()
-            self._tables[target] = {name: flag for name, flag in flags.items() if flag.key not in shared}
-        return self._tables[target]
+def flags_of(target: str) -> Iterator[Flag]:
+    """The flags of one target, in the order of its options."""
+    return (flag for flag in _table(target).values() if flag.target == target)
 
 
 @functools.cache
-def flag_table() -> FlagTable:
-    """The flags of `slime train`."""
-    return FlagTable()
+def _table(target: str) -> Mapping[str, Flag]:
+    """Megatron's or SGLang's flags by name, read from the installed package; for any other target slime's own."""
+    if target == MEGATRON:
+        # An option of both slime and Megatron is slime's, where it is checked and used.
+        own = {flag.key for flag in _table(_OWN).values()}
+        return {name: flag for name, flag in megatron_flags().items() if flag.key not in own}
+    if target == SGLANG:
+        return sglang_flags()
+    return {flag.name: flag for flag in _own_flags()}
 
 
 def _targets(name: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from slime.config.flag_table import FlagTable
+from slime.config.flag_table import find_flag, find_key, flags_of, nearest_flag
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity
@@ -16,7 +16,7 @@ from slime.plugins.kinds import SLOTS
 _TABLES = tuple(dict.fromkeys((*SECTIONS, MEGATRON, SGLANG, *SLOTS)))
 
 
-def read_run_file(path: str | Path, flags: FlagTable) -> Settings:
+def read_run_file(path: str | Path) -> Settings:
     """The settings of the run file at `path`. Raises `ConfigError` for a file that cannot be read or parsed."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -24,10 +24,10 @@ def read_run_file(path: str | Path, flags: FlagTable) -> Settings:
         raise ConfigError(f"run file {path} is not UTF-8 text: {error}") from None
     except OSError as error:
         raise ConfigError(f"run file {path} cannot be read: {error.strerror}") from None
-    return parse_run_file(text, str(path), flags)
+    return parse_run_file(text, str(path))
 
 
-def parse_run_file(text: str, name: str, flags: FlagTable) -> Settings:
+def parse_run_file(text: str, name: str) -> Settings:
     """The settings of a run file's `text`; `name` is for messages. Raises `ConfigError` for invalid TOML."""
     try:
         tree = tomllib.loads(text)
@@ -39,39 +39,39 @@ def parse_run_file(text: str, name: str, flags: FlagTable) -> Settings:
         if not isinstance(value, dict):
             # Before the first table, any flag is allowed.
             flag_name = key.replace("_", "-")
-            near = flags.nearest(flag_name).replace("--", "")
-            _add(settings, flags.find(flag_name), value, f"{name}: {key}", near)
+            near = nearest_flag(flag_name).replace("--", "")
+            _add(settings, find_flag(flag_name), value, f"{name}: {key}", near)
         elif table not in _TABLES:
             known = [f"[{other}]" for other in _TABLES]
             settings.problems.append(
                 f"{name}: unknown table [{key}].{did_you_mean(f'[{key}]', known)} Tables: {', '.join(known)}."
             )
         elif table in SLOTS and SLOTS[table].repeated:
-            _add(settings, flags.find_key(SLOTS[table].section, SLOTS[table].key), [value], f"{name}: [{key}]")
+            _add(settings, find_key(SLOTS[table].section, SLOTS[table].key), [value], f"{name}: [{key}]")
         else:
             for inner, item in value.items():
-                _read_key(settings, flags, table, inner, item, f"{name}: [{key}] {inner}")
+                _read_key(settings, table, inner, item, f"{name}: [{key}] {inner}")
     return settings
 
 
-def _read_key(settings: Settings, flags: FlagTable, table: str, key: str, value: Any, where: str) -> None:
+def _read_key(settings: Settings, table: str, key: str, value: Any, where: str) -> None:
     """Read one key of a table. In the table of a component, keys that are not slime's are the component's options."""
-    flag = flags.find_key(table, key)
+    flag = find_key(table, key)
     slot = SLOTS.get(table)
     if slot is not None and key in ("name", slot.key):
-        flag = flags.find_key(slot.section, slot.key)
+        flag = find_key(slot.section, slot.key)
     elif slot is not None and flag is None:
         settings.items[COMPONENT + table, key.replace("-", "_")] = Setting(value, where)
         return
     near = ""
     if flag is None:
-        elsewhere = flags.find(key.replace("_", "-"))
+        elsewhere = find_flag(key.replace("_", "-"))
         if elsewhere is not None and elsewhere.target == UNAVAILABLE:
             flag = elsewhere
         elif elsewhere is not None:
             near = f" It belongs in [{elsewhere.target}]."
         else:
-            near = did_you_mean(key.replace("-", "_"), [flag.file_key for flag in flags.of(table)])
+            near = did_you_mean(key.replace("-", "_"), [flag.file_key for flag in flags_of(table)])
     _add(settings, flag, value, where, near)
 
 

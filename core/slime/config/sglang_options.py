@@ -17,7 +17,6 @@ from slime.config.flags import SGLANG, Flag
 from slime.config.installed import (
     Declaration,
     annotation_of,
-    class_named,
     declarations,
     literal,
     package_folder,
@@ -39,6 +38,7 @@ RESERVED: dict[str, str] = {
     "nnodes": "slime places the engines; an engine runs on one node",
     "node_rank": "slime places the engines; an engine runs on one node",
     "use_ray": "slime starts the engines",
+    "pp_size": "an engine of this release has one pipeline stage; use --rollout-num-gpus-per-engine",
     "config": "use the [sglang] table of the run file",
 }
 
@@ -120,10 +120,10 @@ def _type(annotation: ast.expr, keywords: dict[str, ast.expr]) -> ValueType:
 
 def _added_by_hand(path: Path) -> Iterator[Flag]:
     """The flags that `ServerArgs.add_cli_args` adds in addition to the fields."""
-    owner = class_named(parse_source(path), "ServerArgs")
-    functions = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "add_cli_args"] if owner else []
-    for call in [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)]:
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+    for call in ast.walk(parse_source(path)):
+        if not (
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        ):
             continue
         names = [n for n in map(literal, call.args) if isinstance(n, str) and n.startswith("--")]
         if not names:
