@@ -4,6 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Each test file runs in one of two processes: while one waits for an engine or a deadline, the other computes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
 .PHONY: install quickstart test test-all lint types check clean
@@ -25,10 +27,10 @@ quickstart: install
 	$(BIN)/python examples/quickstart/run.py
 
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: install
 	$(BIN)/ruff check .
