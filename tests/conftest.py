@@ -1,4 +1,4 @@
-"""For all tests: one thread a process, a module search path of each test's own, and one import of SGLang."""
+"""For all tests: one thread a process, no terminal, a module search path per test, and one import of SGLang."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 # Tests compute with tiny models in several processes at once. Thread pools that wait by spinning take the cores from
 # the processes that have work: on two busy cores a training step was ten times slower with two threads than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# pytest-xdist pretends that there is a terminal of 80 columns; output is that of a pipe, however the tests are run.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(autouse=True)
