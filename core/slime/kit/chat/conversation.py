@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -209,10 +209,7 @@ class Answers:
 
     def fork(self) -> Answers:
         """An independent copy."""
-        other = copy(self)
-        other.weight_versions = list(self.weight_versions)
-        other._spec = None if self._spec is None else SpecInfo(**vars(self._spec))
-        return other
+        return deepcopy(self)
 
     def fill(self, sample: Sample) -> None:
         """Set status, failure, weight versions, finish reason and counters of a sample.

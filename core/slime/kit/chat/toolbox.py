@@ -9,8 +9,8 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from slime.errors import did_you_mean
@@ -20,9 +20,6 @@ from slime.kit.chat.tools import Tool
 #: "ok"; "error": the tool raised; "timeout": it took too long; "invalid": the arguments do not fit its signature;
 #: "unknown": no such tool; "malformed": the call cannot be read
 Kind: TypeAlias = Literal["ok", "error", "timeout", "invalid", "unknown", "malformed"]
-
-#: kind, text, and whether the text was cut
-_Output: TypeAlias = tuple[Kind, str, bool]
 
 #: hanging calls after which a tool is not called any more
 _HUNG = 64
@@ -83,64 +80,58 @@ class Toolbox:
 
     async def run(self, call: ToolCall) -> ToolResult:
         """The result of one call. Raises only `CancelledError`."""
-        tool = self.tools.get(call.name)
+        tool, limit = self.tools.get(call.name), self._max_chars
         if tool is None and call.name:
             known = f"known: {', '.join(self.tools)}" if self.tools else "there are none"
-            return self._refused(
-                "unknown", "", f"no tool is called {call.name!r}; {known}.{did_you_mean(call.name, self.tools)}"
-            )
+            problem = f"no tool is called {call.name!r}; {known}.{did_you_mean(call.name, self.tools)}"
+            return _failure("unknown", "", problem, limit)
         if call.problem or tool is None:
-            return self._refused(
-                "malformed", "" if tool is None else tool.name, call.problem or "a call without a name"
-            )
+            name = "" if tool is None else tool.name
+            return _failure("malformed", name, call.problem or "a call without a name", limit)
         try:
             arguments = tool.check(call.arguments)
         except ValueError as error:
-            return self._refused("invalid", tool.name, str(error))
+            return _failure("invalid", tool.name, str(error), limit)
         if self._hung[tool.name] >= _HUNG:
-            return self._refused("timeout", tool.name, f"{tool.name} does not answer")
-        return await self._timed(tool, arguments)
-
-    async def _timed(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
+            return _failure("timeout", tool.name, f"{tool.name} does not answer", limit)
         started = time.perf_counter()
         pending = self._start(tool, arguments)
         try:
             # Not `asyncio.timeout`, which would wait for a tool that ignores its cancellation.
             await asyncio.wait({pending}, timeout=self._timeout_s)
-        except asyncio.CancelledError:
-            self._abandon(tool, pending)
-            raise
-        seconds = time.perf_counter() - started
+        finally:
+            if not pending.done():
+                self._abandon(tool, pending)
         if not pending.done():
-            self._abandon(tool, pending)
-            text = f"error: {tool.name} did not answer within {self._timeout_s:g} s"
-            return ToolResult(text, "timeout", tool.name, seconds)
-        if pending.cancelled():
-            return ToolResult(f"error: {tool.name} cancelled itself", "error", tool.name, seconds)
-        kind, text, cut = pending.result()
-        return ToolResult(text, kind, tool.name, seconds, cut)
+            problem = f"{tool.name} did not answer within {self._timeout_s:g} s"
+            result = _failure("timeout", tool.name, problem, limit)
+        elif pending.cancelled():
+            result = _failure("error", tool.name, f"{tool.name} cancelled itself", limit)
+        else:
+            result = pending.result()
+        return replace(result, seconds=time.perf_counter() - started)
 
-    def _start(self, tool: Tool, arguments: dict[str, Any]) -> asyncio.Future[_Output]:
+    def _start(self, tool: Tool, arguments: dict[str, Any]) -> asyncio.Future[ToolResult]:
         """Start a call; its result is never an exception."""
         loop = asyncio.get_running_loop()
         if inspect.iscoroutinefunction(tool.function):
-            return loop.create_task(_awaited(tool.function(**arguments), self._max_chars))
-        pending: asyncio.Future[_Output] = loop.create_future()
+            return loop.create_task(_awaited(tool, arguments, self._max_chars))
+        pending: asyncio.Future[ToolResult] = loop.create_future()
         context = contextvars.copy_context()
 
         def run() -> None:
-            output = context.run(_called, tool.function, arguments, self._max_chars)
+            result = context.run(_called, tool, arguments, self._max_chars)
             with contextlib.suppress(RuntimeError):  # the loop may have ended
-                loop.call_soon_threadsafe(pending.set_result, output)
+                loop.call_soon_threadsafe(pending.set_result, result)
 
         # Not a pool, which hanging calls would fill up. A daemon, so that it does not keep the process alive.
         threading.Thread(target=run, name=f"tool-{tool.name}", daemon=True).start()
         return pending
 
-    def _abandon(self, tool: Tool, pending: asyncio.Future[_Output]) -> None:
+    def _abandon(self, tool: Tool, pending: asyncio.Future[ToolResult]) -> None:
         """Stop waiting for a call; it counts as hanging until it ends."""
 
-        def ended(_: asyncio.Future[_Output]) -> None:
+        def ended(_: asyncio.Future[ToolResult]) -> None:
             self._hung[tool.name] -= 1
 
         self._hung[tool.name] += 1
@@ -148,29 +139,39 @@ class Toolbox:
         if isinstance(pending, asyncio.Task):
             pending.cancel()
 
-    def _refused(self, kind: Kind, tool: str, text: str) -> ToolResult:
-        text, cut = _clean(f"error: {text}", self._max_chars)
-        return ToolResult(text, kind, tool, 0.0, cut)
 
-
-def _called(function: Callable[..., Any], arguments: dict[str, Any], limit: int) -> _Output:
+def _called(tool: Tool, arguments: dict[str, Any], limit: int) -> ToolResult:
     try:
-        return "ok", *_as_text(function(**arguments), limit)
+        return _success(tool, tool.function(**arguments), limit)
     except BaseException as error:  # noqa: BLE001 - the boundary around the tool, SystemExit included
-        return _failed(error, limit)
+        return _raised(tool, error, limit)
 
 
-async def _awaited(work: Awaitable[Any], limit: int) -> _Output:
+async def _awaited(tool: Tool, arguments: dict[str, Any], limit: int) -> ToolResult:
     try:
-        return "ok", *_as_text(await work, limit)
+        return _success(tool, await tool.function(**arguments), limit)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary around the tool; SystemExit would end the event loop
-        return _failed(error, limit)
+        return _raised(tool, error, limit)
 
 
-def _failed(error: BaseException, limit: int) -> _Output:
-    return "error", *_clean(f"error: {type(error).__name__}: {_message_of(error)}", limit)
+def _raised(tool: Tool, error: BaseException, limit: int) -> ToolResult:
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a tool's own exception type may fail to print
+        message = "(no message)"
+    return _failure("error", tool.name, f"{type(error).__name__}: {message}", limit)
+
+
+def _failure(kind: Kind, tool: str, problem: str, limit: int) -> ToolResult:
+    text, cut = _clean(f"error: {problem}", limit)
+    return ToolResult(text, kind, tool, cut=cut)
+
+
+def _success(tool: Tool, value: Any, limit: int) -> ToolResult:
+    text, cut = _as_text(value, limit)
+    return ToolResult(text, "ok", tool.name, cut=cut)
 
 
 def _as_text(value: Any, limit: int) -> tuple[str, bool]:
@@ -196,10 +197,3 @@ def _clean(text: str, limit: int, whole: str | None = None) -> tuple[str, bool]:
     if cut:
         text = f"{text[:limit]}\n[cut: {whole or f'{len(text)} characters'}, the first {limit} are shown]"
     return text.encode("utf-8", "replace").decode("utf-8"), cut
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a tool's own exception type may fail to print
-        return "(no message)"

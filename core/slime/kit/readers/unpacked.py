@@ -7,8 +7,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,8 +35,6 @@ class Unpacked:
             self._file.flush()
         except OSError as error:
             self._file.close()
-            if isinstance(error, gzip.BadGzipFile):
-                raise
             raise DataError(
                 f"{source} cannot be unpacked into {tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to"
                 " another folder"
@@ -69,22 +66,16 @@ def unpack_gzip(path: Path, most: int | None = None) -> Unpacked:
     """
 
     def write(target: BinaryIO) -> None:
-        with _gzip_errors(path), gzip.open(path, "rb") as source:
-            if most is None:
-                shutil.copyfileobj(source, target, _PIECE)
-            else:
-                target.write(source.read(most))
-                target.write(source.readline())
+        try:
+            with gzip.open(path, "rb") as source:
+                if most is None:
+                    shutil.copyfileobj(source, target, _PIECE)
+                else:
+                    target.write(source.read(most))
+                    target.write(source.readline())
+        except EOFError:
+            raise DataError(f"{path} is a gzip file that ends too early: it is truncated. Copy it again") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path} is a damaged gzip file: {error}") from None
 
     return Unpacked(write, str(path))
-
-
-@contextmanager
-def _gzip_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of a damaged gzip file into `DataError`."""
-    try:
-        yield
-    except EOFError:
-        raise DataError(f"{path} is a gzip file that ends too early: it is truncated. Copy it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is a damaged gzip file: {error}") from None
