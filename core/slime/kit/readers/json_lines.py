@@ -19,7 +19,7 @@ from slime.kit.readers.unpacked import Unpacked
 BLOCK = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
 #: bytes between positions whose line numbers are kept
-_STRIDE = 16 * 1024
+_STRIDE = 4 * 1024
 
 
 class JsonLines(Reader):
