@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,11 +49,13 @@ def endless_engine(
 class FaultyEngine:
     """Fault injection: an HTTP server whose POSTs are answered by `reply`, a function of the number of requests seen.
 
-    `reply(n)` returns (status, body); None closes the connection without an answer; it may block.
+    `reply(n)` returns (status, body); None closes the connection without an answer; it may block. Every GET succeeds;
+    a router's are health checks.
     """
 
     def __init__(self, port: int, reply: Callable[[int], tuple[int, bytes] | None]) -> None:
         self.requests = 0
+        self.health_checks = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,6 +71,7 @@ class FaultyEngine:
                 self._send(*answer)
 
             def do_GET(self) -> None:
+                outer.health_checks += 1
                 self._send(200, b"{}")
 
             def _send(self, status: int, body: bytes) -> None:
@@ -83,6 +87,13 @@ class FaultyEngine:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def wait_for_health_checks(self, count: int, timeout_s: float = 60.0) -> None:
+        """Return when `count` more health checks have been answered."""
+        enough, deadline = self.health_checks + count, time.monotonic() + timeout_s
+        while self.health_checks < enough:
+            assert time.monotonic() < deadline, f"no {count} health checks in {timeout_s:g} s"
+            time.sleep(0.02)
 
     def close(self) -> None:
         self._server.shutdown()

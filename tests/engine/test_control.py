@@ -55,11 +55,11 @@ def test_weights_from_disk_change_what_is_generated_and_the_version(
 ) -> None:
     control = engine.control
     before = first_log_prob(engine)
-    control.update_weights_from_disk(str(other_model), weight_version="7")
+    control.update_weights("disk", model_path=str(other_model), version="7")
     control.flush_cache()
     assert control.weight_version() == "7"
     assert abs(first_log_prob(engine) - before) > 1e-3
-    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    control.update_weights("disk", model_path=str(tiny_model), version="default")
     control.flush_cache()
     assert first_log_prob(engine) == pytest.approx(before, abs=1e-6)
 
@@ -67,7 +67,7 @@ def test_weights_from_disk_change_what_is_generated_and_the_version(
 def test_a_failed_update_is_an_error_and_keeps_the_weights(engine: EngineServer, tmp_path: Path) -> None:
     before = first_log_prob(engine)
     with pytest.raises(EngineError, match=r"POST http://.*/update_weights_from_disk: status 400, answer: .*"):
-        engine.control.update_weights_from_disk(str(tmp_path), weight_version="8")
+        engine.control.update_weights("disk", model_path=str(tmp_path), version="8")
     assert engine.control.weight_version() == "default"
     assert first_log_prob(engine) == pytest.approx(before, abs=1e-6)
 
@@ -86,9 +86,9 @@ def test_checksums_differ_between_weights_and_repeat_for_the_same(
 ) -> None:
     control = engine.control
     mine = control.weights_checksum()["ranks"]
-    control.update_weights_from_disk(str(other_model), weight_version="x")
+    control.update_weights("disk", model_path=str(other_model), version="x")
     others = control.weights_checksum()["ranks"]
-    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    control.update_weights("disk", model_path=str(tiny_model), version="default")
     assert mine != others
     assert mine == control.weights_checksum()["ranks"]
 
@@ -96,11 +96,6 @@ def test_checksums_differ_between_weights_and_repeat_for_the_same(
 def test_leaving_an_unknown_group_is_an_error(engine: EngineServer) -> None:
     with pytest.raises(EngineError, match="/destroy_weights_update_group: status 400"):
         engine.control.destroy_weights_update_group("nobody")
-
-
-def test_a_part_per_rank_is_demanded_before_anything_is_sent(engine: EngineServer) -> None:
-    with pytest.raises(EngineError, match="got 2 serialised parts, expected one for each of the engine's 1 ranks"):
-        engine.control.update_weights_from_tensor(["a", "b"], weight_version="1")
 
 
 def test_a_paused_request_continues_under_the_new_weights(
@@ -111,12 +106,12 @@ def test_a_paused_request_continues_under_the_new_weights(
     def update() -> None:
         control.pause("retract")
         control.flush_cache()
-        control.update_weights_from_disk(str(other_model), weight_version="new")
+        control.update_weights("disk", model_path=str(other_model), version="new")
         control.health(timeout_s=5)  # a paused engine is healthy, or the router would drop it
         control.resume()
 
     generation = in_flight(endless_engine, update)
-    control.update_weights_from_disk(str(tiny_model), weight_version="default")
+    control.update_weights("disk", model_path=str(tiny_model), version="default")
     control.flush_cache()
     assert generation.finish_reason == "length" and len(generation.tokens) == 600
     assert generation.weight_versions == ["default", "new"]

@@ -1,8 +1,9 @@
-"""The stock router under slime's settings, before real engines and before injected faults."""
+"""The stock router with slime's settings, in front of real engines and of injected faults."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,10 +31,15 @@ PROMPT = [40, 41, 42, 43]
 def two_engines(
     tiny_model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[EngineServer]]:
-    """Two engines whose weight versions tell them apart."""
+    """Two engines with different weight versions, whose logs list every request."""
     folder = tmp_path_factory.mktemp("engines")
     servers = [
-        cpu_engine(tiny_model, folder, extra_args=("--weight-version", str(i)), fork_server=fork_server)
+        cpu_engine(
+            tiny_model,
+            folder,
+            extra_args=("--weight-version", str(i), "--log-level-http", "info"),
+            fork_server=fork_server,
+        )
         for i in range(2)
     ]
     with running(*servers):
@@ -55,6 +61,11 @@ def router(tmp_path: Path) -> Iterator[Callable[..., RouterServer]]:
         server.stop()
 
 
+def health_checks(engine: EngineServer) -> int:
+    """Health checks that an engine has answered."""
+    return engine.log_path.read_text(encoding="utf-8", errors="replace").count("GET /health")
+
+
 def generate(url: str, sessions: list[str | None]) -> list[Generation]:
     async def ask() -> list[Generation]:
         async with HttpPolicyClient(url, timeout_s=30) as client:
@@ -64,7 +75,7 @@ def generate(url: str, sessions: list[str | None]) -> list[Generation]:
     return asyncio.run(ask())
 
 
-def test_requests_are_spread_and_sessions_stay(
+def test_requests_are_spread_and_sessions_stay_on_their_engine(
     two_engines: list[EngineServer], router: Callable[..., RouterServer]
 ) -> None:
     front = router([e.url for e in two_engines])
@@ -105,7 +116,10 @@ def test_a_paused_engine_holds_requests_and_serves_them_later(
         async with HttpPolicyClient(front.url, timeout_s=30) as client:
             await asyncio.to_thread(paused.control.pause)
             request = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=3)))
-            await asyncio.sleep(2.5)  # several health checks
+            before = health_checks(paused)
+            async with asyncio.timeout(60):
+                while health_checks(paused) < before + 3:
+                    await asyncio.sleep(0.02)
             assert not request.done()
             await asyncio.to_thread(paused.control.resume)
             return await request
@@ -119,7 +133,7 @@ def test_a_slow_request_is_not_generated_twice(
     meta = {"finish_reason": {"type": "stop"}, "weight_version": "1", "output_token_logprobs": [[-1.0, 5, None]]}
 
     def slow(_: int) -> tuple[int, bytes]:
-        time.sleep(3)
+        stub.wait_for_health_checks(3)
         return 200, orjson.dumps({"text": "", "output_ids": [5], "meta_info": meta})
 
     stub = faulty_engine(slow)
@@ -128,10 +142,11 @@ def test_a_slow_request_is_not_generated_twice(
     assert stub.requests == 1
 
 
-def test_a_deadline_of_the_client_is_not_turned_into_another_attempt(
+def test_after_the_clients_deadline_the_router_does_not_try_again(
     faulty_engine: Callable[..., FaultyEngine], router: Callable[..., RouterServer]
 ) -> None:
-    stub = faulty_engine(lambda _: time.sleep(2))
+    over = threading.Event()
+    stub = faulty_engine(lambda _: (200, b"{}") if over.wait(60) else None)
     front = router([stub.url])
 
     async def ask() -> None:
@@ -140,11 +155,12 @@ def test_a_deadline_of_the_client_is_not_turned_into_another_attempt(
 
     with pytest.raises(DeadlineError):
         asyncio.run(ask())
-    time.sleep(3)
+    stub.wait_for_health_checks(3)  # a repeated request would have come: the router tries again within a second
     assert stub.requests == 1
+    over.set()
 
 
-def test_without_living_engines_the_client_gets_an_error_soon(router: Callable[..., RouterServer]) -> None:
+def test_without_living_engines_the_client_soon_gets_an_error(router: Callable[..., RouterServer]) -> None:
     front = router([])
     started = time.monotonic()
     with pytest.raises(EngineError, match="/generate: status 503"):
@@ -152,7 +168,7 @@ def test_without_living_engines_the_client_gets_an_error_soon(router: Callable[.
     assert time.monotonic() - started < 10
 
 
-def test_a_router_before_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
+def test_a_router_in_front_of_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
     front = RouterServer([f"http://127.0.0.1:{free_port()}"], log_path=tmp_path / "router.log")
     front.start()
     with pytest.raises(DeadlineError, match=r"the router at .* was not ready after 1 s"):

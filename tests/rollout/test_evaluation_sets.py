@@ -147,10 +147,10 @@ def test_what_a_generator_does_to_a_prompt_reaches_no_other_attempt() -> None:
     assert (len(again.prompt), again.metadata) == (1, {"tests": ["a"]})
 
 
-def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_only(
+def test_an_evaluation_gets_slots_while_a_rollout_wants_all_of_them(
     prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Of 2 slots, with 120 samples of a rollout before it, the evaluation's 12 have every second."""
+    """A rollout of 120 samples holds both slots; the 12 samples of the evaluation then get every second slot."""
     run = config(prompt_file)
     few = run.rollout.model_copy(update={"rollout_concurrency": 2, "n_samples_per_prompt": 40})
     sets = run.evaluation.model_copy(update={"sets": run.evaluation.sets[:1]})
@@ -161,7 +161,8 @@ def test_evaluating_beside_a_rollout_that_fills_every_slot_waits_for_its_turn_on
         manager = RolloutManager(run, plugins_for(run), policy, tmp_path, tokenizer)
         await manager.start()
         rollout = asyncio.ensure_future(manager.generate(0))
-        await asyncio.sleep(0.01)
+        while len(policy.requests) < 2:  # the rollout holds both slots
+            await asyncio.sleep(0)
         await manager.evaluate(0)
         assert not rollout.done()
         await rollout

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
 
 from slime.errors import EngineError
+from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.plugins.contracts import Asked, check_generated
 from slime.rollout.failures import PassiveChecks
@@ -43,11 +45,15 @@ class DeadPolicy(NeverAborted):
 
 
 class HangingPolicy(NeverAborted):
-    """A policy that never answers."""
+    """A policy that never answers; `asked` is set by the first request."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
     ) -> Generation:
+        self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
@@ -256,12 +262,12 @@ class OneTurnThenHang:
 def test_many_turns_may_take_longer_than_the_timeout_of_one() -> None:
     class ManyTurns(OneTurn):
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-            for _ in range(4):
-                await asyncio.sleep(0.06)
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
                 await policy.generate(sample.tokens, sampling)
             return await super().generate(sample, sampling, policy)
 
-    [sample] = run(ManyTurns(), timeout_s=0.15)
+    [sample] = run(ManyTurns(), timeout_s=0.5)
     assert sample.status is Status.COMPLETED
 
 
@@ -309,8 +315,9 @@ def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
 def test_cancellation_from_outside_propagates() -> None:
     async def main() -> None:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=60, concurrency=1)
-        task = asyncio.create_task(boundary.generate(pending(), BatchContext(HangingPolicy(), SAMPLING, 42)))
-        await asyncio.sleep(0.01)
+        policy = HangingPolicy()
+        task = asyncio.create_task(boundary.generate(pending(), BatchContext(policy, SAMPLING, 42)))
+        await policy.asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -341,22 +348,34 @@ def test_an_aborted_sample_without_a_reason_gets_one() -> None:
     assert sample.failure == "aborted (finish reason abort)"
 
 
-def test_the_engine_clock_runs_while_a_request_is_out() -> None:
-    class SlowPolicy(EchoPolicy):
+def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
+    now = 0.0
+
+    class AllAtOnce(EchoPolicy):
+        """Answers when eight requests are waiting, a second later."""
+
+        def __init__(self) -> None:
+            self.waiting = 0
+            self.answered = asyncio.Event()
+
         async def generate(
             self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
-            await asyncio.sleep(0.05)
-            return await super().generate(tokens, sampling, session=session)
+            nonlocal now
+            self.waiting += 1
+            if self.waiting == 8:
+                now += 1.0
+                self.answered.set()
+            await self.answered.wait()
+            return await super().generate(tokens, sampling, session=session, rid=rid)
 
     async def main() -> float:
-        context = BatchContext(SlowPolicy(), SAMPLING, 42)
+        context = BatchContext(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
         await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
         return context.engine_clock.seconds
 
-    # eight overlapping requests of 0.05 s are 0.05 s of engine time, not 0.4
-    assert 0.045 < asyncio.run(main()) < 0.2
+    assert asyncio.run(main()) == 1.0
 
 
 def test_siblings_are_sampled_with_different_seeds_that_repeat() -> None:

@@ -60,7 +60,7 @@ def engines(
 def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
     for server in servers:
         server.control.pause()  # as a weight sync does: what was just aborted may be in the engine's batch for a moment
-        server.control.update_weights_from_disk(str(model), weight_version=str(version))
+        server.control.update_weights("disk", model_path=str(model), version=str(version))
         server.control.resume()
 
 

@@ -1,4 +1,4 @@
-"""Groups generated and scored concurrently, handed on in their own order."""
+"""Groups are generated and scored concurrently, and returned in their own order."""
 
 # Faulty components ignore their arguments.
 # ruff: noqa: ARG002
@@ -24,7 +24,7 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class RandomlySlowPolicy(NeverAborted):
-    """Answers with the first prompt token after a random while, and counts the requests in flight."""
+    """Answers with the first prompt token after a random delay, and counts the requests in flight."""
 
     def __init__(self, seconds: float = 0.02) -> None:
         self.seconds = seconds
@@ -56,10 +56,10 @@ class FirstTokenReward:
     """Scores the token that the policy repeated, and remembers how it was called."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[float, list[int | None]]] = []
+        self.calls: list[list[int | None]] = []
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        self.calls.append((time.monotonic(), [sample.index for sample in samples]))
+        self.calls.append([sample.index for sample in samples])
         return [Reward(float(sample.tokens[-1])) for sample in samples]
 
 
@@ -107,17 +107,28 @@ def test_no_more_samples_are_in_flight_than_allowed_and_no_fewer_while_there_is_
 
 def test_samples_are_scored_while_others_are_still_generating() -> None:
     reward = FirstTokenReward()
-    started = time.monotonic()
-    finish(groups(8, 4), RandomlySlowPolicy(0.2), reward)
-    ended = time.monotonic()
-    assert [len(indices) for _, indices in reward.calls] == [1] * 32
-    assert reward.calls[0][0] < started + 0.5 * (ended - started)
+
+    class OneWaits(RandomlySlowPolicy):
+        """Answers one request only after the samples of all others have been scored."""
+
+        async def generate(
+            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
+        ) -> Generation:
+            if list(tokens) == [1, 0, 0]:
+                async with asyncio.timeout(20):
+                    while len(reward.calls) < 31:
+                        await asyncio.sleep(0)
+            return await super().generate(tokens, sampling, session=session, rid=rid)
+
+    finished, _ = finish(groups(8, 4), OneWaits(), reward)
+    assert [len(call) for call in reward.calls] == [1] * 32 and reward.calls[-1] == [0]
+    assert all(sample.status is Status.COMPLETED for group in finished for sample in group.samples)
 
 
 def test_a_group_reward_sees_whole_groups() -> None:
     reward = FirstTokenReward()
     finish(groups(5, 3), RandomlySlowPolicy(), reward, scope="group")
-    assert sorted(indices for _, indices in reward.calls) == [[3 * g, 3 * g + 1, 3 * g + 2] for g in range(5)]
+    assert sorted(reward.calls) == [[3 * g, 3 * g + 1, 3 * g + 2] for g in range(5)]
 
 
 def test_progress_counts_every_sample_once() -> None:
@@ -150,7 +161,8 @@ def test_dead_engines_end_everything_at_once() -> None:
             self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
         ) -> Generation:
             if list(tokens) == [1, 0, 0]:
-                await asyncio.sleep(0.01)
+                while self.in_flight < 15:
+                    await asyncio.sleep(0)
                 raise EngineError("engine 0 died")
             return await super().generate(tokens, sampling, session=session)
 

@@ -111,14 +111,19 @@ def test_a_reward_that_hangs_is_ended_by_its_timeout() -> None:
 
 def test_cancellation_propagates_through_a_reward() -> None:
     class HangingReward:
+        def __init__(self) -> None:
+            self.called = asyncio.Event()
+
         async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            self.called.set()
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
     async def main() -> None:
         spec = RewardSpec(name="r", factory="nowhere:R")
-        task = asyncio.create_task(scorer(HangingReward(), spec, "reward r").score([finished()], BusyClock()))
-        await asyncio.sleep(0.01)
+        reward = HangingReward()
+        task = asyncio.create_task(scorer(reward, spec, "reward r").score([finished()], BusyClock()))
+        await reward.called.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

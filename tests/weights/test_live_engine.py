@@ -292,7 +292,14 @@ def test_an_engine_waiting_for_broadcasts_is_let_go_when_the_group_ends(
     control = one_rank_engine.control
     group = BroadcastGroup(name="half", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
     joining = threading.Thread(
-        target=lambda: control.init_weights_update_group("127.0.0.1", group.port, 1, 2, "half", "gloo")
+        target=lambda: control.init_weights_update_group(
+            master_address="127.0.0.1",
+            master_port=group.port,
+            rank_offset=1,
+            world_size=2,
+            group_name="half",
+            backend="gloo",
+        )
     )
     joining.start()
     group.join(deadline=time.monotonic() + 30, watch=lambda: None)
@@ -302,12 +309,13 @@ def test_an_engine_waiting_for_broadcasts_is_let_go_when_the_group_ends(
 
     def receive() -> None:
         try:
-            control.update_weights_from_distributed(
-                [name for name, _ in weights],
-                ["float32"] * len(weights),
-                [list(tensor.shape) for _, tensor in weights],
-                "half",
-                weight_version="half",
+            control.update_weights(
+                "distributed",
+                names=[name for name, _ in weights],
+                dtypes=["float32"] * len(weights),
+                shapes=[list(tensor.shape) for _, tensor in weights],
+                group_name="half",
+                version="half",
             )
         except EngineError as error:
             refused.append(str(error))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.parse
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from slime.errors import DeadlineError, EngineError
@@ -129,90 +128,38 @@ class EngineControl:
         """Close the session; the engine recomputes what it derives from weights."""
         self._call("POST", "/end_weight_update", {})
 
-    def update_weights_from_tensor(
-        self, serialized: Sequence[str], *, weight_version: str, timeout_s: float | None = None
-    ) -> None:
-        """Load named tensors handed over in memory.
-
-        Args:
-            serialized: One base64 string for each rank of the engine.
-            weight_version: Version after the update.
-            timeout_s: Limit of the call.
-        """
-        if len(serialized) != self.tp_size:
-            raise EngineError(
-                f"{self.url}/update_weights_from_tensor: got {len(serialized)} serialised parts, "
-                f"expected one for each of the engine's {self.tp_size} ranks"
-            )
-        body = {"serialized_named_tensors": list(serialized), "weight_version": weight_version, "flush_cache": False}
-        self._call("POST", "/update_weights_from_tensor", body, timeout_s=timeout_s)
-
-    def update_weights_from_disk(self, path: str, *, weight_version: str, timeout_s: float | None = None) -> None:
-        """Load a Hugging Face folder that the engine's host can read. Needs no session."""
-        body = {"model_path": path, "weight_version": weight_version, "flush_cache": False}
-        self._call("POST", "/update_weights_from_disk", body, timeout_s=timeout_s)
-
-    def init_weights_update_group(
+    def update_weights(
         self,
-        master_address: str,
-        master_port: int,
-        rank_offset: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
+        source: Literal["tensor", "disk", "distributed"],
         *,
+        version: str,
         timeout_s: float | None = None,
+        **fields: Any,
     ) -> None:
-        """Join the process group of `update_weights_from_distributed`; returns when all members have joined.
+        """Load weights. An update from disk needs no session.
 
         Args:
-            master_address: Host of the group's store.
-            master_port: Port of the group's store.
-            rank_offset: The engine's first rank in the group; its other ranks follow.
-            world_size: Members of the group.
-            group_name: Name of the group.
-            backend: "gloo" or "nccl".
+            source: Where the weights come from; the fields of the request depend on it.
+                "tensor": `serialized_named_tensors`, one base64 string for each rank of the engine.
+                "disk": `model_path`, a Hugging Face folder that the engine's host can read.
+                "distributed": `names`, `dtypes` (torch's names without "torch.") and `shapes` of the tensors that rank
+                0 of the group `group_name` broadcasts, in this order.
+            version: Version of the weights after the update.
             timeout_s: Limit of the call.
+            fields: The fields of the request.
         """
-        body = {
-            "master_address": master_address,
-            "master_port": master_port,
-            "rank_offset": rank_offset,
-            "world_size": world_size,
-            "group_name": group_name,
-            "backend": backend,
-        }
-        self._call("POST", "/init_weights_update_group", body, timeout_s=timeout_s)
+        body = {**fields, "weight_version": version, "flush_cache": False}
+        self._call("POST", f"/update_weights_from_{source}", body, timeout_s=timeout_s)
 
-    def update_weights_from_distributed(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        group_name: str,
-        *,
-        weight_version: str,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Receive the named tensors, in this order, by broadcast from rank 0 of the group.
+    def init_weights_update_group(self, *, timeout_s: float | None = None, **fields: Any) -> None:
+        """Join the process group of distributed updates; returns when all members have joined.
 
         Args:
-            names: Hugging Face names.
-            dtypes: torch's names without "torch.".
-            shapes: Shape of each tensor.
-            group_name: Name of the group.
-            weight_version: Version after the update.
             timeout_s: Limit of the call.
+            fields: `master_address` and `master_port` of the group's store; `rank_offset`, the engine's first rank in
+                the group, which its other ranks follow; `world_size`; `group_name`; `backend`, "gloo" or "nccl".
         """
-        body = {
-            "names": list(names),
-            "dtypes": list(dtypes),
-            "shapes": [list(shape) for shape in shapes],
-            "group_name": group_name,
-            "weight_version": weight_version,
-            "flush_cache": False,
-        }
-        self._call("POST", "/update_weights_from_distributed", body, timeout_s=timeout_s)
+        self._call("POST", "/init_weights_update_group", fields, timeout_s=timeout_s)
 
     def destroy_weights_update_group(self, group_name: str) -> None:
         """Leave the process group."""

@@ -34,8 +34,8 @@ class DiskTransport(WeightTransport):
         with self._paused(session=False) as fleet:
             fleet.each(
                 "loading from disk",
-                lambda engine: engine.update_weights_from_disk(
-                    str(path), weight_version=version, timeout_s=fleet.remaining_s()
+                lambda engine: engine.update_weights(
+                    "disk", model_path=str(path), version=version, timeout_s=fleet.remaining_s()
                 ),
             )
         if self._current is not None and self._current != path:

@@ -71,12 +71,12 @@ class DistributedTransport(WeightTransport):
 
         def join(engine: EngineControl) -> None:
             engine.init_weights_update_group(
-                group.address,
-                group.port,
-                rank_offset[engine.url],
-                world_size,
-                group.name,
-                group.backend,
+                master_address=group.address,
+                master_port=group.port,
+                rank_offset=rank_offset[engine.url],
+                world_size=world_size,
+                group_name=group.name,
+                backend=group.backend,
                 timeout_s=self.timeout_s,
             )
 
@@ -95,14 +95,17 @@ class DistributedTransport(WeightTransport):
     def _broadcast(
         self, fleet: Fleet, group: BroadcastGroup, bucket: Sequence[tuple[str, Tensor]], version: str
     ) -> None:
-        names = [name for name, _ in bucket]
         tensors = [tensor.contiguous() for _, tensor in bucket]
-        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-        shapes = [list(tensor.shape) for tensor in tensors]
+        described: dict[str, Any] = {
+            "names": [name for name, _ in bucket],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+            "group_name": group.name,
+        }
         receiving = fleet.start(
             "receiving weights",
-            lambda engine: engine.update_weights_from_distributed(
-                names, dtypes, shapes, group.name, weight_version=version, timeout_s=fleet.remaining_s()
+            lambda engine: engine.update_weights(
+                "distributed", **described, version=version, timeout_s=fleet.remaining_s()
             ),
         )
         try:

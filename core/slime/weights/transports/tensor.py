@@ -57,7 +57,9 @@ class TensorTransport(WeightTransport):
 
                 def load(engine: EngineControl, shared: SharedBucket = shared, timeout_s: float = timeout_s) -> None:
                     handles = [shared.serialized() for _ in range(engine.tp_size)]
-                    engine.update_weights_from_tensor(handles, weight_version=version, timeout_s=timeout_s)
+                    engine.update_weights(
+                        "tensor", serialized_named_tensors=handles, version=version, timeout_s=timeout_s
+                    )
 
                 fleet.each("loading shared tensors", load)
 
