@@ -58,15 +58,21 @@ class SlimeRun:
         return code
 
     def wait_for_output(self, pattern: str, timeout_s: float = 240.0) -> None:
-        """Until the run has printed something that matches `pattern`."""
+        """Return when the run has printed something that matches `pattern`."""
+        self.wait_until(
+            lambda: re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")), timeout_s, repr(pattern)
+        )
+
+    def wait_until(self, condition: Callable[[], object], timeout_s: float = 240.0, what: str = "condition") -> None:
+        """Return when `condition` is true; fail if the run ends before."""
         deadline = time.monotonic() + timeout_s
-        while not re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")):
-            assert self.process.poll() is None, f"ended early:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.log.read_text()}"
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"no {what} in {timeout_s:g} s:\n{self.log.read_text()}"
             time.sleep(0.1)
 
     def left_over(self, within_s: float = 15.0) -> list[str]:
-        """Command lines of processes of this run that are still there after `within_s`."""
+        """Command lines of the processes of this run that still live after `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)

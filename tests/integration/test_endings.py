@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,11 +25,12 @@ def test_an_interrupted_run_ends_in_order(slime_train: Start, signum: signal.Sig
     assert "Traceback" not in run.output
 
 
-@pytest.mark.parametrize("seconds", [1.5, 5.0])
-def test_an_interruption_while_starting_leaves_nothing(slime_train: Start, seconds: float) -> None:
+@pytest.mark.parametrize("log", [None, "trainer-0.log"])
+def test_an_interruption_while_processes_start_leaves_nothing(slime_train: Start, log: str | None) -> None:
     run = slime_train("--num-rollout", "100000", "--async")
-    run.wait_for_output("starting Ray")
-    time.sleep(seconds)
+    run.wait_for_output("starting 1 engine")
+    if log is not None:
+        run.wait_until((run.run_dir / "logs" / log).exists)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait(60) == 130, run.output
     assert run.left_over() == []

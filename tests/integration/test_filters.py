@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,10 +24,7 @@ def test_a_killed_run_with_dropped_groups_trains_on_the_prompts_of_an_uninterrup
     whole = slime_train(*flags, name="whole", reward=False)
     assert whole.wait() == 0, whole.output
     first = slime_train(*flags, "--save", "ckpt", "--save-interval", "2", name="first", reward=False)
-    deadline = time.monotonic() + 120
-    while not (first.root / "ckpt" / "latest").exists():
-        assert first.process.poll() is None and time.monotonic() < deadline, first.log.read_text()
-        time.sleep(0.02)
+    first.wait_until((first.root / "ckpt" / "latest").exists)
     first.process.kill()
     first.process.wait(10)
     assert first.left_over(within_s=30) == []
