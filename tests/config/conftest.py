@@ -1,4 +1,4 @@
-"""A command line that is right, to be made wrong in one place at a time."""
+"""A valid command line, for tests that change one option at a time."""
 
 from __future__ import annotations
 

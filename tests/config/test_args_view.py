@@ -1,4 +1,4 @@
-"""`args` of users' functions: the run's options, flat and read only."""
+"""`args` of users' functions: all options of the run as read-only attributes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def args() -> ArgsView:
     return ArgsView(config)
 
 
-def test_own_and_engine_options_are_attributes(args: ArgsView) -> None:
+def test_slime_and_engine_options_are_attributes(args: ArgsView) -> None:
     assert (args.rollout_batch_size, args.max_turns, args.eps_clip_high) == (8, 5, None)
     assert (args.hidden_size, args.hidden_dropout, args.sglang_mem_fraction_static) == (64, 0.25, 0.4)
 
 
-def test_an_engines_option_that_is_not_stated_has_its_default(args: ArgsView) -> None:
+def test_an_engine_option_that_is_not_set_has_its_default(args: ArgsView) -> None:
     assert args.attention_dropout == 0.1
     assert args.sglang_tp_size == 1
 
@@ -40,7 +40,7 @@ def test_an_engines_option_that_is_not_stated_has_its_default(args: ArgsView) ->
         ("sglang_mem_fraction_sttic", "sglang_mem_fraction_static"),
     ],
 )
-def test_an_unknown_attribute_offers_the_nearest(args: ArgsView, name: str, nearest: str) -> None:
+def test_an_unknown_attribute_is_refused_with_a_suggestion(args: ArgsView, name: str, nearest: str) -> None:
     with pytest.raises(AttributeError, match=f"args has no {name}: .* Did you mean {nearest}?"):
         getattr(args, name)
     assert getattr(args, name, 3) == 3
@@ -54,7 +54,7 @@ def test_nothing_can_be_set(args: ArgsView) -> None:
     assert args.max_turns == 5
 
 
-def test_it_crosses_processes(args: ArgsView) -> None:
+def test_it_can_be_pickled_and_copied(args: ArgsView) -> None:
     for other in (pickle.loads(pickle.dumps(args)), copy.deepcopy(args)):
         assert (other.max_turns, other.hidden_size) == (5, 64)
 

@@ -15,7 +15,7 @@ from tests.config.conftest import Load, Refused
         ("--global-batch-size 64 --num-steps-per-rollout 4", 64, 4),
     ],
 )
-def test_what_is_not_stated_follows(load: Load, words: str, per_step: int, steps: int) -> None:
+def test_missing_batch_options_follow_from_the_others(load: Load, words: str, per_step: int, steps: int) -> None:
     config = load(*words.split())
     assert (config.batch.samples_per_step, config.batch.steps) == (per_step, steps)
     assert config.rollout.global_batch_size == per_step
@@ -23,7 +23,7 @@ def test_what_is_not_stated_follows(load: Load, words: str, per_step: int, steps
     assert config.batch.samples == 256
 
 
-def test_a_broken_identity_is_refused_with_the_numbers(refused: Refused) -> None:
+def test_batch_sizes_that_do_not_match_are_refused_with_the_numbers(refused: Refused) -> None:
     message = refused("--global-batch-size", "100", "--num-steps-per-rollout", "2")
     assert "--rollout-batch-size 32 x --n-samples-per-prompt 8 = 256 samples per rollout" in message
     assert "--global-batch-size 100 x --num-steps-per-rollout 2 = 200" in message

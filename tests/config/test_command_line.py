@@ -1,4 +1,4 @@
-"""Flags: exact names, forms, precedence, and what is said about wrong ones."""
+"""Flags: names, forms, precedence and error messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_aliases_name_the_same_option(load: Load) -> None:
         ("--datasource.x", "datasource", "x"),
     ],
 )
-def test_component_options_stay_words_for_their_plugin_to_read(load: Load, flag: str, slot: str, option: str) -> None:
+def test_component_options_are_passed_to_the_plugin_as_words(load: Load, flag: str, slot: str, option: str) -> None:
     assert load(flag, "5").component_options == {slot: {option: "5"}}
     assert load(f"{flag}=5").component_options == {slot: {option: "5"}}
 
@@ -93,7 +93,7 @@ def test_a_component_option_needs_a_value(refused: Refused) -> None:
         ("--rewrad.timeout-s", "--reward.timeout-s"),
     ],
 )
-def test_a_misspelt_flag_is_refused_with_the_nearest(refused: Refused, wrong: str, right: str) -> None:
+def test_a_misspelt_flag_is_refused_with_a_suggestion(refused: Refused, wrong: str, right: str) -> None:
     assert refused(wrong, "1") == f"unknown flag {wrong}. Did you mean {right}?"
 
 
@@ -132,31 +132,31 @@ def test_a_missing_value_is_refused(refused: Refused) -> None:
         ("--sglang-max-running-requests x", "--sglang-max-running-requests: got 'x', expected a whole number"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_was_expected(refused: Refused, words: str, message: str) -> None:
+def test_a_wrong_value_is_reported_with_what_was_expected(refused: Refused, words: str, message: str) -> None:
     assert message in refused(*words.split())
 
 
-def test_every_problem_is_told_at_once(refused: Refused) -> None:
+def test_all_problems_are_reported_together(refused: Refused) -> None:
     message = refused("--seed", "x", "--eps-clip", "-1", "--no-such-flag")
     assert message.startswith("3 problems:\n")
     assert all(part in message for part in ("--seed: got", "--eps-clip: got", "unknown flag --no-such-flag"))
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_run_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[run]\nseed = 1\nrun_name = "file"\n[megatron]\nlr = 1.0\n')
     config = read_config([str(path), "--seed", "2", "--lr", "0.5"])
     assert (config.run.seed, config.run.run_name, config.megatron["lr"]) == (2, "file", 0.5)
 
 
-def test_there_is_one_run_file(tmp_path: Path) -> None:
+def test_a_second_run_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("")
     with pytest.raises(ConfigError, match=r"unexpected 'more\.toml': the run file is already"):
         read_config([str(path), "more.toml"])
 
 
-def test_what_no_default_can_replace_is_asked_for() -> None:
+def test_missing_required_options_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([])
     for flag in ("hf-checkpoint", "num-rollout", "prompt-data", "advantage-estimator", "reward",

@@ -1,4 +1,4 @@
-"""Combinations that cannot work, or would be ignored in silence, are refused."""
+"""Combinations of options that cannot work, or would be silently ignored, are refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
     load(*words.split())
 
 
-def test_an_interval_without_evaluation_sets_is_noted_and_dropped() -> None:
+def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:
     config = resolve(read_config([*GOOD, "--eval-interval", "5"]))
     assert config.evaluation.eval_interval is None
     assert config_notes(read_config([*GOOD, "--eval-interval", "5"])) == [
@@ -186,7 +186,7 @@ def test_an_interval_without_evaluation_sets_is_noted_and_dropped() -> None:
 @pytest.mark.parametrize(
     "stated", ["--eps-clip 0.3", "--eps-clip-high 0.3", "--kl-loss-type k1", "--kl-reward-type k3", "--eps-clip-c 3"]
 )
-def test_supervised_training_refuses_what_only_the_policy_loss_reads(refused: Refused, stated: str) -> None:
+def test_supervised_training_refuses_options_of_the_policy_loss(refused: Refused, stated: str) -> None:
     problem = refused("--loss-type", "sft_loss", *stated.split())
     assert problem.count("has no effect with --loss-type sft_loss") == 2  # and --advantage-estimator
     assert stated.split()[0] in problem
@@ -195,13 +195,13 @@ def test_supervised_training_refuses_what_only_the_policy_loss_reads(refused: Re
 @pytest.mark.parametrize(
     "stated", ["--ref-update-interval 5", "--ref-load folder", "--kl-loss-type k1", "--kl-reward-type k3"]
 )
-def test_what_concerns_a_reference_that_nothing_asks_for_is_noted(stated: str) -> None:
+def test_options_of_an_unused_reference_are_noted(stated: str) -> None:
     (note,) = config_notes(read_config([*GOOD, *stated.split()]))
     assert note.startswith(f"{stated} has no effect unless the estimator needs a reference")
     assert config_notes(read_config([*GOOD, *stated.split(), "--kl-coef", "0.1"])) == []
 
 
-def test_the_kl_of_the_loss_does_not_use_that_of_the_reward() -> None:
+def test_the_kl_loss_does_not_read_the_kl_type_of_the_reward() -> None:
     asked = [*GOOD, "--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k1", "--ref-load", "folder"]
     assert config_notes(read_config(asked)) == []
     (note,) = config_notes(read_config([*asked, "--kl-reward-type", "k3"]))
@@ -214,13 +214,13 @@ def test_a_policy_that_is_never_trained_is_noted(steps: str, noted: int) -> None
     assert [note for note in notes if "leaves the policy untrained" in note] == notes and len(notes) == noted
 
 
-def test_a_resolved_configuration_resolves_to_itself(load: Load) -> None:
+def test_resolving_twice_changes_nothing(load: Load) -> None:
     config = load("--use-tis")
     assert config.algorithm.off_policy_correction == "truncate"
     assert resolve(config) == config
 
 
-def test_what_follows_is_filled_in(load: Load) -> None:
+def test_derived_options_are_filled_in(load: Load) -> None:
     config = load("--eps-clip", "0.1", "--seq-length", "4096")
     assert config.algorithm.eps_clip_high == 0.1
     assert config.rollout.rollout_max_context_len == 4096
@@ -230,7 +230,7 @@ def test_what_follows_is_filled_in(load: Load) -> None:
     assert config.cluster.device == "cpu"
 
 
-def test_ranks_and_copies_are_counted(load: Load) -> None:
+def test_the_numbers_of_ranks_and_model_copies(load: Load) -> None:
     config = load(*["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2"])
     assert (config.world_size, config.model_parallel_size, config.data_parallel_size) == (8, 2, 4)
 
@@ -244,7 +244,7 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     assert nvidia_devices(tmp_path / "missing", {}) == 0
 
 
-def test_the_stated_device_decides() -> None:
+def test_the_device_option_overrides_the_machine() -> None:
     assert RunConfig(cluster=ClusterOptions(device="cuda")).on_gpu is True
     assert RunConfig(cluster=ClusterOptions(device="cpu")).on_gpu is False
     assert RunConfig().on_gpu is (nvidia_devices() > 0)
@@ -258,7 +258,7 @@ def test_the_stated_device_decides() -> None:
         ('[[reward.terms]]\nname = "exact_match"\n', False),
     ],
 )
-def test_evaluating_needs_a_reward_whatever_way_it_is_stated(reward: str, refused: bool) -> None:
+def test_evaluation_needs_a_reward_from_any_option(reward: str, refused: bool) -> None:
     text = '[algorithm]\nloss_type = "sft_loss"\n[evaluation]\neval_interval = 1\neval_prompt_data = [["a", "f"]]\n'
     told = [problem for problem in config_problems(config_from_toml(text + reward)) if "needs --reward" in problem]
     assert bool(told) is refused

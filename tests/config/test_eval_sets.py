@@ -1,4 +1,4 @@
-"""Evaluation sets: what all have in common, what each states for itself, and what cannot be meant."""
+"""Evaluation sets: shared options, options of one set, and error messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def one_set(more: str) -> str:
     return f'[reward]\nname = "math"\n[[evaluation.sets]]\nname = "own"\npath = "b.jsonl"\n{more}\n'
 
 
-def test_a_set_states_what_differs_and_the_rest_is_as_for_all() -> None:
+def test_a_set_overrides_some_options_and_inherits_the_others() -> None:
     plain, own = eval_sets(config_from_toml(TWO))
     assert (plain.name, plain.n_samples, plain.temperature, plain.top_p, plain.stop) == ("plain", 4, 0.6, 0.9, ("\n",))
     assert (plain.input_key, plain.label_key, plain.reward, plain.pass_k) == ("prompt", "label", None, (1, 2, 4))
@@ -56,12 +56,12 @@ def test_a_set_states_what_differs_and_the_rest_is_as_for_all() -> None:
     assert (own.pass_threshold, own.pass_k, own.input_key, own.label_key) == (0.5, (1, 8), "question", None)
 
 
-def test_greedy_sampling_cuts_no_tokens_whatever_training_does() -> None:
+def test_greedy_sampling_ignores_top_p_and_top_k_of_training() -> None:
     [greedy] = eval_sets(config_from_toml('rollout-top-p = 0.5\nrollout-top-k = 3\neval-prompt-data = [["a", "f"]]'))
     assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, -1)
 
 
-def test_a_sets_components_are_among_those_the_run_uses() -> None:
+def test_the_run_uses_the_components_of_its_sets() -> None:
     uses = [use for use in components_used(config_from_toml(TWO)) if use.eval_set == "own"]
     assert [(use.slot, use.kind, use.name, use.options) for use in uses] == [
         ("reward[eval.own]", "reward", "f1", {"timeout_s": 5}),
@@ -73,7 +73,7 @@ def test_powers_of_two_up_to_a_number() -> None:
     assert [powers_of_two(n) for n in (1, 2, 3, 16, 17)] == [(1,), (1, 2), (1, 2), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)]
 
 
-def test_a_run_file_with_sets_is_written_and_read_again() -> None:
+def test_sets_survive_a_round_trip_through_a_run_file() -> None:
     config = config_from_toml(TWO)
     assert config_from_toml(config.to_toml()) == config
 
@@ -87,11 +87,11 @@ def test_a_run_file_with_sets_is_written_and_read_again() -> None:
         ("max_response_len = 100\n[rollout]\nrollout_max_context_len = 64\nrollout_max_response_len = 8", "no room"),
     ],
 )
-def test_what_cannot_be_meant_is_told(more: str, told: str) -> None:
+def test_sets_that_cannot_work_are_reported(more: str, told: str) -> None:
     assert [problem for problem in problems(one_set(more)) if told in problem]
 
 
-def test_a_set_with_a_reward_of_its_own_needs_none_of_the_runs() -> None:
+def test_a_set_with_its_own_reward_does_not_need_that_of_the_run() -> None:
     text = '[[evaluation.sets]]\nname = "own"\npath = "b.jsonl"\n'
     assert problems(text) == ["[[evaluation.sets]] own needs --reward (or a reward of its own) to score the"
                               " responses"]  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_set_with_a_reward_of_its_own_needs_none_of_the_runs() -> None:
         ("top_k = 0", "got 0, expected at least 1, or -1 for all tokens"),
     ],
 )
-def test_a_value_that_is_wrong_is_told_with_its_place(more: str, told: str) -> None:
+def test_a_wrong_value_is_reported_with_its_table_and_key(more: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_toml(one_set(more))
     assert told in str(caught.value)

@@ -1,11 +1,11 @@
-"""The learning rate when the user says nothing."""
+"""The default learning rate."""
 
 from __future__ import annotations
 
 from slime.config import load_config
 
 
-def test_it_is_filled_in_and_shows_in_the_saved_configuration() -> None:
+def test_the_default_is_part_of_the_saved_configuration() -> None:
     words = "--hf-checkpoint m --prompt-data d --num-rollout 1 --rollout-batch-size 4 --loss-type sft_loss".split()  # noqa: SIM905
     config = load_config(words)
     assert config.megatron["lr"] == 1e-6

@@ -1,4 +1,4 @@
-"""Megatron's flags: the scan of the source against the real dataclasses, and Megatron-LM's spellings."""
+"""Megatron's flags: the scan of its source compared with the real dataclasses, and the flags of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_scan_finds_the_fields_of_the_dataclasses(real_fields: dict[str, dic
 
 
 @pytest.mark.timeout(150)
-def test_the_scan_types_plain_fields_as_they_are(real_fields: dict[str, dict[str, Any]]) -> None:
+def test_the_scan_finds_the_types_of_plain_fields(real_fields: dict[str, dict[str, Any]]) -> None:
     flags = {flag.key: flag for flag in flags_of("megatron") if flag.alias_of is None}
     plain = {"int": int, "float": float, "str": str, "bool": bool}
     # What the command line narrows to what slime performs.
@@ -151,7 +151,7 @@ MODEL_ARGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", MODEL_ARGS)
-def test_megatron_command_lines_are_understood(words: str) -> None:
+def test_megatron_command_lines_are_accepted(words: str) -> None:
     stated = read_config(words.split()).megatron
     for name, value in MODEL_ARGS[words].items():
         assert stated[name] == value, name
@@ -176,11 +176,11 @@ def test_spellings_of_megatron_lm_set_the_field(flag: str, field: str, value: bo
     assert read_config([flag]).megatron == {field: value}
 
 
-def test_only_what_is_stated_is_kept() -> None:
+def test_options_that_are_not_set_are_left_out() -> None:
     assert read_config([]).megatron == {}
 
 
-def test_slimes_own_flag_wins_over_a_field_of_the_same_name() -> None:
+def test_a_flag_of_slime_takes_precedence_over_a_field_of_the_same_name() -> None:
     config = read_config(["--calculate-per-token-loss", "--micro-batch-size", "2"])
     assert config.megatron == {}
     assert config.algorithm.calculate_per_token_loss is True
@@ -203,7 +203,7 @@ def test_slimes_own_flag_wins_over_a_field_of_the_same_name() -> None:
         ("--activation-func gelu", "unknown flag --activation-func."),
     ],
 )
-def test_what_slime_would_not_do_is_refused(refused: Refused, words: str, message: str) -> None:
+def test_values_that_slime_does_not_support_are_refused(refused: Refused, words: str, message: str) -> None:
     assert message in refused(*words.split())
 
 

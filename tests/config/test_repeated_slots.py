@@ -1,4 +1,4 @@
-"""A kind of which a run may have several components: its row in the table of kinds is all that configuration needs."""
+"""A kind of which a run may have several components needs only a row in the table of kinds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps([answer(stated) for stated in json.loads(sys.argv[1])]))
 
 
 def answers(*stated: str | list[str]) -> list[Any]:
-    """What trackers each run file (a string) or command line (a list) chooses, or why it is refused."""
+    """The trackers that each run file (a string) or command line (a list) chooses, or why it is refused."""
     done = subprocess.run(
         [sys.executable, "-c", _WITH_TRACKERS, json.dumps(stated)],
         capture_output=True, text=True, timeout=60, check=True,
@@ -65,14 +65,14 @@ def test_flags_and_tables_choose_several_and_set_their_options() -> None:
         assert found == expected, stated
 
 
-def test_none_stands_alone() -> None:
+def test_none_excludes_other_components_and_options() -> None:
     for stated in (["--tracker", "a", "none"], ["--tracker", "a", "--tracker", "none"]):
         assert answers(stated) == ["--tracker: none means no component: expected it alone and without options"]
     [problem] = answers(["--tracker", "none", "--tracker.log-dir", "x"])
     assert problem.endswith("none means no component: expected it alone and without options")
 
 
-def test_an_option_must_be_for_one_of_them() -> None:
+def test_an_option_must_belong_to_exactly_one_component() -> None:
     ambiguous, wrong = answers(["--tracker", "a", "b", "--tracker.log-dir", "x"], "tracker = 5")
     assert ambiguous.startswith("--tracker.log-dir: expected an option of exactly one tracker, chosen: a, b. Write")
     assert wrong == "run file: tracker: got 5, expected a table"

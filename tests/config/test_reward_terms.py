@@ -22,7 +22,7 @@ options = {length = 7}
 """
 
 
-def test_other_keys_of_a_term_are_its_components_options() -> None:
+def test_other_keys_of_a_term_are_options_of_its_component() -> None:
     config = config_from_toml(TERMS)
     assert config.reward.terms == [
         RewardTerm(name="math/boxed", weight=0.8, options={"timeout_s": 5}),
@@ -32,7 +32,7 @@ def test_other_keys_of_a_term_are_its_components_options() -> None:
     assert config.component_options == {}
 
 
-def test_each_term_is_a_slot_of_its_own_in_the_files_order() -> None:
+def test_each_term_is_a_slot_in_the_order_of_the_file() -> None:
     rewards = [use for use in components_used(config_from_toml(TERMS)) if use.kind == "reward"]
     assert rewards == [
         Use("reward[0]", "reward", "math/boxed", {"timeout_s": 5}, 0.8),
@@ -40,12 +40,12 @@ def test_each_term_is_a_slot_of_its_own_in_the_files_order() -> None:
     ]
 
 
-def test_terms_are_written_as_they_are_read() -> None:
+def test_terms_survive_a_round_trip() -> None:
     config = config_from_toml(TERMS)
     assert config_from_toml(config.to_toml()) == config
 
 
-def test_a_command_line_has_no_form_for_them() -> None:
+def test_flags_cannot_set_terms() -> None:
     with pytest.raises(ConfigError, match="unknown flag --terms"):
         read_config(["--terms", "x"])
 
@@ -58,6 +58,6 @@ def test_a_command_line_has_no_form_for_them() -> None:
         ('"boxed"', r"\[reward\] terms: got 'boxed', expected a list"),
     ],
 )
-def test_a_wrong_term_is_named(terms: str, message: str) -> None:
+def test_a_wrong_term_is_reported(terms: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_from_toml(f"[reward]\nterms = {terms}\n")

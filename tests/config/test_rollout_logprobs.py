@@ -1,4 +1,4 @@
-"""Which log-probs the importance ratio is taken against."""
+"""Which old log-probs the importance ratio uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "by_engine"), CASES)
-def test_the_engines_are_the_default_where_samples_may_be_stale(
+def test_engine_log_probs_are_the_default_if_samples_may_be_stale(
     load: Load, words: tuple[str, ...], by_engine: bool
 ) -> None:
     assert load(*words).algorithm.use_rollout_logprobs is by_engine

@@ -1,4 +1,4 @@
-"""Run files: tables, keys, top-level flags, components, and what is said about wrong ones."""
+"""Run files: tables, keys, top-level flags, components and error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_tables_are_sections_and_keys_are_flag_names() -> None:
     assert config.rollout.async_mode is True
 
 
-def test_any_flag_may_stand_before_the_tables() -> None:
+def test_any_flag_is_a_key_before_the_first_table() -> None:
     config = config_from_toml(
         'seed = 7\nnum-layers = 2\nsglang-log-level = "info"\nrm-type = "x"\nno-rope-fusion = true\n'
     )
@@ -49,7 +49,7 @@ def test_engine_tables_take_native_names() -> None:
     assert config.sglang == {"tp_size": 2, "mem_fraction_static": 0.5, "ep_size": 2}
 
 
-def test_component_tables_choose_and_configure() -> None:
+def test_component_tables_choose_and_configure_components() -> None:
     config = config_from_toml(
         '[reward]\nname = "a"\ntimeout-s = 5.0\n[estimator]\nname = "b"\nflag = true\n'
         '[generator]\nname = "c"\n[datasource]\nname = "d"\npaths = ["x", "y"]\n'
@@ -65,21 +65,21 @@ def test_component_tables_choose_and_configure() -> None:
     }
 
 
-def test_plugins_have_a_table() -> None:
+def test_plugin_options_have_a_table() -> None:
     config = config_from_toml('[plugins]\nallow = ["a"]\nautoload = false\nstrict = true\n')
     assert config.plugins.allow == ["a"]
     assert config.plugins.autoload is False
     assert config.plugins.strict is True
 
 
-def test_plugins_have_flags() -> None:
+def test_plugin_options_have_flags() -> None:
     config = read_config(["--plugins.deny", "a", "b", "--strict-plugins", "--no-plugins.autoload"])
     assert config.plugins.deny == ["a", "b"]
     assert config.plugins.strict is True
     assert config.plugins.autoload is False
 
 
-def test_an_unlabelled_data_set_is_written_none() -> None:
+def test_a_data_set_without_labels_has_the_label_key_none() -> None:
     assert config_from_toml('[data]\nlabel_key = "none"\n').data.label_key is None
     assert read_config(["--label-key", "none"]).data.label_key is None
 
@@ -116,22 +116,22 @@ def test_evaluation_sets_are_pairs() -> None:
         ("colocate = true\n", "colocate is not in this release"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_table_and_key(text: str, message: str) -> None:
+def test_a_wrong_key_is_reported_with_file_table_and_key(text: str, message: str) -> None:
     problem = refused(text)
     assert problem.startswith("run.toml: ")
     assert message in problem
 
 
 @pytest.mark.parametrize("text", ["[rollout\n", "seed = 1\nseed = 2\n"])
-def test_broken_toml_is_refused_with_its_place(text: str) -> None:
+def test_invalid_toml_is_refused_with_its_line(text: str) -> None:
     assert re.search(r"run file run\.toml is not valid TOML: .*line", refused(text))
 
 
-def test_every_problem_of_a_file_is_told_at_once() -> None:
+def test_all_problems_of_a_file_are_reported_together() -> None:
     assert refused("[run]\nseed = true\nsed = 1\n[rolout]\nx = 1\n").startswith("3 problems:")
 
 
-def test_what_is_not_asked_for_is_not_refused() -> None:
+def test_a_missing_feature_that_is_turned_off_is_accepted() -> None:
     assert config_from_toml("colocate = false\n") == RunConfig()
 
 

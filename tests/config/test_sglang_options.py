@@ -1,4 +1,4 @@
-"""SGLang's flags: the scan of the source against the real parser, and the way to its command line."""
+"""SGLang's flags: the scan of its source compared with the real parser, and the command line for the server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_rendered_command_line_means_the_same_to_the_real_parser() -> None:
         assert parsed[name] == value, name
 
 
-def test_the_flags_of_the_manual_are_understood(load: Load) -> None:
+def test_the_flags_of_the_manual_are_accepted(load: Load) -> None:
     words = "--sglang-mem-fraction-static 0.8 --sglang-context-length 8192 --sglang-log-level INFO"
     config = load(*words.split(), "--sglang-disable-cuda-graph")
     assert config.sglang == {
@@ -106,7 +106,7 @@ def test_the_flags_of_the_manual_are_understood(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("word", "value"), [("8k", 8000), ("8Ki", 8192), ("1.5k", 1500), ("8192", 8192)])
-def test_sizes_may_be_written_as_sglang_writes_them(word: str, value: int) -> None:
+def test_sizes_may_have_a_unit_as_in_sglang(word: str, value: int) -> None:
     assert read_config(["--sglang-context-length", word]).sglang == {"context_length": value}
 
 
@@ -127,7 +127,7 @@ def test_json_values_come_from_words_and_tables_alike() -> None:
     assert from_words.sglang == from_table.sglang == {"preferred_sampling_params": {"temperature": 0.5}}
 
 
-def test_the_engine_size_may_be_stated_in_sglangs_name(load: Load) -> None:
+def test_the_engine_size_may_be_set_by_the_flag_of_sglang(load: Load) -> None:
     config = load("--sglang-tp-size", "2")
     assert config.cluster.rollout_num_gpus_per_engine == 2
     assert config.num_engines == 1
@@ -155,7 +155,7 @@ def test_two_engine_sizes_are_refused(refused: Refused) -> None:
         ("--sglang-pp-size 2", "one pipeline stage; use --rollout-num-gpus-per-engine"),
     ],
 )
-def test_what_slime_decides_is_refused_with_what_to_state_instead(refused: Refused, words: str, instead: str) -> None:
+def test_options_that_slime_sets_are_refused_with_an_alternative(refused: Refused, words: str, instead: str) -> None:
     message = refused(*words.split())
     assert message.startswith(f"{words.split()[0]} is set by slime: ")
     assert instead in message
@@ -173,6 +173,6 @@ def test_wrong_values_are_refused(refused: Refused, words: str, message: str) ->
     assert message in refused(*words.split())
 
 
-def test_an_unknown_option_is_not_rendered() -> None:
+def test_an_unknown_option_is_refused_for_the_command_line() -> None:
     with pytest.raises(ConfigError, match=r"no option 'mem_fraction_statc'\. Did you mean mem_fraction_static"):
         sglang_argv({"mem_fraction_statc": 1})

@@ -1,4 +1,4 @@
-"""A configuration written as TOML is the same configuration when read."""
+"""A configuration is the same after it was written as TOML and read again."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ configs = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(configs)
-def test_a_written_configuration_is_read_as_it_was(config: RunConfig) -> None:
+def test_a_configuration_survives_a_round_trip(config: RunConfig) -> None:
     assert config_from_toml(config.to_toml()) == config
 
 
-def test_a_value_that_toml_cannot_hold_is_refused() -> None:
+def test_a_value_that_toml_cannot_represent_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\[megatron\] cannot be written to a run file: .*NoneType"):
         RunConfig(megatron={"x": None}).to_toml()
 
 
-def test_a_resolved_configuration_is_read_back_and_stays() -> None:
+def test_a_resolved_configuration_survives_a_round_trip_and_stays_resolved() -> None:
     config = load_config([*GOOD, "--sglang-tp-size", "2", "--eps-clip-high", "0.3", "--reward.a", "5"])
     again = config_from_toml(config.to_toml())
     assert again == config

@@ -1,4 +1,4 @@
-"""Options of later releases are known, and refused."""
+"""Options of later releases are refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused)
     assert "need the same devices at the same time" in message
 
 
-def test_every_one_of_them_says_what_it_would_do() -> None:
+def test_every_missing_option_has_a_help_text() -> None:
     flags = list(flags_of(UNAVAILABLE))
     assert flags
     assert all(flag.help for flag in flags)

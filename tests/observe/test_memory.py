@@ -30,15 +30,15 @@ assert process_tree_bytes(os.getpid()) < peak - 32 * 2**20
 """
 
 
-def test_a_childs_memory_counts_and_its_peak_is_remembered() -> None:
+def test_the_peak_includes_child_processes_that_have_ended() -> None:
     subprocess.run([sys.executable, "-c", MEASURE], check=True, timeout=120)
 
 
-def test_a_process_that_is_gone_holds_nothing() -> None:
+def test_a_process_that_has_ended_counts_as_zero() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(timeout=20)
     assert process_tree_bytes(child.pid) == 0
 
 
-def test_sizes_are_told_in_gibibytes() -> None:
+def test_sizes_are_shown_in_gibibytes() -> None:
     assert gibibytes(3.14 * 2**30) == "3.1 GiB"

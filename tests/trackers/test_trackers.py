@@ -1,4 +1,4 @@
-"""slime's own trackers: what each wrote is read back with its own tools."""
+"""slime's trackers: their files are read back with the tools of each."""
 
 from __future__ import annotations
 
