@@ -28,7 +28,7 @@ from slime.config.run_config import nvidia_devices
         ),
         ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size 0: expected at least 1"),
         # engines and ports
-        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus 3 is no multiple of"),
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus 3 is not a multiple of"),
         (
             "--engine-port 9000 --rollout-num-gpus 4 --router-port 9003",
             "--router-port 9003 is one of the engines' ports",
@@ -95,7 +95,7 @@ from slime.config.run_config import nvidia_devices
         ("--eval-interval 1 --eval-prompt-data a/b f", "'a/b' cannot name an evaluation set"),
         # lengths
         ("--rollout-max-context-len 1024", "--rollout-max-response-len 1024 leaves no room for a prompt in"),
-        ("--rollout-max-context-len 4096 --rollout-max-prompt-len 5000", "--rollout-max-prompt-len 5000 is beyond"),
+        ("--rollout-max-context-len 4096 --rollout-max-prompt-len 5000", "--rollout-max-prompt-len 5000 is more than"),
         ("--seq-length 4096 --rollout-max-context-len 2048", "--seq-length 4096 contradicts --rollout-max-context-len"),
         # Megatron's silent traps
         (

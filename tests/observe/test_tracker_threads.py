@@ -71,7 +71,7 @@ def test_the_first_error_of_a_tracker_is_logged_and_its_lost_rows_are_counted(ca
         for step in range(5):
             thread.log(step, {"loss": 0.5})
         problems = list(close_all([thread], "failed"))
-    assert problems == ["tracker b did not take 2 of 5 rows (OSError: [Errno 28] No space left on device)"]
+    assert problems == ["tracker b missed 2 of 5 rows (OSError: [Errno 28] No space left on device)"]
     assert [step for step, _ in broken.rows] == [0, 2, 4] and broken.outcome == "failed"
     assert len(caplog.records) == 1 and "tracker b failed, and the run goes on" in caplog.text
 
@@ -84,7 +84,7 @@ def test_a_tracker_that_cannot_be_built_loses_every_row(error: BaseException) ->
     thread = TrackerThread("tracker n", build)
     thread.log(0, {"loss": 0.5})
     [problem] = close_all([thread], "finished")
-    assert problem.startswith("tracker n did not take 1 of 1 rows") and str(error) in problem
+    assert problem.startswith("tracker n missed 1 of 1 rows") and str(error) in problem
 
 
 def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
@@ -99,9 +99,7 @@ def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
             thread.log(step, {"loss": 0.5})
     problems = list(close_all(threads, "finished", timeout_s=1.0))
     assert time.monotonic() - started < 20
-    assert problems == [
-        "tracker h did not take 10 of 10 rows and has not finished (TimeoutError: 3 rows are waiting for it)"
-    ]
+    assert problems == ["tracker h missed 10 of 10 rows and has not finished (TimeoutError: 3 rows are waiting for it)"]
     assert len(recorder.rows) == 10
     hanging.answered.set()
 
@@ -112,7 +110,7 @@ def test_a_metric_that_is_not_a_number_costs_its_row() -> None:
     thread.log(0, {"loss": "low"})  # type: ignore[dict-item]
     thread.log(1, {"loss": 0.5})
     [problem] = close_all([thread], "finished")
-    assert "did not take 1 of 2 rows (TypeError" in problem
+    assert "missed 1 of 2 rows (TypeError" in problem
     assert [step for step, _ in recorder.rows] == [1]
 
 
@@ -142,7 +140,7 @@ def test_a_run_has_the_trackers_of_its_configuration(tmp_path: Path, install: Ca
     observer.run_finished("finished")
     assert list(tmp_path.glob("events.out.tfevents.*"))
     summary = " ".join(out.getvalue().split())
-    assert "tracker offline did not take 1 of 1 rows" in summary and "cannot reach the server" in summary
+    assert "tracker offline missed 1 of 1 rows" in summary and "cannot reach the server" in summary
 
 
 def test_a_run_without_trackers_writes_its_metrics_and_nothing_else(tmp_path: Path) -> None:

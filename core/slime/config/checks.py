@@ -87,7 +87,7 @@ def chat_template(config: RunConfig) -> Iterator[str]:
     """Variables of the chat template that users cannot set."""
     for name, value in config.data.apply_chat_template_kwargs.items():
         if value is None:
-            yield f"--apply-chat-template-kwargs: {name!r} is null, which a run file cannot hold. Leave it out"
+            yield f"--apply-chat-template-kwargs: {name!r} is null, which TOML cannot represent. Leave it out"
         if name in _TEMPLATE_VARIABLES:
             yield f"--apply-chat-template-kwargs: {name!r} is set by slime. Leave it out"
 
@@ -108,14 +108,14 @@ def engine_devices(config: RunConfig) -> Iterator[str]:
     per_engine = config.cluster.rollout_num_gpus_per_engine
     if config.rollout_devices % per_engine:
         yield (
-            f"--rollout-num-gpus {config.rollout_devices} is no multiple of --rollout-num-gpus-per-engine"
+            f"--rollout-num-gpus {config.rollout_devices} is not a multiple of --rollout-num-gpus-per-engine"
             f" {per_engine}: {config.num_engines} engines would leave {config.rollout_devices % per_engine} unused"
         )
     tp_size = config.sglang.get("tp_size", per_engine)
     if tp_size != per_engine:
         yield (
             f"--sglang-tp-size {tp_size} contradicts --rollout-num-gpus-per-engine {per_engine}:"
-            " they are the same number. State one of them"
+            " they set the same number. Set only one of them"
         )
     copies = config.sglang.get("dp_size", 1)
     if copies > 1 and not config.sglang.get("enable_dp_attention"):
@@ -138,7 +138,7 @@ def ports(config: RunConfig) -> Iterator[str]:
 
 
 def evaluation_rewards(config: RunConfig) -> Iterator[str]:
-    """A reward for every evaluation set, unless the run's own is already reported as missing."""
+    """A reward for every evaluation set, unless the reward of the run is already reported as missing."""
     reported = any("--reward is missing" in problem for problem in required_options(config))
     return iter(()) if reported else rewards_of_sets(config)
 
@@ -155,11 +155,12 @@ def lengths(config: RunConfig) -> Iterator[str]:
             f" --rollout-max-context-len {context}"
         )
     if (options.rollout_max_prompt_len or 0) > context:
-        yield f"--rollout-max-prompt-len {options.rollout_max_prompt_len} is beyond --rollout-max-context-len {context}"
+        prompt = options.rollout_max_prompt_len
+        yield f"--rollout-max-prompt-len {prompt} is more than --rollout-max-context-len {context}"
 
 
 def export_folder(config: RunConfig) -> Iterator[str]:
-    """A folder name that can be formatted."""
+    """A folder name in which only {rollout} is filled in."""
     folder = config.checkpoint.save_hf
     if folder is not None:
         try:

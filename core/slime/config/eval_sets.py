@@ -107,7 +107,7 @@ def evaluation(config: RunConfig) -> Iterator[str]:
     sets, rollout = eval_sets(config), config.rollout
     for one in sets:
         if not one.name or "/" in one.name or one.name.startswith(".") or one.name == _RESERVED_NAME:
-            yield f"{one.where}: {one.name!r} cannot name an evaluation set (files and metrics are called after it)"
+            yield f"{one.where}: {one.name!r} cannot name an evaluation set: files and metrics have its name"
         if one.pass_k and one.pass_k[-1] > one.n_samples:
             yield (
                 f"{one.where}: pass@{one.pass_k[-1]} needs at least {one.pass_k[-1]} responses per prompt, got"

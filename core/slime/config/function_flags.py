@@ -47,7 +47,7 @@ def choice_problems(config: RunConfig) -> Iterator[str]:
     for slot in SLOTS.values():
         stated = getattr(getattr(config, slot.section), slot.path_key) if slot.path_key else None
         if stated is not None and (rival := rival_choice(config, slot)) is not None:
-            yield f"{slot.path_flag} {stated} and {rival} both choose the {slot.title}: state one of them"
+            yield f"{slot.path_flag} {stated} and {rival} both choose the {slot.title}. Set only one of them"
     reward = config.reward
     if reward.group_rm and reward.custom_rm_path is None and not is_reference(reward.reward or ""):
         yield "--group-rm has no effect without --custom-rm-path: it changes how that function is called"

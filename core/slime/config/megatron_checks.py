@@ -155,7 +155,7 @@ def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterat
     uneven = any("num_layers_in_" in name or name == "pipeline_model_parallel_layout" for name in stated)
     if per_chunk is None and pipeline > 0 and layers % pipeline and not uneven:
         yield (
-            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {layers} layers. State uneven"
+            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {layers} layers. Set uneven"
             " stages with --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers"
         )
 

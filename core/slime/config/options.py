@@ -71,7 +71,7 @@ class ComponentChoice(Section):
 
 
 def _check_top_k(value: int) -> int:
-    """Refuse now what engines would refuse with every request."""
+    """Refuse a value that the engines would refuse in every request."""
     if value != -1 and value < 1:
         raise ValueError(f"got {value}, expected at least 1, or -1 for all tokens")
     return value
@@ -162,13 +162,13 @@ class DataOptions(Section):
     @field_validator("prompt_data", mode="before")
     @classmethod
     def _one_file(cls, value: Any) -> Any:
-        """Accept a single file that is not in a list."""
+        """Accept a single file without a list."""
         return [value] if isinstance(value, str) else [] if value is None else value
 
     @field_validator("label_key", mode="after")
     @classmethod
     def _none_is_a_word(cls, value: str | None) -> str | None:
-        """Read the word `none` as null, which neither TOML nor a command line has."""
+        """Read the word `none` as null, which neither TOML nor a command line can express."""
         return None if value == "none" else value
 
 
@@ -395,7 +395,7 @@ class _SeveralComponents(Section):
     @field_validator("*", mode="after")
     @classmethod
     def _none_is_a_word(cls, choices: list[ComponentChoice]) -> list[ComponentChoice]:
-        """Read the word `none` as no component, which a command line could not say otherwise."""
+        """Read the word `none` as no component, because a flag cannot have an empty list."""
         if choices == [ComponentChoice(name="none")]:
             return []
         if any(choice.name == "none" for choice in choices):

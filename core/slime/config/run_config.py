@@ -121,7 +121,7 @@ class RunConfig(BaseModel):
     component_options: Mapping[str, Mapping[str, Any]] = {}
 
     def stated(self, section: str, *names: str) -> list[str]:
-        """The given options that differ from their defaults, as users write them: `--flag value`.
+        """Those of the named options that differ from their defaults, as users write them: `--flag value`.
 
         Values are compared, because a saved configuration sets every option explicitly.
         """
@@ -176,7 +176,7 @@ class RunConfig(BaseModel):
 
     @property
     def num_rollout(self) -> int:
-        """Total number of rollouts. Raises `ConfigError` if it is not stated."""
+        """Total number of rollouts. Raises `ConfigError` if it is not set."""
         if self.rollout.num_rollout is None:
             raise ConfigError("--num-rollout is missing: how many rollouts to run")
         return self.rollout.num_rollout

@@ -1,4 +1,4 @@
-"""What an evaluation found: a table for people, `results.json` for programs."""
+"""The results of an evaluation: a table for the terminal, and `results.json`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def eval_table(metrics: Mapping[str, float], first: Mapping[str, float], width: 
 
     Args:
         metrics: `eval/NAME`, the mean reward of a set, with its details `eval/NAME/...`.
-        first: Mean rewards of the first evaluation, which the change is counted from.
-        width: Of the terminal, in characters; a narrow one gets fewer columns.
+        first: Mean rewards of the first evaluation, for the column with the change.
+        width: Width of the terminal, in characters; a narrow one gets fewer columns.
     """
     columns = _columns(eval_set_names(metrics), metrics, first)
     columns = [columns[index] for index in fit([(column.rank, column.width) for column in columns], width)]

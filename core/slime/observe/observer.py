@@ -1,4 +1,4 @@
-"""`RunObserver`: passes on what happens in a run to files, trackers, the terminal and plugins."""
+"""`RunObserver`: reports the events of a run to files, trackers, the terminal and plugins."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def with_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class RunObserver:
-    """Passes everything on to the metrics file, the trackers, the terminal and the plugins' observer hooks.
+    """Reports events to the metrics file, the trackers, the terminal and the plugins' observer hooks.
 
     Observing never ends a run: errors of a sink, such as a full disk, are logged once with its name.
     """
@@ -81,7 +81,7 @@ class RunObserver:
         Args:
             config: The run's configuration.
             run_dir: The run folder.
-            plugins: Whose observer hooks are called.
+            plugins: The plugins whose observer hooks are called.
             file: Where the terminal output goes instead of standard output.
             records: Whether numbers are written to `metrics.jsonl` and to the trackers.
         """
@@ -108,7 +108,7 @@ class RunObserver:
         """Seconds since the observer was created."""
         return time.monotonic() - self._started
 
-    # --- what happened -----------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------
 
     def starting(self, what: str) -> None:
         """Processes are being started, which takes seconds to minutes."""
@@ -116,7 +116,7 @@ class RunObserver:
             self.terminal.say(f"starting {what}", "dim")
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
-        """The run folder exists and the processes are up."""
+        """The run folder exists and the processes have started."""
         rollout = config.rollout
         description = (
             f"{rollout.num_rollout} rollouts of {rollout.rollout_batch_size} prompts"
@@ -150,7 +150,7 @@ class RunObserver:
 
         Args:
             step: The rollout's number.
-            metrics: Of the rollout and the trainer, and the seconds of each phase (`time/...`).
+            metrics: Metrics of the rollout and the trainer, and the seconds of each phase (`time/...`).
         """
         row = with_prefix(metrics)
         if "time/step" in row:
@@ -217,7 +217,7 @@ class RunObserver:
 
     @contextmanager
     def _sink(self, name: str) -> Iterator[None]:
-        """Log the first error of a sink, and keep all of them from the run."""
+        """Log the first error of a sink; none of its errors reaches the run."""
         try:
             yield
         except Exception as error:  # attributed to the sink
@@ -251,7 +251,7 @@ class EvaluationObserver(RunObserver):
         self.terminal.hide_progress()
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
-        """The processes are up; nothing needs to be said."""
+        """The processes have started; nothing is shown."""
 
     def eval_finished(self, step: int, report: EvalReport) -> None:
         """The held-out sets were scored under weights trained on `step` rollouts. Raises `OSError`."""

@@ -128,7 +128,7 @@ class StepLine:
         return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
 
     def lines(self, step: int, metrics: Mapping[str, float], width: int) -> Iterator[Text]:
-        """The line of one step, below a header where columns change or after a page; the first header is explained."""
+        """The line of one step, below a header if one is due; a legend precedes the first header."""
         present = [column for column in COLUMNS if column.metric in metrics]
         if present != self._present or self._steps % HEADER_EVERY == 0:
             self._present = present

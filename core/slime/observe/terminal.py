@@ -1,4 +1,4 @@
-"""What the user sees during a run."""
+"""The terminal output of a run."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ CONTENTS: tuple[tuple[str, str], ...] = (
 
 
 def printable(text: str) -> str:
-    """`text` without control characters, which could drive the terminal; newlines and tabs stay."""
+    """`text` without control characters, which could change the terminal; newlines and tabs are kept."""
     return "".join(char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "�" for char in text)
 
 
 class Terminal:
-    """Shows progress, a line for each step, samples now and then, evaluations and the final summary.
+    """Shows progress, a line for each step, examples, evaluations and the final summary.
 
     A terminal gets a progress bar and colours; a file or pipe gets plain lines without escape codes.
     """
@@ -68,7 +68,7 @@ class Terminal:
 
     @property
     def live(self) -> bool:
-        """Whether there is a terminal that can show a moving bar."""
+        """Whether the output is a terminal that can show a progress bar."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, text: str, style: str = "") -> None:
@@ -76,7 +76,7 @@ class Terminal:
         self._print(Text(text, style=style))
 
     def warn(self, text: str) -> None:
-        """Print one line that should be noticed."""
+        """Print a warning."""
         self._print(Text(f"warning: {text}", style="yellow"))
 
     def run_started(self, run_dir: Path, description: str) -> None:
@@ -116,7 +116,7 @@ class Terminal:
             self._activity = ""
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the step's line, with a header now and then, explained the first time."""
+        """Print the step's line, below a header where one is due."""
         self.hide_progress()
         for line in self._line.lines(step, metrics, self._console.width):
             self._print(line)
@@ -181,5 +181,5 @@ class Terminal:
             text.plain.encode(encoding)
         except UnicodeEncodeError:
             text = Text(text.plain.encode(encoding, "replace").decode(encoding))
-        # Lines of a log are never broken: tools read them by line.
+        # Lines of a log are never wrapped, because tools read it line by line.
         self._console.print(text, soft_wrap=not self._console.is_terminal)

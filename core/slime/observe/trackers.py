@@ -53,7 +53,7 @@ class TrackerThread:
 
     def finish(self, outcome: str) -> None:
         """Tell the tracker to close after the last row; returns at once."""
-        with suppress(queue.Full):  # it hangs, and `join` says so
+        with suppress(queue.Full):  # `join` reports a tracker that hangs
             self._queue.put_nowait(outcome)
 
     def join(self, timeout_s: float) -> str | None:
@@ -68,7 +68,7 @@ class TrackerThread:
         if not (lost or hangs or self._error):
             return None
         reason = "" if self._error is None else f" ({type(self._error).__name__}: {self._error})"
-        return f"{self.name} did not take {lost} of {self.rows} rows{hangs}{reason}"
+        return f"{self.name} missed {lost} of {self.rows} rows{hangs}{reason}"
 
     def _run(self, build: Callable[[], Tracker]) -> None:
         tracker: Tracker | None = None

@@ -111,7 +111,7 @@ class Checkpoint:
 def require_own_folder(config: RunConfig) -> None:
     """Check that the folder of `--save` holds no checkpoints of another run.
 
-    New ones would move its `latest` back and replace those with the same number.
+    New checkpoints would reset `latest` and replace those with the same number.
 
     Raises:
         ConfigError: It holds checkpoints of a run that `config` does not continue.
@@ -130,7 +130,7 @@ def require_own_folder(config: RunConfig) -> None:
 
 
 def data_order(config: RunConfig) -> dict[str, Any]:
-    """Everything that the order of the prompts depends on, as JSON values.
+    """Everything that determines the order of the prompts, as JSON values.
 
     These are settings, the content of the prompt files (see `slime.kit.readers.prompt_source`) and the data source's
     options.
@@ -144,7 +144,7 @@ def data_order(config: RunConfig) -> dict[str, Any]:
         {"path": str(source), "weight": str(source.weight), "sha256": content_digest(source)}
         for source in parse_sources(config.data.prompt_data)
     ]
-    # As on a command line: `5` in a run file and the word "5" after a flag are the same option.
+    # As text, because `5` in a run file and the word "5" after a flag set the same value.
     options = config.component_options.get("datasource", {})
     order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
     return order

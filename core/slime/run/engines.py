@@ -18,7 +18,7 @@ from slime.run.workers import PendingCall, Watch, Workers, node_address
 
 
 class EngineProcess(EngineServer):
-    """An engine that its worker process owns; it ends with that process."""
+    """An engine that ends with the worker process that started it."""
 
     def __init__(self, spec: EngineSpec, reachable: bool, timeout_s: float) -> None:
         """Start the server and wait until it answers, for at most `timeout_s`.
@@ -34,7 +34,7 @@ class EngineProcess(EngineServer):
             raise
 
     def address(self) -> str:
-        """Where the server answers."""
+        """URL of the server."""
         return self.url
 
     close = EngineServer.stop
@@ -48,9 +48,9 @@ class Engines:
         self._config = config
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
-        #: where the engines answer, behind the router; None: they have not been started
+        #: URL of the router; None until the engines are started
         self.url: str | None = None
-        #: of each engine, once it is ready
+        #: URL of each engine, once all are ready
         self.urls: list[str] = []
         self.tp_size = config.cluster.rollout_num_gpus_per_engine
         self._log_dir = run_dir / "logs"
@@ -70,7 +70,7 @@ class Engines:
         timeout_s = self._config.cluster.startup_timeout_s
         engines = [(self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
         self._workers.build("slime.run.engines:EngineProcess", engines, timeout_s=timeout_s + 5)
-        # Chosen before anything listens there: components learn the address while the engines start.
+        # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
         self._port = self._config.cluster.router_port or free_port(self._host)
         self.url = f"http://{self._host}:{self._port}"
@@ -102,7 +102,7 @@ class Engines:
     def check_alive(self) -> None:
         """Raise `EngineError` if an engine or the router has ended.
 
-        Never blocks: it reads the answers to what the call before asked.
+        Never blocks: each call reads the answers to the question that an earlier call sent.
         """
         if not self.urls:
             return
@@ -118,11 +118,11 @@ class Engines:
             raise EngineError(f"router: {failure}")
 
     def failures(self) -> list[str]:
-        """How each dead engine ended, to explain an error that its death caused elsewhere."""
+        """How each dead engine ended, to explain errors that its death caused in other processes."""
         return _named(self._ask_failures().wait())
 
     def _ask_failures(self) -> PendingCall:
-        return self._workers.begin("failure", doing="asking the engines whether they are well", timeout_s=5.0)
+        return self._workers.begin("failure", doing="checking the engines", timeout_s=5.0)
 
     def stop(self) -> None:
         """End router, engines and their processes."""

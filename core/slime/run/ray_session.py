@@ -1,6 +1,6 @@
-"""The Ray runtime of a run and the devices it gives each process.
+"""The Ray runtime of a run, and the devices of each process.
 
-Ray is started, or joined, and left here and nowhere else.
+No other module starts, joins or leaves Ray.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime.run.signals import uninterrupted
 
 @contextmanager
 def ray_session(config: RunConfig) -> Iterator[None]:
-    """Ray is up in the body; raises `ClusterError` if it cannot be started or joined.
+    """Start or join Ray for the body. Raises `ClusterError` if that fails.
 
     A local Ray is started quietly, without dashboard, and dies with this process (Ray asks the kernel to end its
     daemons with their parent). With `--ray-address` the run joins that cluster instead, and leaves it running.
@@ -40,14 +40,14 @@ def ray_session(config: RunConfig) -> Iterator[None]:
             reason = str(error).strip().rstrip(".") or type(error).__name__
             if address is None:
                 raise ClusterError(
-                    f"Ray could not be started: {reason}. On a machine that is busy with other things it may be too"
-                    " slow: try again when it is not."
+                    f"Ray could not be started: {reason}. It may be too slow on a busy machine:"
+                    " try again when there is less load."
                 ) from error
             raise ClusterError(
-                f"the Ray cluster {address} could not be joined: {reason}. Is --ray-address right, and does"
-                " `ray status` on that machine answer?"
+                f"the Ray cluster {address} could not be joined: {reason}. Check --ray-address, and that"
+                " `ray status` works on that machine."
             ) from error
-        # Ray installs handlers of its own that exit at once; the run's ends it in order.
+        # Ray installs a handler that exits at once. Restore the one that ends the run in an orderly way.
         signal.signal(signal.SIGTERM, on_sigterm)
         yield
     finally:
@@ -56,11 +56,11 @@ def ray_session(config: RunConfig) -> Iterator[None]:
 
 
 def _start_local(config: RunConfig) -> None:
-    # Without it Ray writes a token into the user's home folder; a local, loopback-only Ray needs none.
+    # Otherwise Ray writes a token to the user's home folder. A local Ray, on loopback only, needs none.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(
         address="local",
-        # On CPU every actor asks for zero CPUs, and Ray should start no idle workers ahead of need.
+        # On CPU every actor requests zero CPUs. With one CPU, Ray starts no idle workers in advance.
         num_cpus=None if config.on_gpu else 1,
         include_dashboard=False,
         log_to_driver=False,
@@ -78,7 +78,7 @@ class Placement:
     group: PlacementGroup | None = None
 
     def release(self) -> None:
-        """Give the devices back."""
+        """Release the devices."""
         if self.group is not None:
             remove_placement_group(self.group)
 
@@ -86,7 +86,7 @@ class Placement:
 def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     """Reserve devices for training ranks and engines.
 
-    On CPU every process is a plain one. On GPUs there is one bundle per rank, packed on as few nodes as possible with
+    On CPU, processes need no devices. On GPUs there is one bundle per rank, packed on as few nodes as possible with
     the ranks of a node adjacent, and one per engine.
 
     Raises:
@@ -111,7 +111,7 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     if not ready:
         remove_placement_group(group)
         raise DeadlineError(
-            f"Ray did not provide {need} GPUs ({wanted}) within {timeout_s:.0f} s; other work may hold them."
+            f"Ray did not provide {need} GPUs ({wanted}) within {timeout_s:.0f} s; other jobs may be using them."
         )
 
     # PACK does not promise that neighbouring bundles share a node; tensor-parallel ranks must.

@@ -19,9 +19,9 @@ from slime.run.checkpoint import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
 
-#: where requests go before `connect`: nowhere
+#: address until `connect` is called
 _NOT_CONNECTED = "http://engines-still-starting.invalid"
-#: requests in flight per request that the engines can run: the surplus keeps them busy while answers travel
+#: maximum requests in flight, relative to what the engines run at once: the surplus keeps them busy between requests
 _IN_FLIGHT = 1.25
 
 
@@ -33,8 +33,8 @@ async def build_rollout_process(
     Args:
         config: The run's configuration.
         run_dir: The run folder.
-        fingerprint: Of the driver's plugins, which must be this process's.
-        engine_url: Where the engines will answer after `RolloutProcess.connect`; None: the run has none.
+        fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
+        engine_url: URL of the engines after `RolloutProcess.connect`; None if the run has none.
         evaluates_only: Whether the run only evaluates, and needs no data source.
     """
     plugins = load_same_plugins(config, fingerprint)
@@ -62,7 +62,7 @@ async def build_rollout_process(
 
 
 class RolloutProcess:
-    """What the driver calls in the rollout process."""
+    """The object in the rollout process whose methods the driver calls."""
 
     def __init__(self, manager: RolloutManager, client: HttpPolicyClient | None = None) -> None:
         self.manager = manager
@@ -72,7 +72,7 @@ class RolloutProcess:
         self._turns = asyncio.Condition()
 
     async def connect(self, router_url: str, engine_urls: list[str]) -> None:
-        """The engines are up at `engine_urls`, behind the router at `router_url`."""
+        """Connect to the engines at `engine_urls`, which are behind the router at `router_url`."""
         assert self._client is not None
         self._client.connect(router_url, engine_urls)
         capacities = await asyncio.gather(*(asyncio.to_thread(EngineControl(url).capacity) for url in engine_urls))
@@ -83,10 +83,10 @@ class RolloutProcess:
         return self.manager.progress()
 
     async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
-        """One rollout, as the driver gets it: the training batch stays in Ray's object store.
+        """Generate one rollout. The driver gets a reference to its batch, which stays in Ray's object store.
 
-        Ray may begin calls in another order than they were made, so each waits until the rollout before it has taken
-        its prompts.
+        Ray may start calls in a different order than they were made, so each call waits until the previous rollout has
+        taken its prompts.
 
         Args:
             number: The rollout's number.
@@ -97,7 +97,7 @@ class RolloutProcess:
             await self._turns.wait_for(lambda: self._taken == after)
             self.manager.trained(trained)
             generation = asyncio.ensure_future(self.manager.generate(number))
-            await asyncio.sleep(0)  # it runs up to its first wait, and so takes its prompts
+            await asyncio.sleep(0)  # until its first wait, by which time it has taken its prompts
             self._taken = number
             self._turns.notify_all()
         rollout = await generation
@@ -110,7 +110,7 @@ class RolloutProcess:
 
     async def save(self, folder: Path, done: int) -> None:
         """Write the rollout part of a checkpoint after `done` rollouts."""
-        # The state of one moment; generation goes on while it is written.
+        # The state is a snapshot, and generation goes on while it is written.
         await asyncio.to_thread(write_rollout_part, folder, self.manager.state(done))
 
     async def load(self, folder: Path) -> None:

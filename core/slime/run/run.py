@@ -1,4 +1,4 @@
-"""`Run`: the verbs that the loops are written in."""
+"""`Run`: the methods that the loops call."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
 class Run:
     """The processes of one run: trainer ranks, engines with their router, and the rollout process.
 
-    Entering it starts everything, leaving it ends everything, whatever happened between. Ray must be up. Evaluation
-    alone is a run without a trainer, and the export of a checkpoint one with nothing else.
+    A context manager: entering starts all processes, leaving ends them, also after an error. Ray must be running.
+    `slime eval` is a run without a trainer, `slime export` a run with only a trainer.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Run:
             config: The run's configuration.
             run_dir: The run folder.
             plugins: The driver's plugins; every process must have the same.
-            observer: Gets everything that happens.
+            observer: Receives the events of the run.
             roles: The processes to start; engines only if the run's generator needs them.
         """
         self.config = config
@@ -73,8 +73,6 @@ class Run:
         self._trained_at: dict[int, int] = {}
         #: rollouts begun and not waited for yet, by number
         self._generating: dict[int, PendingCall] = {}
-        #: the rollout begun last
-        self._begun: int | None = None
         #: the evaluation under way, and how many rollouts had been trained on
         self._evaluating: tuple[int, PendingCall] | None = None
         self._asked_progress: PendingCall | None = None
@@ -153,7 +151,7 @@ class Run:
         self._trainer.wait_built()
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
-        # The initial weights come first also on resume: they are the frozen reference where the checkpoint has none.
+        # Loaded on resume as well: they are the frozen reference if the checkpoint has none.
         if (folder := self.config.checkpoint.initial_megatron_checkpoint) is not None:
             initial = read_checkpoint(Path(folder)).trainer_part
             self._trainer.call("load", initial, True, doing=f"loading {initial}")
@@ -166,9 +164,9 @@ class Run:
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
 
     def close(self, *, orderly: bool) -> None:
-        """End every process of this run, whatever ending the others raises. Safe to call twice.
+        """End every process of this run, even if ending one of them fails. Safe to call twice.
 
-        A second Ctrl-C or SIGTERM does not interrupt it: every wait inside has a deadline.
+        A second Ctrl-C or SIGTERM does not interrupt it; every wait in it has a deadline.
 
         Args:
             orderly: Whether the trainer's ranks may leave their process groups together; not after an error.
@@ -189,11 +187,11 @@ class Run:
         self._rollout.check_building()
 
     def _blame_dead_engine(self, error: SlimeError) -> None:
-        """Report what failed elsewhere because an engine died as that engine's death."""
+        """If an engine has died, raise that instead of the error that it caused elsewhere."""
         try:
             failures = self._engines.failures()
         except SlimeError:
-            return  # the engines' processes do not answer either: the error at hand says more
+            return  # the engines' processes do not answer either, so the original error is more useful
         if failures and failures[0] not in str(error):
             raise EngineError("\n".join(failures)) from error
 
@@ -229,19 +227,19 @@ class Run:
     # --- the verbs -------------------------------------------------------------------------------
 
     def start_step(self) -> None:
-        """What follows, up to `finish_step`, is one step."""
+        """Start the clock of one step, which `finish_step` reports."""
         self._seconds.clear()
         self._step_started = time.monotonic()
 
     def start_generation(self, number: int) -> None:
         """Begin generating rollout `number`; returns at once."""
+        after = number - 1 if number > self.first_rollout else None
         self._generating[number] = self._rollout.begin(
-            "generate", number, self._begun, self._rollouts_trained, doing=f"generating rollout {number}"
+            "generate", number, after, self._rollouts_trained, doing=f"generating rollout {number}"
         )
-        self._begun = number
 
     def wait_generation(self, number: int) -> Rollout:
-        """Wait until rollout `number` is finished: rewarded, and exactly one batch."""
+        """Wait for rollout `number`: one complete batch with rewards."""
         with self._timed("time/wait_rollout"):
             rollout: Rollout = self._wait_rollout(self._generating.pop(number), "generating")
         self.observer.rollout_finished(rollout)
@@ -255,8 +253,8 @@ class Run:
     def train(self, rollout: Rollout) -> dict[str, float]:
         """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics.
 
-        `staleness_max` among them: rollouts trained on between the oldest weights that produced a token of this
-        batch and now.
+        One of them is `staleness_max`: how many rollouts have been trained on since the oldest weights that produced a
+        token of this batch.
         """
         with self._timed("time/train"):
             metrics: dict[str, float] = self._trainer.call("train", rollout.batch, doing="training")[0]
@@ -337,9 +335,9 @@ def trained_with(version: int, trained_at: Mapping[int, int], generator: str) ->
     """How many rollouts the weights of `version` had been trained on.
 
     Args:
-        version: What a sample names.
-        trained_at: The same for every version that the engines have had.
-        generator: Who returned the sample, for the message.
+        version: The weight version of a sample.
+        trained_at: The same number for every version that the engines have had.
+        generator: The generator that returned the sample, for the message.
 
     Raises:
         PluginContractError: No engine ever had this version.

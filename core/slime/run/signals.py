@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: both end a run in order, and neither interrupts that end."""
+"""Ctrl-C and SIGTERM: both end a run in an orderly way, and neither interrupts its shutdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """In the body SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does; for the main thread."""
+    """In the body, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Only for the main thread."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -24,7 +24,7 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """In the body SIGINT and SIGTERM are ignored; for the main thread."""
+    """In the body, SIGINT and SIGTERM are ignored. Only for the main thread."""
     before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

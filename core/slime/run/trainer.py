@@ -21,7 +21,7 @@ def build_rank(
     Args:
         config: The run's configuration.
         run_dir: The run folder.
-        fingerprint: Of the driver's plugins, which must be this process's.
+        fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
         rank: Index among all ranks.
         master: Address and port where the ranks meet.
     """

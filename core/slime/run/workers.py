@@ -1,6 +1,6 @@
 """The processes of a run: Ray actors that build one object each and call its methods by name.
 
-`Workers` is the driver's only way to another process. Every wait has a deadline, and every failure says what the
+The driver reaches other processes only through `Workers`. Every wait has a deadline, and every error says what the
 processes were doing.
 """
 
@@ -23,7 +23,7 @@ from slime.engine.ports import free_port
 from slime.errors import DeadlineError, PluginLoadError, SlimeError
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 
-#: called about every `TICK_S` seconds of a wait; may raise to end it, when an engine has died for example
+#: called about every `TICK_S` seconds during a wait; raises to end it, for example if an engine has died
 Watch = Callable[[], None]
 
 TICK_S = 0.25
@@ -77,7 +77,7 @@ class PendingCall:
     """A call that workers are executing."""
 
     refs: Sequence[Any]
-    #: what the workers do, for messages: "training"
+    #: for messages: "training"
     doing: str
     timeout_s: float
     watch: Watch | None = None
@@ -231,7 +231,7 @@ class Workers:
             orderly: Whether to close their objects first.
         """
         if orderly:
-            # A process that is still building its object would not listen.
+            # A process that is still building its object does not answer.
             built = self._building.returned()
             refs = [
                 actor.close.remote()

@@ -28,5 +28,5 @@ class TensorBoardTracker:
         self._writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
 
     def close(self, outcome: str) -> None:  # noqa: ARG002 - TensorBoard cannot store it
-        """Write what is pending and close the file."""
+        """Write pending events and close the file."""
         self._writer.close()

@@ -37,6 +37,6 @@ class TrackioTracker:
         self._run.log(dict(metrics), step=step)
 
     def close(self, outcome: str) -> None:  # noqa: ARG002 - Trackio cannot store it
-        """Write what is pending."""
+        """Write pending rows."""
         with redirect_stdout(StringIO()):
             self._finish()
