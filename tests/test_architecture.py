@@ -155,7 +155,7 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_every_room_has_its_place_in_the_table() -> None:
+def test_every_folder_is_in_the_table() -> None:
     rooms = {room_of(path) for path in CORE_SOURCES} - {"__init__", "kit.__init__"}
     assert rooms <= set(ALLOWED), f"rooms without a place in ALLOWED: {sorted(rooms - set(ALLOWED))}"
 
@@ -178,7 +178,7 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
-def test_the_kernel_imports_no_plugin_package() -> None:
+def test_core_imports_no_plugin_package() -> None:
     packages = {path.name for path in PLUGIN_PACKAGES}
     assert len(packages) == 5
     wrong = [
@@ -190,7 +190,7 @@ def test_the_kernel_imports_no_plugin_package() -> None:
     assert wrong == []
 
 
-def test_slimes_own_plugins_use_what_third_parties_may() -> None:
+def test_first_party_plugins_use_only_public_modules() -> None:
     wrong = [
         f"{relative(path)} imports {room}"
         for package in PLUGIN_PACKAGES
@@ -223,7 +223,7 @@ def test_the_search_for_names_passes_ordinary_words(text: str) -> None:
     assert not NAMES.search(text)
 
 
-def test_light_rooms_import_nothing_heavy_at_module_level() -> None:
+def test_light_folders_import_nothing_heavy_at_module_level() -> None:
     wrong = [
         f"{relative(path)} imports {name}"
         for path in LIGHT_FILES
@@ -233,7 +233,7 @@ def test_light_rooms_import_nothing_heavy_at_module_level() -> None:
     assert wrong == []
 
 
-def test_every_package_says_what_it_is_for() -> None:
+def test_every_package_has_a_docstring() -> None:
     packages = [path for path in SOURCES if path.name == "__init__.py" and not path.is_relative_to(ROOT / "tests")]
     assert [relative(p) for p in packages if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))] == []
 
@@ -243,7 +243,7 @@ def test_every_folder_of_code_is_a_package() -> None:
     assert [relative(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
-def test_no_file_is_too_long_to_read() -> None:
+def test_no_file_is_too_long() -> None:
     lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
 

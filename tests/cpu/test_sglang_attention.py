@@ -113,7 +113,7 @@ def extend(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> Non
 @pytest.mark.parametrize(
     "options", [{"sliding_window_size": 4}, {"is_cross_attn": True}, {"encoder_lens": torch.tensor([1, 1])}]
 )
-def test_what_padding_does_not_cover_is_left_to_the_original(options: dict[str, Any]) -> None:
+def test_other_cases_use_the_original(options: dict[str, Any]) -> None:
     for run in (decode, extend):
         original = Recorder()
         run(Cache.of([3, 4]), original, **options)
@@ -126,7 +126,7 @@ def test_prompts_of_very_different_lengths_are_not_padded() -> None:
     assert original.calls == 1
 
 
-def test_batches_too_large_to_gather_are_left_to_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_too_large_to_gather_use_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", 3 * 4 * KV_HEADS * HEAD - 1)
     for run in (decode, extend):
         original = Recorder()

@@ -26,7 +26,7 @@ def murmur3_x86_32(data: bytes) -> int:
     return h
 
 
-def test_the_definition_used_here_meets_the_published_value() -> None:
+def test_the_test_hash_matches_the_published_value() -> None:
     assert murmur3_x86_32(b"test") == 0xBA6BD213
 
 

@@ -38,7 +38,7 @@ def stood_in(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("clean_imports")
-def test_nothing_is_stood_in_where_the_real_modules_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_replaced_if_the_real_modules_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text("real = True")
     monkeypatch.syspath_prepend(tmp_path)
@@ -50,9 +50,7 @@ def test_nothing_is_stood_in_where_the_real_modules_import(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("clean_imports")
-def test_a_module_whose_import_breaks_counts_as_absent_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_fails_to_import_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "sgl_kernel"
     package.mkdir()
     (package / "part.py").write_text("")
@@ -84,7 +82,7 @@ def test_image_modules_offer_the_names_that_are_read_at_import() -> None:
 
 
 @pytest.mark.usefixtures("stood_in")
-def test_packages_that_ask_for_a_notebook_while_they_are_imported_find_none() -> None:
+def test_packages_that_look_for_a_notebook_find_none() -> None:
     assert importlib.import_module("IPython").get_ipython() is None
 
 

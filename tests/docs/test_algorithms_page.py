@@ -42,7 +42,7 @@ def test_recipes_are_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
-def test_options_and_clip_ranges_are_the_ones_of_the_page(spec: EstimatorSpec) -> None:
+def test_options_and_clip_ranges_match_the_page(spec: EstimatorSpec) -> None:
     _, said = ROWS[spec.name]
     assert re.findall(r"`([a-z-]+)`", said) == [option.replace("_", "-") for option in spec.options.model_fields]
     own = re.search(rf"`{spec.name}` ([\d.e-]+) and ([\d.e-]+)", PAGE)

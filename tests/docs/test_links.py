@@ -27,5 +27,5 @@ def test_links_lead_to_files_inside_docs(page: Path) -> None:
         assert target.exists(), f"{page.relative_to(ROOT)}: broken link {link}"
 
 
-def test_the_search_finds_links() -> None:
+def test_the_link_search_works() -> None:
     assert sum(len(links(page)) for page in PAGES) >= 5

@@ -18,12 +18,12 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("kind", "block"), list(zip(KINDS, BLOCKS, strict=True)))
-def test_every_block_is_found_for_what_its_section_says(tmp_path: Path, kind: str, block: str) -> None:
+def test_every_code_block_works_as_a_component(tmp_path: Path, kind: str, block: str) -> None:
     component = find_function(kind, str(write(tmp_path, "mine.py", block)))
     assert component.factory() is not None
 
 
-def test_the_table_has_every_shape_and_every_usual_name() -> None:
+def test_the_table_has_every_signature_and_default_name() -> None:
     rows = [row.replace("\\|", "|") for row in PAGE.splitlines() if row.startswith("|")]
     for role in ROLES.values():
         for shape in role.shapes:

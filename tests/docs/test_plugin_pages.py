@@ -39,7 +39,7 @@ def _commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", _commands())
-def test_the_runs_on_the_pages_can_use_what_they_name(command: str, place: Workplace) -> None:
+def test_commands_on_the_pages_find_their_components(command: str, place: Workplace) -> None:
     words = command.removeprefix("slime train ")
     printed = place.run(f"slime plugins --for {words} || echo refused")
     assert printed.rstrip().endswith("everything this run uses is there"), printed
@@ -53,7 +53,7 @@ def test_the_run_files_on_the_pages_can_be_read(block: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_on_the_pages_are_those_that_new_writes(name: str) -> None:
+def test_files_on_the_pages_match_the_scaffold(name: str) -> None:
     assert refiled(TEXT[name]) == TEXT[name], AGAIN
 
 
@@ -79,7 +79,7 @@ def test_the_heading_of_a_hook_is_followed_by_its_arguments() -> None:
             assert re.search(rf"### `{name}`\n`\({arguments}\)", TEXT["index.md"]), name
 
 
-def test_every_public_name_of_the_authoring_surface_is_explained() -> None:
+def test_every_public_name_of_slime_plugin_is_explained() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", TEXT["index.md"], re.MULTILINE)
     assert sorted(rows) == sorted(plugin.__all__)
 
@@ -102,7 +102,7 @@ def test_every_option_of_the_listing_is_explained() -> None:
     assert {option for option in options if option not in TEXT["listing.md"]} == set()
 
 
-def test_the_schemas_are_those_of_the_output() -> None:
+def test_the_schemas_match_the_output() -> None:
     assert {path: path.read_text(encoding="utf-8") for path in schemas()} == schemas(), AGAIN
 
 
@@ -117,7 +117,7 @@ def test_links_lead_somewhere() -> None:
             assert (PAGES / link).resolve().exists(), f"{name}: {link}"
 
 
-def test_the_number_of_walk_throughs_is_that_of_the_kinds() -> None:
+def test_every_kind_has_a_walk_through() -> None:
     from slime.plugins.kinds import KINDS
 
     assert {kind.replace("_", "-") for kind in KINDS} == set(WALK_THROUGHS)

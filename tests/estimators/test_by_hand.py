@@ -16,27 +16,27 @@ from slime_estimators.options import DAPOOptions
 from tests.estimators.support import SPECS, batch_of, make, scalars, tokens
 
 
-def test_dr_grpo_only_centres() -> None:
+def test_dr_grpo_only_subtracts_the_mean() -> None:
     assert scalars("dr_grpo", [3, 5, 10]) == [-3, -1, 4]
 
 
-def test_rloo_takes_the_mean_of_the_others() -> None:
+def test_rloo_subtracts_the_mean_of_the_others() -> None:
     # 3 - (5 + 10) / 2, 5 - (3 + 10) / 2, 10 - (3 + 5) / 2
     assert scalars("rloo", [3, 5, 10]) == [-4.5, -1.5, 6.0]
 
 
-def test_rloo_takes_the_kl_of_the_whole_response_off_its_reward() -> None:
+def test_rloo_subtracts_the_kl_of_the_whole_response() -> None:
     batch = batch_of([3, 5], [0, 0], [[1, 0, 1], [1]], kl=[[1.0, 50.0, 2.0], [4.0]])
     # rewards 3 - (1 + 2) / 2 = 1.5 and 5 - 4 / 2 = 3
     assert tokens("rloo", batch, kl_coef=0.5) == [[-1.5, 0, -1.5], [1.5]]
 
 
 @pytest.mark.parametrize("name", ["gspo", "cispo", "dapo"])
-def test_the_advantages_of_others_are_those_of_grpo(name: str) -> None:
+def test_gspo_and_cispo_have_the_advantages_of_grpo(name: str) -> None:
     assert scalars(name, [3, 5, 10, 1], [0, 0, 0, 1]) == scalars("grpo", [3, 5, 10, 1], [0, 0, 0, 1])
 
 
-def test_what_the_specs_ask_of_the_kernel() -> None:
+def test_needs_and_ratios_of_the_specs() -> None:
     assert SPECS["gspo"].ratio == "sequence"
     assert [name for name, spec in SPECS.items() if spec.ratio == "sequence"] == ["gspo"]
     assert [name for name, spec in SPECS.items() if "critic" in spec.needs] == ["ppo"]
@@ -61,7 +61,7 @@ def test_ppo(gamma: float, lambd: float, expected: list[float]) -> None:
     assert answer.returns[0].tolist() == pytest.approx([a + v for a, v in zip(expected, values[0], strict=True)])
 
 
-def test_ppo_passes_over_masked_tokens_and_pays_kl_at_the_others() -> None:
+def test_ppo_skips_masked_tokens_and_subtracts_kl_elsewhere() -> None:
     batch = batch_of([1], masks=[[1, 0, 0, 1, 1, 0]], values=[[0.5, 9, 9, 0.2, 0.4, 9]], kl=[[0.1, 7, 7, 0.2, 0.3, 7]])
     answer = make("ppo", gamma=0.9, lambd=0.5, kl_coef=2.0).advantages(batch)
     errors = [-0.32 - 0.2, 0.16 - 0.4, 0.6 - 0.6]
@@ -74,7 +74,7 @@ def test_ppo_passes_over_masked_tokens_and_pays_kl_at_the_others() -> None:
     )
 
 
-def test_ppo_without_values_says_what_it_misses() -> None:
+def test_ppo_without_values_raises_an_error() -> None:
     batch = batch_of([1])
     object.__setattr__(batch, "values", None)
     with pytest.raises(PluginContractError, match=r"batch\.values is None; expected the critic's value"):
@@ -95,7 +95,7 @@ def test_reinforce_plus_plus_whitens_over_the_batch() -> None:
     assert scalars("reinforce_plus_plus", [1, 3], [0, 1]) == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)])
 
 
-def test_reinforce_plus_plus_discounts_returns_and_pays_kl() -> None:
+def test_reinforce_plus_plus_discounts_returns_and_subtracts_kl() -> None:
     batch = batch_of([4, 0], [0, 1], [[1, 0, 1], [1, 0]], kl=[[1.0, 9.0, 2.0], [3.0, 9.0]])
     # token rewards -0.5, 4 - 1 and -1.5; returns -0.5 + 0.5 * 3, 3, -1.5; mean 5 / 6
     deviation = math.sqrt(sum((x - 5 / 6) ** 2 for x in (1, 3, -1.5)) / 2)
@@ -104,7 +104,7 @@ def test_reinforce_plus_plus_discounts_returns_and_pays_kl() -> None:
     assert got[1] == pytest.approx([(-1.5 - 5 / 6) / deviation, 0])
 
 
-def test_the_reward_of_reinforce_plus_plus_counts_at_the_last_trained_token() -> None:
+def test_reinforce_plus_plus_puts_the_reward_on_the_last_trained_token() -> None:
     batch = batch_of([2, 0], [0, 1], [[1, 1, 0], [1, 0, 0]])
     got = tokens("reinforce_plus_plus", batch, gamma=0.0)
     # token rewards 0 2 and 0: mean 2 / 3, unbiased variance 4 / 3
@@ -113,13 +113,13 @@ def test_the_reward_of_reinforce_plus_plus_counts_at_the_last_trained_token() ->
     assert got[1] == pytest.approx([low, 0, 0])
 
 
-def test_reinforce_plus_plus_baseline_centres_in_the_group_and_whitens_over_the_batch() -> None:
+def test_reinforce_plus_plus_baseline_subtracts_the_group_mean_and_whitens() -> None:
     # centred -1 1 and 0 0: mean 0, unbiased variance 2 / 3
     expected = [-math.sqrt(1.5), math.sqrt(1.5), 0, 0]
     assert scalars("reinforce_plus_plus_baseline", [1, 3, 5, 5], [0, 0, 1, 1]) == pytest.approx(expected)
 
 
-def test_reinforce_plus_plus_baseline_pays_each_tokens_own_kl() -> None:
+def test_reinforce_plus_plus_baseline_subtracts_each_tokens_kl() -> None:
     batch = batch_of([1, 1], [0, 0], [[1, 1], [1]], kl=[[2.0, 4.0], [0.0]])
     # -1 -2 0: mean -1, unbiased variance 1
     got = tokens("reinforce_plus_plus_baseline", batch, kl_coef=0.5)
@@ -127,7 +127,7 @@ def test_reinforce_plus_plus_baseline_pays_each_tokens_own_kl() -> None:
     assert got[1] == pytest.approx([1])
 
 
-def test_dapo_takes_a_growing_penalty_off_overlong_answers() -> None:
+def test_dapo_penalizes_overlong_answers() -> None:
     # full length 10, buffer 4: 6 tokens cost nothing, 8 half, 10 and 12 all of 0.5
     masks = [[1] * length for length in (6, 8, 10, 12)]
     batch = batch_of([1, 1, 1, 1], masks=masks)
@@ -144,7 +144,7 @@ def test_dapo_counts_masked_tokens_as_length() -> None:
     assert got == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)], rel=1e-5)
 
 
-def test_dapo_needs_a_run_to_know_the_full_length() -> None:
+def test_dapo_with_a_buffer_needs_a_run() -> None:
     outside = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
     with pytest.raises(ConfigError, match="--rollout-max-response-len"):
         DAPO(DAPOOptions(overlong_buffer=4), outside)
@@ -160,7 +160,7 @@ def test_dapo_needs_a_run_to_know_the_full_length() -> None:
         (0.5, -1.0, 0.8, 1, 0),
     ],
 )
-def test_cispo_holds_the_weight_and_keeps_the_gradient(
+def test_cispo_clips_the_weight_and_keeps_the_gradient(
     ratio: float, advantage: float, weight: float, low: int, high: int
 ) -> None:
     log_probs = torch.tensor([-1.0 + math.log(ratio)], requires_grad=True)

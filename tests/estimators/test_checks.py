@@ -23,13 +23,13 @@ def config(name: str, *, options: dict[str, Any] | None = None, **algorithm: Any
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "cispo", "dapo", "estimators/grpo"])
-def test_kl_in_the_reward_is_refused_where_it_has_no_place(name: str) -> None:
+def test_kl_coef_is_refused_for_estimators_without_it(name: str) -> None:
     with pytest.raises(ConfigError, match=r"--kl-coef 0\.1 takes KL off the reward.*Use --use-kl-loss"):
         check_needs(survey_plugins().find("estimator", name), config(name, kl_coef=0.1))
 
 
 @pytest.mark.parametrize("name", ["ppo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
-def test_kl_in_the_reward_is_accepted_by_those_that_take_it(name: str) -> None:
+def test_kl_coef_is_accepted_by_estimators_that_use_it(name: str) -> None:
     check_needs(survey_plugins().find("estimator", name), config(name, kl_coef=0.1))
 
 
@@ -45,7 +45,7 @@ def test_dapo_needs_the_token_level_loss() -> None:
     slime_check_config(config("dapo", calculate_per_token_loss=True))
 
 
-def test_dapos_buffer_fits_into_a_response() -> None:
+def test_dapos_buffer_must_fit_into_a_response() -> None:
     with pytest.raises(ConfigError, match=r"--estimator\.overlong-buffer 65 is longer .*len 64"):
         slime_check_config(config("dapo", calculate_per_token_loss=True, options={"overlong_buffer": "65"}))
     slime_check_config(config("dapo", calculate_per_token_loss=True, options={"overlong_buffer": 64}))
@@ -57,7 +57,7 @@ def test_dual_clip_of_cispo_is_refused() -> None:
     slime_check_config(config("grpo", eps_clip_c=3.0))
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     wrong = {"overlong_buffer": 65}
     with pytest.raises(ConfigError, match=r"--calculate-per-token-loss.*overlong-buffer 65"):
         slime_check_config(config("dapo", options=wrong))

@@ -39,7 +39,7 @@ def test_a_response_without_tokens_would_be_harmless(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_one_token_in_all(name: str) -> None:
+def test_a_single_trained_token(name: str) -> None:
     expected = [[3.0]] if name == "ppo" else [[0.0]]
     assert tokens(name, batch_of([3])) == expected
 

@@ -59,7 +59,7 @@ def test_numbers_by_hand() -> None:
     np.testing.assert_allclose(scalars([3, 5, 10], [7] * 3), np.array([-3, -1, 4]) / np.sqrt(13), rtol=1e-5)
 
 
-def test_without_normalisation_rewards_are_only_centred() -> None:
+def test_without_normalization_only_the_mean_is_subtracted() -> None:
     assert scalars([3, 5, 10], [7] * 3, std_normalization=False).tolist() == [-3, -1, 4]
 
 
@@ -92,7 +92,7 @@ def test_a_fully_masked_sample_still_counts_in_the_statistics() -> None:
     assert [tokens.tolist() for tokens in answer.advantages] == [[-4], [0], [0]]
 
 
-def test_input_is_left_alone() -> None:
+def test_the_input_is_not_changed() -> None:
     batch = batch_of([1, 0, 3], [0, 0, 1], [[1, 0], [1], [1, 1]])
     grpo().advantages(batch)
     assert batch.rewards.tolist() == [1, 0, 3]
@@ -139,7 +139,7 @@ def test_a_constant_added_to_a_group_changes_nothing(pairs: list[tuple[int, int]
 
 @given(pairs=PAIRS)
 @settings(max_examples=40, deadline=None)
-def test_groups_do_not_touch_each_other_and_sum_to_zero(pairs: list[tuple[float, int]]) -> None:
+def test_groups_are_independent_and_sum_to_zero(pairs: list[tuple[float, int]]) -> None:
     everything = scalars([r for r, _ in pairs], [g for _, g in pairs])
     for group in {g for _, g in pairs}:
         members = [i for i, (_, g) in enumerate(pairs) if g == group]
@@ -148,7 +148,7 @@ def test_groups_do_not_touch_each_other_and_sum_to_zero(pairs: list[tuple[float,
         assert abs(everything[members].sum()) < 1e-3
 
 
-def test_the_trainers_own_check_is_satisfied() -> None:
+def test_the_result_passes_the_trainers_check() -> None:
     samples = [
         Sample(group_index=g, index=i, tokens=[1, 2, 3], response_length=2, loss_mask=mask, reward=float(i))
         for i, (g, mask) in enumerate([(0, [1, 1]), (0, [0, 1]), (1, [1, 0])])

@@ -63,7 +63,7 @@ def test_the_order_of_samples_and_groups_only_reorders(name: str, batch: Estimat
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches(), names=st.permutations(range(4)))
 @settings(max_examples=20, deadline=None)
-def test_the_numbers_of_the_groups_mean_nothing(name: str, batch: EstimatorBatch, names: list[int]) -> None:
+def test_group_ids_are_only_labels(name: str, batch: EstimatorBatch, names: list[int]) -> None:
     renamed = replace(batch, group_ids=torch.tensor(names)[batch.group_ids] * 7 - 3)
     torch.testing.assert_close(flat(name, renamed), flat(name, batch), rtol=1e-4, atol=1e-5)
 
@@ -93,7 +93,7 @@ def test_equal_rewards_give_exactly_zero(name: str, reward: float, sizes: list[i
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
-def test_inserting_masked_tokens_changes_nothing_for_the_others(name: str, batch: EstimatorBatch, seed: int) -> None:
+def test_inserting_masked_tokens_does_not_affect_other_tokens(name: str, batch: EstimatorBatch, seed: int) -> None:
     """For every discount: masked tokens take no time.  Whatever they say of KL and values."""
     assert batch.kl is not None and batch.values is not None
     draw = random.Random(seed)

@@ -8,14 +8,14 @@ from tests.estimators.support import GROUPED, batch_of, scalars, tokens
 
 
 @pytest.mark.parametrize("name", [name for name in GROUPED if name != "reinforce_plus_plus_baseline"])
-def test_a_rollout_of_several_samples_weighs_as_one(name: str) -> None:
+def test_a_rollout_of_several_samples_counts_once(name: str) -> None:
     alone = scalars(name, [3, 5, 10])
     batch = batch_of([3, 5, 10, 10, 10], rollouts=[0, 1, 2, 2, 2])
     assert [part[0] for part in tokens(name, batch)] == pytest.approx([*alone, alone[2], alone[2]])
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo"])
-def test_its_value_is_the_mean_of_its_samples_and_they_share_the_advantage(name: str) -> None:
+def test_samples_of_a_rollout_share_the_advantage_of_their_mean_reward(name: str) -> None:
     alone = scalars(name, [3, 5, 10])
     batch = batch_of([9, 3, 11, 5], rollouts=[7, 1, 7, 2])
     expected = [alone[2], alone[0], alone[2], alone[1]]
@@ -23,7 +23,7 @@ def test_its_value_is_the_mean_of_its_samples_and_they_share_the_advantage(name:
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_one_rollout_alone_gives_nothing_whatever_its_samples_got(name: str) -> None:
+def test_a_single_rollout_has_zero_advantage(name: str) -> None:
     batch = batch_of([1, 2, 9], rollouts=[4, 4, 4])
     assert tokens(name, batch) == [[0], [0], [0]]
 
@@ -41,7 +41,7 @@ def test_the_baseline_of_reinforce_plus_plus_counts_a_rollout_once() -> None:
     assert got == pytest.approx([-1.5, 0.5, 0.5, 0.5])
 
 
-def test_kl_of_all_its_samples_belongs_to_the_rollout() -> None:
+def test_the_kl_of_a_rollout_includes_all_its_samples() -> None:
     batch = batch_of([4, 4, 4], masks=[[1], [1], [1]], rollouts=[0, 0, 1], kl=[[1.0], [2.0], [0.0]])
     # values 4 - 3 and 4
     assert tokens("rloo", batch, kl_coef=1.0) == [[-3], [-3], [3]]

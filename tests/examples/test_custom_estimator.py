@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, site
 
 
-def test_it_is_one_file(installed: tuple[Path, Path]) -> None:
+def test_the_package_is_one_file(installed: tuple[Path, Path]) -> None:
     _, site = installed
     assert [path.name for path in site.glob("*.py")] == ["slime_estimator_maxrl.py"]
 
@@ -51,7 +51,7 @@ def test_slime_finds_and_shows_it(installed: tuple[Path, Path]) -> None:
     assert "in units of their mean" in shown
 
 
-def test_it_passes_the_contract_kit_and_its_own_tests(installed: tuple[Path, Path]) -> None:
+def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path, Path]) -> None:
     source, site = installed
     run(["slime.cli.main", "plugins", "check", "maxrl"], source.parent, site)
     assert "4 passed" in run(["pytest", "-q", "-p", "no:cacheprovider", "test_maxrl.py"], source, site)

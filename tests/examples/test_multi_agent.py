@@ -42,7 +42,7 @@ def play(team: Any, *says: str) -> tuple[list[Sample], list[float]]:
     return produced, [asyncio.run(team.reward_func(None, one)) for one in produced]
 
 
-def test_a_right_answer_that_the_reviewer_accepts_earns_both_their_reward(team: Any) -> None:
+def test_solver_and_reviewer_are_rewarded_for_an_accepted_correct_answer(team: Any) -> None:
     (solver, reviewer), rewards = play(team, "4", "yes")
     assert rewards == [1.0, 1.0]
     assert solver.rollout_id == reviewer.rollout_id == 7
@@ -61,7 +61,7 @@ def test_a_right_answer_that_the_reviewer_accepts_earns_both_their_reward(team: 
         (("4", "hm", "5"), [0.0, 0.0]),
     ],
 )
-def test_the_solver_is_asked_again_where_the_reviewer_does_not_agree(
+def test_the_solver_is_asked_again_if_the_reviewer_disagrees(
     team: Any, says: tuple[str, ...], rewards: list[float]
 ) -> None:
     (solver, reviewer), got = play(team, *says)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "openai-agent"
 
 
-def test_the_agent_knows_nothing_of_slime() -> None:
+def test_the_agent_does_not_import_slime() -> None:
     tree = ast.parse((EXAMPLE / "agent.py").read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
@@ -24,7 +24,7 @@ def test_the_agent_knows_nothing_of_slime() -> None:
 
 
 @pytest.mark.parametrize(("answer", "fits"), [("85", True), ("75", True), ("84", False), ("", False), ("eight", False)])
-def test_it_objects_to_a_last_digit_that_cannot_be(answer: str, fits: bool) -> None:
+def test_the_agent_objects_to_a_wrong_last_digit(answer: str, fits: bool) -> None:
     spec = importlib.util.spec_from_file_location("openai_agent_example", EXAMPLE / "agent.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

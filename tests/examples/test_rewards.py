@@ -87,7 +87,7 @@ def python(code: str, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_code_examples_right_programs_pass_and_wrong_ones_do_not(tmp_path: Path) -> None:
+def test_only_correct_programs_pass_the_tests(tmp_path: Path) -> None:
     code = """
 import json, random
 from pathlib import Path
@@ -109,7 +109,7 @@ print(json.dumps([program("times", 3), program("plus", 3), lesson(random.Random(
     "run_file",
     ["code-reward/grpo.toml", "code-reward/combined.toml", "llm-judge/grpo.toml", "reward-model/grpo.toml"],
 )
-def test_run_files_name_rewards_with_options_that_they_have(run_file: str) -> None:
+def test_run_files_use_existing_reward_options(run_file: str) -> None:
     from slime.plugins.component import checked_options
     from slime.plugins.plugin_set import survey_plugins
 

@@ -91,7 +91,7 @@ def test_every_answer_is_in_the_corpus_and_the_right_searches_find_it(data: dict
         assert len(path) == row["metadata"]["hops"]
 
 
-def test_nothing_that_is_asked_occurs_in_the_warm_start_or_in_the_other_set(
+def test_questions_do_not_overlap_with_warm_start_or_held_out_set(
     data: dict[str, list[dict[str, Any]]],
 ) -> None:
     shown = set(re.findall(r"\w+", json.dumps(data["teacher"]))) | set(re.findall(r"\w+", json.dumps(data["train"])))
@@ -103,7 +103,7 @@ def test_nothing_that_is_asked_occurs_in_the_warm_start_or_in_the_other_set(
     assert not asked & shown
 
 
-def test_the_teacher_is_right_now_and_then(root: Path, data: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_teacher_is_sometimes_right(root: Path, data: dict[str, list[dict[str, Any]]]) -> None:
     known = facts(data["teacher_corpus"])
     search = make_search(root / "outputs/search-r1/data/teacher_corpus.jsonl", RESULTS)
     answered = right = 0
@@ -122,7 +122,7 @@ def test_the_teacher_is_right_now_and_then(root: Path, data: dict[str, list[dict
     assert 0.3 < right / answered < 0.4
 
 
-def test_a_call_is_a_handful_of_tokens_and_any_text_has_some(root: Path) -> None:
+def test_calls_are_short_and_any_text_can_be_encoded(root: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(root / "outputs/search-r1/model")
@@ -135,7 +135,7 @@ def test_a_call_is_a_handful_of_tokens_and_any_text_has_some(root: Path) -> None
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(1700)
-def test_both_runs_work_and_train_on_what_the_model_wrote_and_nothing_else(root: Path) -> None:
+def test_both_runs_train_only_on_the_models_tokens(root: Path) -> None:
     from transformers import AutoTokenizer
 
     slime = ["-m", "slime.cli.main", "train"]

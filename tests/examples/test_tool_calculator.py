@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_answers_are_what_the_calculator_says_and_no_question_is_asked_twice(root: Path) -> None:
+def test_labels_match_the_calculator_and_questions_are_unique(root: Path) -> None:
     data = {
         name: rows(root / f"outputs/tool-calculator/data/{name}.jsonl") for name in ("train", "held_out", "teacher")
     }
@@ -55,7 +55,7 @@ def test_answers_are_what_the_calculator_says_and_no_question_is_asked_twice(roo
     assert not questions["teacher"] & (questions["train"] | questions["held_out"])
 
 
-def test_the_teacher_is_right_every_third_time(root: Path) -> None:
+def test_the_teacher_is_right_a_third_of_the_time(root: Path) -> None:
     answers = [row for row in rows(root / "outputs/tool-calculator/data/teacher.jsonl") if row["label"].isdecimal()]
     right = sum(row["label"] == calculate(row["prompt"][0]["content"].rstrip("=")) for row in answers)
     assert 0.3 < right / len(answers) < 0.4

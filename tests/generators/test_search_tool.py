@@ -36,13 +36,13 @@ TEXTS = st.lists(st.sampled_from(["ab", "cd", "ef", "gh", "ij", "kl"]), max_size
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS)
-def test_scores_are_those_of_the_formula(passages: list[str], query: str) -> None:
+def test_scores_follow_the_formula(passages: list[str], query: str) -> None:
     assert SearchIndex(passages).scores(query) == pytest.approx(plainly(passages, query), abs=1e-12)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS, st.integers(1, 5))
-def test_the_best_come_first_and_equals_in_the_order_of_the_file(passages: list[str], query: str, results: int) -> None:
+def test_results_are_sorted_by_score_then_file_order(passages: list[str], query: str, results: int) -> None:
     index = SearchIndex(passages)
     scores = index.scores(query)
     everything = sorted((place for place in range(len(passages)) if scores[place] > 0), key=lambda n: (-scores[n], n))
@@ -68,25 +68,25 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_answers_with_numbered_passages_and_their_titles(corpus: Path) -> None:
+def test_results_are_numbered_passages_with_titles(corpus: Path) -> None:
     search = make_search(corpus, 2)
     assert search("blue") == "[1] Birds: some are blue"
     assert search("a bird") == "[1] a red\u2028bird\n[2] a fish"
 
 
 @pytest.mark.parametrize("query", ["", "  ", "?!", "whale"])
-def test_a_query_that_nothing_has_is_told_so(corpus: Path, query: str) -> None:
+def test_a_query_without_matches_returns_a_note(corpus: Path, query: str) -> None:
     assert make_search(corpus)(query) == NOTHING_FOUND
 
 
-def test_it_is_a_tool_with_one_argument(corpus: Path) -> None:
+def test_search_has_one_argument(corpus: Path) -> None:
     function = tool_of(make_search(corpus)).schema["function"]
     assert function["name"] == "search"
     assert function["parameters"]["required"] == ["query"]
     assert function["parameters"]["properties"]["query"] == {"type": "string", "description": "words to look for"}
 
 
-def test_a_file_of_lines_has_a_passage_a_line(tmp_path: Path) -> None:
+def test_a_text_file_has_one_passage_per_line(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("  one passage \n\nanother\r\n", encoding="utf-8")
     assert read_passages(path) == ["one passage", "another"]
@@ -102,7 +102,7 @@ def test_a_file_of_lines_has_a_passage_a_line(tmp_path: Path) -> None:
         (b"\n\n", "no passages"),
     ],
 )
-def test_a_bad_corpus_is_refused_with_its_place(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_bad_corpus_is_refused_with_file_and_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=said):

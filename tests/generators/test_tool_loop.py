@@ -109,7 +109,7 @@ def test_a_conversation_ends_with_an_answer_that_calls_no_tool(tokenizer: Any, t
         ("number", "7", "calls"),
     ],
 )
-def test_whatever_a_tool_does_the_conversation_goes_on(
+def test_no_tool_failure_ends_the_conversation(
     tokenizer: Any, tmp_path: Path, name: str, said: str, metric: str
 ) -> None:
     loop = ToolLoop(
@@ -132,7 +132,7 @@ def test_whatever_a_tool_does_the_conversation_goes_on(
         (call("calculator", '{"expression": "1/0"}'), "error: ZeroDivisionError", "tools/calculator/errors"),
     ],
 )
-def test_a_call_that_goes_wrong_is_answered_with_an_error(
+def test_a_failed_call_returns_an_error_message(
     tokenizer: Any, tmp_path: Path, answer: Say, said: str, metric: str
 ) -> None:
     sample, _ = converse(ToolLoop(ToolLoopOptions(), context(tokenizer, tmp_path)), [answer, final()])
@@ -151,7 +151,7 @@ def test_several_calls_of_one_answer_are_answered_in_order(tokenizer: Any, tmp_p
     assert len({m["tool_call_id"] for m in results}) == 2
 
 
-def test_the_last_turn_may_call_no_tool(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_call_in_the_last_turn_truncates_the_conversation(tokenizer: Any, tmp_path: Path) -> None:
     loop = ToolLoop(ToolLoopOptions(tools=(f"{HERE}:number",)), context(tokenizer, tmp_path, max_turns=3))
     sample, policy = converse(loop, [call("number")])
     assert (sample.status, sample.finish_reason) == (Status.TRUNCATED, "max_turns")
@@ -171,7 +171,7 @@ def test_the_whole_response_stays_within_its_limit(tokenizer: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("short_by", [0, 1])
-def test_a_result_that_leaves_no_room_for_an_answer_is_left_out(tokenizer: Any, tmp_path: Path, short_by: int) -> None:
+def test_a_result_that_leaves_no_room_is_omitted(tokenizer: Any, tmp_path: Path, short_by: int) -> None:
     loop = ToolLoop(ToolLoopOptions(tools=(f"{HERE}:number",)), context(tokenizer, tmp_path))
     one = len(call("number").tokens)
     added = len(encode("\n")) + 1 + len(encode("tool\n7")) + 1 + len(encode("\n")) + 1 + len(encode("assistant\n"))
@@ -195,14 +195,14 @@ def test_a_full_context_ends_the_conversation(tokenizer: Any, tmp_path: Path) ->
     assert len(sample.tokens) <= 100
 
 
-def test_one_answer_may_have_a_limit_of_its_own(tokenizer: Any, tmp_path: Path) -> None:
+def test_turn_max_tokens_limits_one_answer(tokenizer: Any, tmp_path: Path) -> None:
     loop = ToolLoop(ToolLoopOptions(turn_max_tokens=10), context(tokenizer, tmp_path))
     sample, policy = converse(loop, [Say(encode("y" * 50))])
     assert policy.calls[0].sampling.max_new_tokens == 10
     assert (sample.status, sample.response_length) == (Status.TRUNCATED, 10)
 
 
-def test_an_abort_in_a_later_turn_keeps_what_was_said(tokenizer: Any, tmp_path: Path) -> None:
+def test_an_abort_in_a_later_turn_keeps_earlier_turns(tokenizer: Any, tmp_path: Path) -> None:
     loop = ToolLoop(ToolLoopOptions(tools=(f"{HERE}:number",)), context(tokenizer, tmp_path))
     sample, _ = converse(loop, [call("number"), Say(encode("4"), finish_reason="abort")])
     assert sample.status is Status.ABORTED
@@ -216,7 +216,7 @@ def test_an_abort_before_the_first_token_is_an_abort(tokenizer: Any, tmp_path: P
     assert (sample.status, sample.response_length, sample.response) == (Status.ABORTED, 0, "")
 
 
-def test_an_answer_that_was_cut_is_not_searched_for_calls(tokenizer: Any, tmp_path: Path) -> None:
+def test_calls_in_a_truncated_answer_are_ignored(tokenizer: Any, tmp_path: Path) -> None:
     loop = ToolLoop(ToolLoopOptions(tools=(f"{HERE}:number",)), context(tokenizer, tmp_path))
     sample, policy = converse(loop, [Say(call("number").tokens, finish_reason="length")])
     assert len(policy.calls) == 1
@@ -244,7 +244,7 @@ def chat_sample(tokenizer: Any, prompt: Any) -> Sample:
 
 
 @pytest.mark.parametrize("prompt", ["q", [{"role": "user", "content": "q"}]])
-def test_the_template_tells_the_model_of_the_tools(tmp_path: Path, prompt: Any) -> None:
+def test_the_template_describes_the_tools(tmp_path: Path, prompt: Any) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = _WITH_TOOLS
     loop = ToolLoop(ToolLoopOptions(), context(tokenizer, tmp_path, template=True))
@@ -256,7 +256,7 @@ def test_the_template_tells_the_model_of_the_tools(tmp_path: Path, prompt: Any) 
 
 
 @pytest.mark.parametrize("options", [{"show_tools": False}, {"tools": ""}])
-def test_prompts_stay_as_the_data_has_them_where_no_tools_are_shown(tmp_path: Path, options: Any) -> None:
+def test_prompts_are_unchanged_without_show_tools(tmp_path: Path, options: Any) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = _WITH_TOOLS
     loop = ToolLoop(ToolLoopOptions(**options), context(tokenizer, tmp_path, template=True))

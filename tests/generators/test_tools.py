@@ -33,7 +33,7 @@ from slime_generators.tools.python import python
         ("(" * 200 + "1" + ")" * 200, "1"),
     ],
 )
-def test_the_calculator_works_out(expression: str, value: str) -> None:
+def test_the_calculator_evaluates_arithmetic(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
 
@@ -45,13 +45,13 @@ def test_the_calculator_works_out(expression: str, value: str) -> None:
         "1" * 501, "sqrt()", "1e999", "exp(1000)", "round(5, -99999999)", "-" * 400 + "1" + "\0",
     ],
 )  # fmt: skip
-def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
+def test_the_calculator_refuses_anything_else(expression: str) -> None:
     with pytest.raises(ValueError):
         calculate(expression)
 
 
 @given(st.text(alphabet="0123456789.+-*/%^() esqrtpi,", max_size=60))
-def test_the_calculator_answers_or_refuses_at_once(expression: str) -> None:
+def test_the_calculator_is_always_fast(expression: str) -> None:
     with contextlib.suppress(ValueError, ZeroDivisionError):
         float(calculate(expression))
 
@@ -61,17 +61,17 @@ def test_the_calculator_is_a_tool() -> None:
     assert (result.kind, result.text) == ("error", "error: ZeroDivisionError: division by zero")
 
 
-def test_a_program_gives_what_it_prints() -> None:
+def test_python_returns_the_programs_output() -> None:
     assert asyncio.run(python("import math\nprint('é', math.factorial(5))")) == "é 120\n"
     assert asyncio.run(python("x = 1")) == "(the program printed nothing)"
 
 
-def test_a_program_that_fails_gives_what_it_printed_and_the_error() -> None:
+def test_a_failing_program_returns_its_output_and_the_error() -> None:
     text = asyncio.run(python("print('so far')\n1/0"))
     assert text.startswith("so far\n")
     assert text.endswith("ZeroDivisionError: division by zero")
 
 
-def test_a_program_that_goes_too_far_is_ended() -> None:
+def test_a_program_over_its_limits_is_killed() -> None:
     text = asyncio.run(python("while True: print('x' * 1000)"))
     assert "error: the program wrote more than 64 KiB" in text

@@ -62,7 +62,7 @@ async def custom_generate(args, samples: list[Sample], evaluation: bool = False)
 '''
 
 
-def test_it_trains_on_the_very_tokens_of_every_turn(tmp_path: Path) -> None:
+def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE

@@ -16,7 +16,7 @@ Start = Callable[..., SlimeRun]
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_an_interrupted_run_ends_in_order(slime_train: Start, signum: signal.Signals, code: int) -> None:
+def test_an_interrupted_run_shuts_down_cleanly(slime_train: Start, signum: signal.Signals, code: int) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b2/\d")  # a few steps in
     os.killpg(run.process.pid, signum)  # as a terminal does: the whole foreground group
@@ -48,7 +48,7 @@ def test_a_killed_trainer_rank_ends_the_run(slime_train: Start) -> None:
     assert run.left_over() == []
 
 
-def test_a_driver_that_is_killed_takes_everything_with_it(slime_train: Start) -> None:
+def test_a_killed_driver_leaves_no_processes(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b1/\d")
     run.process.kill()
@@ -76,7 +76,7 @@ def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Star
     assert run.left_over() == []
 
 
-def test_a_component_that_cannot_be_built_is_told_in_one_line(
+def test_a_component_that_cannot_be_built_is_reported_in_one_line(
     slime_train: Callable[..., SlimeRun], tmp_path: Path
 ) -> None:
     (tmp_path / "boom.py").write_text("raise RuntimeError('no licence server')\n\ndef reward_func(args, sample): ...\n")

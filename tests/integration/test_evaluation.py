@@ -69,7 +69,7 @@ def test_a_model_folder_is_scored_on_two_sets(model: Path, data: Path, tmp_path:
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.timeout(800)
-def test_a_checkpoint_scores_as_its_run_did_and_training_went_on_meanwhile(slime_train: Start, data: Path) -> None:
+def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, data: Path) -> None:
     run = slime_train(
         *("--num-rollout", "4", "--async", "--save", "saved", "--eval-prompt-data", "held", str(data)),
         *("--eval-interval", "2", *SETTINGS),

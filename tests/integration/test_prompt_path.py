@@ -21,7 +21,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trace")
 
 
-def test_a_prompt_passes_few_files(
+def test_a_step_runs_few_files(
     slime_train: Callable[..., SlimeRun], trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in install_tracer(trace).items():

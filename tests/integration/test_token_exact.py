@@ -147,9 +147,7 @@ def conversations(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_every_request_is_the_last_one_with_its_answer_and_what_is_new(
-    conversations: dict[str, Any], template: str
-) -> None:
+def test_every_request_extends_the_previous_one(conversations: dict[str, Any], template: str) -> None:
     _, samples, heard = conversations[template]
     turns = 0
     for sample, rounds in zip(samples, heard, strict=True):
@@ -222,9 +220,7 @@ def test_tools_cannot_put_control_tokens_into_a_conversation(conversations: dict
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_what_the_model_reads_of_a_tool_is_what_the_template_makes_of_its_result(
-    conversations: dict[str, Any], template: str
-) -> None:
+def test_tool_results_are_rendered_by_the_template(conversations: dict[str, Any], template: str) -> None:
     loop, samples, heard = conversations[template]
     tokenizer = loop._template._tokenizer
     for sample, rounds in zip(samples, heard, strict=True):
@@ -237,7 +233,7 @@ def test_what_the_model_reads_of_a_tool_is_what_the_template_makes_of_its_result
                 assert template == "strict" or shown in read
 
 
-def test_conversations_end_in_every_way_and_use_the_prefix_cache(conversations: dict[str, Any]) -> None:
+def test_conversations_end_for_every_reason_and_use_the_prefix_cache(conversations: dict[str, Any]) -> None:
     samples = [sample for _, finished, _ in conversations.values() for sample in finished]
     assert len(samples) == 200
     ends = {(sample.status, sample.finish_reason) for sample in samples}

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 Start = Callable[..., SlimeRun]
 
 
-def test_engine_and_trainer_agree_after_the_weights_have_moved_and_come_back(
+def test_engine_and_trainer_agree_after_weight_updates(
     engine: EngineServer, model: Path, data: Path, tmp_path: Path
 ) -> None:
     flags = ["--hf-checkpoint", str(model), "--prompt-data", str(data), "--lr", "1e-3", "--num-rollout", "3"]

@@ -55,9 +55,7 @@ def test_truncated_and_masked_weights_with_verl(
 @pytest.mark.parametrize(
     ("level", "criterion", "bound"), [("sequence", "seq_sum_k1", 1.8), ("geometric", "seq_mean_k1", 1.15)]
 )
-def test_sequences_that_are_masked_out_are_those_that_verl_rejects(
-    seed: int, level: Any, criterion: str, bound: float
-) -> None:
+def test_masked_sequences_match_those_verl_rejects(seed: int, level: Any, criterion: str, bound: float) -> None:
     case = make_case(seed)
     kept, _ = verl().correction.compute_rollout_rejection_mask(case.old - case.engine, case.mask, criterion, bound)
     used, _ = Correction("mask", level, 1 / bound, bound).apply(slime_weights(case, level))

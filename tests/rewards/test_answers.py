@@ -72,16 +72,16 @@ F1_TABLE = [
 
 
 @pytest.mark.parametrize(("answer", "label", "expected"), F1_TABLE)
-def test_f1_is_what_it_is_by_hand(answer: str, label: str, expected: float) -> None:
+def test_f1_by_hand(answer: str, label: str, expected: float) -> None:
     assert score("f1", answer, label).value == pytest.approx(expected)
 
 
-def test_a_list_of_labels_means_any_of_them() -> None:
+def test_a_list_of_labels_accepts_any_of_them() -> None:
     assert score("f1", "New York", '["NYC", "new york city", "The New York"]').value == 1.0
     assert score("f1", "x", "[broken").value == 0.0
 
 
-def test_f1_may_ask_for_equality_or_containment_after_normalisation() -> None:
+def test_f1_may_measure_equality_or_containment() -> None:
     assert score("f1", "The Beatles!", "beatles", measure="exact").value == 1.0
     assert score("f1", "It was the Beatles", "beatles", measure="exact").value == 0.0
     assert score("f1", "It was the Beatles.", "beatles", measure="contains").value == 1.0
@@ -119,23 +119,23 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("response", "label", "expected"), CHOICES)
-def test_a_choice_is_found_where_it_is_one(response: str, label: str, expected: float) -> None:
+def test_a_choice_is_found_in_every_documented_form(response: str, label: str, expected: float) -> None:
     assert score("multiple_choice", response, label).value == expected
 
 
-def test_whether_a_choice_was_made_is_told_apart() -> None:
+def test_a_part_shows_whether_a_choice_was_made() -> None:
     assert score("multiple_choice", "who knows", "A").parts == {"chosen": 0.0}
     assert score("multiple_choice", "B", "A").parts == {"chosen": 1.0}
     assert score("multiple_choice", "B", "B", bare=False).parts == {"chosen": 0.0}
 
 
 @pytest.mark.parametrize("name", ["exact_match", "math", "multiple_choice", "f1", "code"])
-def test_a_sample_without_label_is_refused_by_its_name(name: str) -> None:
+def test_the_error_names_a_sample_without_label(name: str) -> None:
     with pytest.raises(ValueError, match=r"sample 7 \(a.jsonl 3\) has no label to compare with; check --label-key"):
         score(name, "1", None, {"source": "a.jsonl", "line": 3})
 
 
-def test_a_label_that_is_no_choice_is_refused() -> None:
+def test_a_label_that_is_not_a_choice_is_refused() -> None:
     with pytest.raises(ValueError, match="sample 7 has the label 'Paris'; expected one letter or number"):
         score("multiple_choice", "A", "Paris")
 
@@ -153,18 +153,18 @@ def test_a_label_that_is_no_choice_is_refused() -> None:
         ("", 0.0, 0.0),
     ],
 )
-def test_tags_stand_once_in_order_with_something_in_them(response: str, value: float, tags: float) -> None:
+def test_tags_must_occur_once_in_order_with_content(response: str, value: float, tags: float) -> None:
     reward = score("format", response)
     assert (reward.value, reward.parts) == (value, {"tags": tags})
 
 
-def test_a_format_may_be_a_pattern_with_values_of_its_own() -> None:
+def test_a_format_may_be_a_pattern_with_custom_values() -> None:
     options = {"pattern": r"Answer: \d+.*", "hit": 0.2, "miss": -1.0}
     assert score("format", "Answer: 4\nbye", **options).value == 0.2
     assert score("format", "well, Answer: 4", **options).value == -1.0
 
 
-def test_a_pattern_that_is_none_is_refused_before_the_run() -> None:
+def test_an_invalid_pattern_is_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match=r"pattern '\(' is not a regular expression"):
         build("format", pattern="(")
 
@@ -180,12 +180,12 @@ def test_a_pattern_that_is_none_is_refused_before_the_run() -> None:
         (99, 0.0, 0.0, -1.0),
     ],
 )
-def test_length_costs_between_free_and_limit(tokens: int, linear: float, cosine: float, overlong: float) -> None:
+def test_length_falls_between_free_and_limit(tokens: int, linear: float, cosine: float, overlong: float) -> None:
     expected = {"linear": linear, "cosine": cosine, "overlong": overlong}
     for shape, value in expected.items():
         assert score("length", "x" * tokens, shape=shape, free=10, limit=30).value == pytest.approx(value)
 
 
-def test_a_limit_below_what_is_free_is_refused() -> None:
+def test_a_limit_below_free_is_refused() -> None:
     with pytest.raises(ConfigError, match="free is 30 and limit 30; expected free below limit"):
         build("length", free=30, limit=30)

@@ -22,7 +22,7 @@ def passed(code: str, tests: object, **options: Any) -> float:
     return score("code", code, metadata={"tests": tests}, **{**QUICK, "score": "share", **options}).value
 
 
-def test_right_code_passes_tests_of_every_form() -> None:
+def test_correct_code_passes_tests_of_every_form() -> None:
     assert passed(ADD, ASSERTS) == 1.0
     assert passed(f"Here it is:\n```python\n{ADD}```\nGood luck", ASSERTS) == 1.0
     assert passed("print(sum(map(int, input().split())))", DIALOGUES) == 1.0
@@ -37,14 +37,14 @@ def test_tests_may_be_the_label_as_text_or_json() -> None:
     assert score("code", ADD, json.dumps(CALLS)).value == 1.0
 
 
-def test_wrong_code_gets_its_share_or_nothing() -> None:
+def test_wrong_code_gets_its_share_or_zero() -> None:
     code = "def add(a, b):\n    return abs(a) + b if isinstance(a, int) else a + b"
     assert passed(code, ASSERTS) == pytest.approx(2 / 3)
     assert passed(code, ASSERTS, score="all") == 0.0
     assert passed("print(3)", DIALOGUES) == 0.5
 
 
-def test_output_is_compared_by_lines_without_white_space_at_their_ends() -> None:
+def test_output_is_compared_without_trailing_white_space() -> None:
     tests = [{"input": "", "output": "1\n2"}]
     assert passed("print('1  \\n2\\n\\n')", tests) == 1.0
     assert passed("print('1 2')", tests) == 0.0
@@ -82,14 +82,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("code", "ended_for"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_code_passes_nothing(code: str, ended_for: str | None) -> None:
+def test_hostile_code_gets_zero(code: str, ended_for: str | None) -> None:
     reward = score("code", code, metadata={"tests": CALLS}, **QUICK)
     assert (reward.value, reward.parts["passed"]) == (0.0, 0.0)
     if ended_for is not None:
         assert reward.parts[ended_for] == 1.0
 
 
-def test_closed_output_earns_nothing_and_costs_nothing() -> None:
+def test_closing_the_output_does_not_change_the_reward() -> None:
     assert passed("import os; os.close(1); os.close(2)\n" + ADD, ASSERTS) == 1.0
     assert passed("import os; os.close(1)", DIALOGUES) == 0.0
 
@@ -100,7 +100,7 @@ def test_time_for_all_tests_is_limited() -> None:
     assert reward.value == 0.0 and 0 < reward.parts["passed"] < 0.5 and reward.parts["timeout"] == 1.0
 
 
-def test_texts_that_utf8_lacks_are_replaced() -> None:
+def test_invalid_unicode_is_replaced() -> None:
     assert passed("print(input())", [{"input": "\ud800", "output": "\ud800"}]) == 1.0
 
 
@@ -120,12 +120,12 @@ def test_texts_that_utf8_lacks_are_replaced() -> None:
         [{"a": 1}],
     ],
 )
-def test_tests_that_cannot_be_read_are_refused_by_the_samples_name(tests: object) -> None:
+def test_the_error_names_a_sample_with_unreadable_tests(tests: object) -> None:
     with pytest.raises(ValueError, match=r"sample 7 has no tests that can be read: .*; expected Python code, a list"):
         score("code", ADD, metadata={"tests": tests})
 
 
-def test_a_machine_that_permits_too_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_too_little_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Isolation.LIMITS, "namespaces: not permitted")
     monkeypatch.setattr("slime_rewards.code.machine_isolation", lambda: machine)
     with pytest.raises(ConfigError, match=r"require_isolation is 'filter', and this machine permits only 'limits'"):

@@ -19,7 +19,7 @@ def test_a_number_is_the_reward_and_named_numbers_are_its_parts() -> None:
     assert given().score([number, named]) == [Reward(0.5), Reward(1.5, {"right": 1.0, "short": 0.5})]
 
 
-def test_a_sample_without_one_is_an_error_or_gets_what_is_stated() -> None:
+def test_a_sample_without_a_reward_fails_or_gets_the_default() -> None:
     with pytest.raises(ValueError, match="sample 0 has no reward"):
         given().score([make_sample()])
     assert given(missing=-1.0).score([make_sample()]) == [Reward(-1.0)]

@@ -115,7 +115,7 @@ def remote_faults(mischief: str) -> Any:
         ("text", "failed", "returned value = nan, expected a finite number"),
     ],
 )
-def test_faults_of_a_service_cost_the_samples_of_their_requests(
+def test_service_errors_fail_only_the_samples_of_their_requests(
     mischief: str, metric: str, reason: str, tmp_path: Path
 ) -> None:
     rows = [{"prompt": "bad" if n == 3 else f"good {n}", "label": "x"} for n in range(PROMPTS)]
@@ -151,7 +151,7 @@ def test_a_judge_without_score_fails_its_samples(tmp_path: Path) -> None:
     assert result.metrics["plugin/reward/rewards/llm_judge/failed"] == 2
 
 
-def test_a_reward_in_a_worker_process_learns_where_the_runs_engines_are(tmp_path: Path) -> None:
+def test_a_worker_process_gets_the_address_of_the_engines(tmp_path: Path) -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return {"choices": [{"message": {"content": "Score: 10"}}]}
 
@@ -185,7 +185,7 @@ def test_samples_without_label_or_tests_fail_by_name_and_the_others_are_scored(t
     assert result.metrics["rollout/reward/timeout"] == 0.5
 
 
-def test_a_computation_without_end_costs_its_samples_and_nothing_else(tmp_path: Path) -> None:
+def test_an_endless_computation_fails_only_its_samples(tmp_path: Path) -> None:
     rows = [{"prompt": "$100000000000!$", "label": "3"}, {"prompt": "it is $1+2$", "label": "3"}]
     result = rollout(tmp_path, rows, RewardOptions(reward="math"), {"timeout_s": 4.0})
     assert [sample.reward_value for sample in of(result, "it is $1+2$")] == [1.0, 1.0]
@@ -226,7 +226,7 @@ def test_a_part_of_a_reward_may_be_the_score(tmp_path: Path) -> None:
     assert of(result, "nothing")[0].reward_value == 0.0
 
 
-def test_a_part_that_a_reward_does_not_give_fails_its_samples() -> None:
+def test_a_missing_part_fails_the_samples() -> None:
     one = replace(term(build("format"), RewardSpec(name="format", factory="a:B"), "reward format"), part="tag")
     sample = make_sample()
     asyncio.run(Scorer([one]).score([sample], BusyClock()))

@@ -33,16 +33,16 @@ SCHEMA = {
         ("[" * 100_000, 0.0, 0.0),
     ],
 )
-def test_a_document_is_json_of_its_schema_or_not(response: str, value: float, parses: float) -> None:
+def test_only_json_that_fits_the_schema_gets_the_reward(response: str, value: float, parses: float) -> None:
     reward = score("json_schema", response, metadata={"json_schema": SCHEMA})
     assert (reward.value, reward.parts) == (value, {"parses": parses})
 
 
-def test_json_of_another_schema_may_be_worth_something() -> None:
+def test_json_that_violates_the_schema_may_get_a_partial_reward() -> None:
     assert score("json_schema", "[]", metadata={"json_schema": SCHEMA}, parses=0.25).value == 0.25
 
 
-def test_a_number_beyond_all_bounds_is_a_multiple_of_nothing() -> None:
+def test_an_infinite_number_is_not_a_multiple() -> None:
     reward = score("json_schema", "1e999", metadata={"json_schema": {"multipleOf": 0.5}}, parses=0.25)
     assert (reward.value, reward.parts) == (0.25, {"parses": 1.0})
 
@@ -54,7 +54,7 @@ def test_a_schema_may_be_text_a_file_or_missing(tmp_path: Path) -> None:
     assert score("json_schema", "[1]").value == 1.0
 
 
-def test_a_file_without_schema_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_file_without_a_schema_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         build("json_schema", path=str(tmp_path / "none.json"))
     (tmp_path / "s.json").write_text('{"type": "nothing"}')
@@ -63,7 +63,7 @@ def test_a_file_without_schema_is_refused_before_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("schema", [{"type": 3}, "{broken", [], 5])
-def test_a_sample_whose_schema_is_none_is_refused_by_its_name(schema: object) -> None:
+def test_the_error_names_a_sample_with_an_invalid_schema(schema: object) -> None:
     with pytest.raises(ValueError, match="sample 7: metadata 'json_schema' is not a JSON schema"):
         score("json_schema", "{}", metadata={"json_schema": schema})
 

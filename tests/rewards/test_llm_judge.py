@@ -39,12 +39,12 @@ def test_the_judge_sees_question_reference_and_answer() -> None:
     assert "Question:\nCapital of France?" in user["content"] and "judge:\nParis" in user["content"]
 
 
-def test_a_response_cannot_have_placeholders_filled_in() -> None:
+def test_placeholders_in_a_response_are_not_filled_in() -> None:
     _, [request], _ = judged(says("Score: 1"), "I say {label} {question}", template="{response}|{label}")
     assert request["messages"][0]["content"] == "I say {label} {question}|Paris"
 
 
-def test_a_chat_is_shown_as_its_texts() -> None:
+def test_a_chat_is_shown_as_text() -> None:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}]
     with serving(says("Score: 10")) as service:
         sample = make_sample("", "2", label=None)
@@ -68,13 +68,13 @@ def test_scale_and_pattern_are_options() -> None:
 
 
 @pytest.mark.parametrize("first", ["I cannot say", "Score: 11", "Score: -1", "", None])
-def test_a_judge_without_score_is_asked_again(first: str | None) -> None:
+def test_a_judge_is_asked_again_if_it_gives_no_score(first: str | None) -> None:
     reward, requests, _ = judged(says(first, "Score: 4"))
     assert (reward.value, reward.parts) == (pytest.approx(0.4), {"attempts": 2.0})
     assert len(requests) == 2
 
 
-def test_a_judge_that_never_writes_one_fails_the_sample_or_gives_what_is_stated() -> None:
+def test_a_sample_without_score_fails_or_gets_the_default() -> None:
     message = r"sample 7: the judge wrote no score from 0 to 10 in 3 attempts, but 'No idea 数学'"
     with pytest.raises(ValueError, match=message):
         judged(says("No idea 数学"), attempts=3)
@@ -82,7 +82,7 @@ def test_a_judge_that_never_writes_one_fails_the_sample_or_gives_what_is_stated(
     assert (reward.value, reward.parts) == (0.0, {"attempts": 2.0})
 
 
-def test_an_answer_that_is_no_completion_is_told() -> None:
+def test_an_answer_that_is_not_a_completion_is_reported() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return {"error": "no such model"}
 
@@ -90,14 +90,14 @@ def test_an_answer_that_is_no_completion_is_told() -> None:
         judged(answer)
 
 
-def test_a_judge_that_is_out_of_order_for_a_while_is_asked_again() -> None:
+def test_a_temporarily_unavailable_judge_is_retried() -> None:
     async def answer(number: int, content: Any) -> Any:
         return web.Response(status=503) if number == 1 else await says("Score: 10")(number, content)
 
     assert judged(answer)[0].value == 1.0
 
 
-def test_without_an_address_the_runs_own_engines_are_asked() -> None:
+def test_without_a_url_the_runs_engines_judge() -> None:
     with serving(says("Score: 10")) as service:
         reward = build("llm_judge", engine_url=service.url)
         assert ask(reward, [make_sample()])[0].value == 1.0
@@ -115,6 +115,6 @@ def test_without_an_address_the_runs_own_engines_are_asked() -> None:
         ({"lowest": 3, "highest": 1}, "lowest is 3 and highest 1"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_run(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_before_the_run(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build("llm_judge", url="http://x", **options)

@@ -47,7 +47,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("label", "response"), EQUAL)
-def test_forms_of_one_value_are_equal(label: str, response: str) -> None:
+def test_different_forms_of_a_value_are_equal(label: str, response: str) -> None:
     assert score("math", response, label).value == 1.0
 
 
@@ -56,28 +56,28 @@ def test_other_values_are_not(label: str, response: str) -> None:
     assert score("math", response, label).value == 0.0
 
 
-def test_whether_there_is_an_expression_is_told_apart() -> None:
+def test_a_part_shows_whether_there_was_an_expression() -> None:
     assert score("math", "no idea", "5").parts == {"parsed": 0.0}
     assert score("math", "it is 6", "5").parts == {"parsed": 1.0}
 
 
-def test_only_the_box_counts_where_that_is_asked() -> None:
+def test_with_boxed_only_the_box_counts() -> None:
     assert score("math", "it is 5", "5", boxed=True).value == 0.0
     assert score("math", r"it is \boxed{5}", "5", boxed=True).value == 1.0
 
 
-def test_names_count_unless_they_shall_not() -> None:
+def test_variable_names_matter_only_in_strict_mode() -> None:
     assert score("math", "$y+1$", "$x+1$").value == 0.0
     assert score("math", "$y+1$", "$x+1$", strict=False).value == 1.0
 
 
-def test_numbers_agree_to_the_digits_that_are_asked() -> None:
+def test_numbers_are_compared_to_the_given_precision() -> None:
     assert score("math", "3.14159265", r"\pi", digits=6).value == 1.0
     assert score("math", "3.1415", r"\pi", digits=6).value == 0.0
     assert score("math", "3.1416", r"\pi", digits=3).value == 1.0
 
 
-def test_long_texts_are_read_at_their_end() -> None:
+def test_only_the_end_of_a_long_text_is_read() -> None:
     assert score("math", "so 1 + 1 = 2, " * 100_000 + "that is 5", "5").value == 1.0
 
 

@@ -25,7 +25,7 @@ async def lengths(number: int, content: Any) -> Any:  # noqa: ARG001 - the handl
     return {"rewards": [len(one["response"]) for one in content["samples"]]}
 
 
-def test_samples_are_posted_together_and_rewards_come_back_in_order() -> None:
+def test_samples_are_posted_together_and_rewards_keep_their_order() -> None:
     with serving(lengths) as service:
         rewards = ask(build("remote", url=service.url + "/score"), samples("a", "bbb", "", "数学🙂"))
     assert [one.value for one in rewards] == [1.0, 3.0, 0.0, 3.0]
@@ -34,7 +34,7 @@ def test_samples_are_posted_together_and_rewards_come_back_in_order() -> None:
     assert service.paths == ["/score"]
 
 
-def test_calls_that_overlap_share_requests_up_to_the_batch_size() -> None:
+def test_concurrent_calls_share_requests_up_to_the_batch_size() -> None:
     async def several(reward: Any) -> list[float]:
         answers = await asyncio.gather(*(reward.score([one]) for one in samples(*["x" * n for n in range(10)])))
         return [answer[0].value for answer in answers]
@@ -45,7 +45,7 @@ def test_calls_that_overlap_share_requests_up_to_the_batch_size() -> None:
     assert [len(request["samples"]) for request in service.requests] == [4, 4, 2]
 
 
-def test_one_sample_a_request_where_the_service_wants_it_so() -> None:
+def test_the_single_protocol_sends_one_sample_per_request() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return {"acc": 1.0, "len": len(content["response"]), "text": "fine"}
 
@@ -58,7 +58,7 @@ def test_one_sample_a_request_where_the_service_wants_it_so() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_a_service_that_is_out_of_order_for_a_while_is_asked_again(status: int) -> None:
+def test_a_temporarily_unavailable_service_is_retried(status: int) -> None:
     async def answer(number: int, content: Any) -> Any:
         return web.Response(status=status, text="busy") if number < 3 else await lengths(number, content)
 
@@ -67,7 +67,7 @@ def test_a_service_that_is_out_of_order_for_a_while_is_asked_again(status: int) 
     assert reward.value == 3.0 and len(service.requests) == 3
 
 
-def test_a_service_that_stays_out_of_order_is_given_up() -> None:
+def test_retries_end_if_the_service_stays_unavailable() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return web.Response(status=500, text="out of memory")
 
@@ -88,7 +88,7 @@ def test_a_refusal_is_final() -> None:
     assert len(service.requests) == 1
 
 
-def test_a_service_that_does_not_answer_in_time_is_asked_again() -> None:
+def test_a_request_without_an_answer_in_time_is_retried() -> None:
     async def answer(number: int, content: Any) -> Any:
         if number == 1:
             await asyncio.sleep(5)
@@ -99,12 +99,12 @@ def test_a_service_that_does_not_answer_in_time_is_asked_again() -> None:
     assert reward.value == 3.0 and len(service.requests) == 2
 
 
-def test_a_service_that_is_not_there_is_named() -> None:
+def test_an_unreachable_service_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/ could not be reached .*, 3 times"):
         ask(build("remote", url="http://127.0.0.1:9/", **FAST), samples("abc"))
 
 
-def test_a_reward_that_is_no_finite_number_fails_its_own_sample_alone() -> None:
+def test_a_reward_that_is_not_finite_fails_only_its_sample() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return [1, 10**400, None, "2", {"score": 3, "bad": 10**400, "fine": 4}]
 
@@ -131,7 +131,7 @@ def test_too_few_or_no_rewards_break_the_contract(content: Any, message: str) ->
         ask(build("remote", url=service.url), samples("a", "b"))
 
 
-def test_what_is_no_json_is_told() -> None:
+def test_an_answer_that_is_not_json_is_reported() -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return web.Response(text="<html>")
 
@@ -149,7 +149,7 @@ def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         build("remote", url="http://x", token_env="REWARD_TOKEN")
 
 
-def test_a_cancelled_call_changes_nothing_for_the_others_of_its_batch() -> None:
+def test_a_cancelled_call_does_not_affect_its_batch() -> None:
     async def slow(number: int, content: Any) -> Any:
         await asyncio.sleep(0.3)
         return await lengths(number, content)

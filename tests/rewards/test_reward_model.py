@@ -41,20 +41,20 @@ def conversation(folder: Path, prompt: str, response: str) -> str:
     return str(AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False))
 
 
-def test_rewards_are_the_models_outputs_whatever_is_asked_together(folder: Path) -> None:
+def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
     expected = logits(folder, [conversation(folder, "1+1=", sample.response) for sample in SAMPLES])
     for index in (0, 1):
         rewards = ask(build("reward_model", model_path=str(folder), index=index, batch_size=3), SAMPLES)
         assert [one.value for one in rewards] == pytest.approx([row[index] for row in expected], abs=1e-5)
 
 
-def test_a_reward_may_be_between_0_and_1(folder: Path) -> None:
+def test_sigmoid_gives_rewards_between_0_and_1(folder: Path) -> None:
     plain = ask(build("reward_model", model_path=str(folder)), SAMPLES)
     squeezed = ask(build("reward_model", model_path=str(folder), output="sigmoid"), SAMPLES)
     assert [one.value for one in squeezed] == pytest.approx([1 / (1 + math.exp(-one.value)) for one in plain], abs=1e-6)
 
 
-def test_the_token_that_begins_a_text_stands_there_once(tmp_path: Path) -> None:
+def test_the_beginning_of_sequence_token_is_added_once(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
@@ -77,7 +77,7 @@ def test_without_a_chat_template_the_response_follows_the_prompt(tmp_path: Path)
     assert reward.value == pytest.approx(logits(folder, ["1+1=2"])[0][0], abs=1e-5)
 
 
-def test_of_long_texts_the_end_is_read(folder: Path) -> None:
+def test_the_end_of_long_texts_is_read(folder: Path) -> None:
     reward = build("reward_model", model_path=str(folder), max_tokens=16)
     same_end = [make_sample("q", "x" * n + "the very same end") for n in (50, 500)]
     first, second = ask(reward, same_end)
@@ -87,12 +87,12 @@ def test_of_long_texts_the_end_is_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"), [({"model_path": "/nowhere"}, "/nowhere is not a folder"), ({"index": 2}, "has 2 outputs")]
 )
-def test_a_model_that_cannot_serve_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_an_unsuitable_model_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build("reward_model", **{"model_path": str(folder), **options})
 
 
-def test_a_reward_model_class_of_the_users_scores_with_a_real_model(folder: Path, tmp_path: Path) -> None:
+def test_a_custom_reward_model_class_scores_with_a_real_model(folder: Path, tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "custom_rm.py",

@@ -114,7 +114,7 @@ def test_a_filter_that_keeps_the_contract_passes() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, First) else "",
 )
-def test_a_breach_is_named(chosen: First, rule: str, detail: str) -> None:
+def test_a_broken_rule_is_named(chosen: First, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_buffer_filter_contract(chosen, deterministic=True)
     assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value
@@ -129,7 +129,7 @@ def test_random_buffers_are_ragged_with_failed_samples_and_without() -> None:
     assert all((sample.reward is None) == (sample.status.name == "FAILED") for sample in samples)
 
 
-def test_a_made_group_has_the_rewards_it_was_given() -> None:
+def test_make_group_sets_the_rewards() -> None:
     group = make_group((1.0, None), index=3, prompt="a", response="bc")
     assert [(s.reward, s.group_index, s.index, s.response_length) for s in group.samples] == [
         (1.0, 3, 3000, 2),

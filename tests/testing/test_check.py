@@ -100,7 +100,7 @@ def test_a_good_component_has_neither_problems_nor_notes(component: Make) -> Non
     assert "gives one finite reward per sample" in checked.kept
 
 
-def test_a_breach_is_a_problem_with_the_rule_in_front(component: Make) -> None:
+def test_a_broken_rule_is_a_problem_with_the_rules_name(component: Make) -> None:
     [problem] = check_component(component(reward="sp.Reward(float('nan'))")).problems
     assert problem.startswith("gives one finite reward per sample: It.score, given 7 ordinary samples, returned value")
 
@@ -119,9 +119,7 @@ def test_a_class_that_cannot_be_built_is_a_problem(component: Make) -> None:
         ({"reward": "sp.Reward(sample.metadata['unit'])"}, "KeyError: 'unit'"),
     ],
 )
-def test_what_needs_the_users_data_is_a_note_and_no_problem(
-    component: Make, settings: dict[str, str], note: str
-) -> None:
+def test_a_component_that_needs_data_is_a_note(component: Make, settings: dict[str, str], note: str) -> None:
     checked = check_component(component(**settings))
     assert checked.problems == []
     assert [note in line for line in checked.notes] == [True]
@@ -132,12 +130,12 @@ def test_options_may_be_given(component: Make) -> None:
     assert check_component(component(init="self.x = 1 / options.limit"), {"limit": 0.0}).problems != []
 
 
-def test_wrong_options_are_the_callers_fault(component: Make) -> None:
+def test_wrong_options_raise_an_error(component: Make) -> None:
     with pytest.raises(ConfigError, match="limt"):
         check_component(component(), {"limt": 1})
 
 
-def test_a_data_source_that_must_be_told_a_file_is_given_one(component: Make) -> None:
+def test_a_data_source_that_needs_a_file_gets_one(component: Make) -> None:
     checked = check_component(component(SOURCE))
     assert (checked.problems, checked.notes) == ([], [])
     assert len(checked.kept) == 6

@@ -83,7 +83,7 @@ def test_a_source_that_keeps_the_contract_passes() -> None:
         (Forgets, "continues where it was saved", "loaded from the state after 5 prompts"),
     ],
 )
-def test_a_breach_is_named(source: type[Counting], rule: str, detail: str) -> None:
+def test_a_broken_rule_is_named(source: type[Counting], rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_datasource_contract(source, samples_per_prompt=2)
     assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value

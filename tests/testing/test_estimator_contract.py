@@ -103,7 +103,7 @@ def test_estimators_that_keep_the_contract_pass() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
 )
-def test_a_breach_is_named(estimator: Plain, rule: str, detail: str) -> None:
+def test_a_broken_rule_is_named(estimator: Plain, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_estimator_contract(estimator)
     [line] = [line for line in str(caught.value).splitlines() if rule in line]
@@ -120,7 +120,7 @@ def test_an_estimator_of_groups_counts_a_rollout_once() -> None:
         assert_estimator_contract(CountsSiblings(), spec=GROUP)
 
 
-def test_an_estimator_with_a_critic_is_given_values_and_must_return_returns() -> None:
+def test_an_estimator_with_a_critic_gets_values_and_must_return_returns() -> None:
     class Critic(Plain):
         def advantages(self, batch: EstimatorBatch) -> Advantages:
             assert batch.values is not None and batch.kl is None
@@ -169,7 +169,7 @@ class NoMetrics(Plain):
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-def test_the_kernels_own_objective_keeps_the_contract(ratio: Any) -> None:
+def test_the_default_objective_keeps_the_contract(ratio: Any) -> None:
     assert_estimator_contract(Surrogate(), spec=EstimatorSpec(name="x", factory="a:B", ratio=ratio))
 
 
@@ -184,7 +184,7 @@ def test_the_kernels_own_objective_keeps_the_contract(ratio: Any) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
 )
-def test_a_breach_of_an_objective_is_named(estimator: Plain, rule: str, detail: str) -> None:
+def test_a_broken_rule_of_an_objective_is_named(estimator: Plain, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_estimator_contract(estimator)
     assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value
@@ -193,7 +193,7 @@ def test_a_breach_of_an_objective_is_named(estimator: Plain, rule: str, detail: 
 # --- batches ------------------------------------------------------------------------------------------
 
 
-def test_a_made_batch_holds_the_numbers_it_was_given() -> None:
+def test_make_batch_sets_the_numbers() -> None:
     batch = make_batch([[1.0, 0.0], [2.0]], masks=[[1], [1, 0], [1, 1]], values=[[1], [2, 3], [4, 5]])
     assert batch.rewards.tolist() == [1.0, 0.0, 2.0]
     assert batch.group_ids.tolist() == [0, 0, 1]

@@ -156,7 +156,7 @@ def test_a_generator_that_keeps_the_contract_passes(generator: Single) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Single) else "",
 )
-def test_a_breach_is_named(generator: Single, rule: str, detail: str) -> None:
+def test_a_broken_rule_is_named(generator: Single, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_generator_contract(generator)
     assert any(rule in line and detail in line for line in str(caught.value).splitlines()), caught.value
@@ -195,7 +195,7 @@ class LosesLogProbs(GoesOn):
         return [0.0] * len(log_probs)
 
 
-def test_a_generator_that_resumes_passes_and_one_that_only_says_so_is_named() -> None:
+def test_a_generator_must_resume_if_its_spec_says_so() -> None:
     assert_generator_contract(GoesOn(), spec=RESUMES)
     for generator, detail in (
         (Single(), "returned 6 prompt tokens that are not the 4 it was given"),
@@ -229,10 +229,10 @@ class Serves(Single):
             self.task.cancel()
 
 
-def test_a_generator_that_ends_what_it_started_passes() -> None:
+def test_a_generator_that_closes_its_tasks_passes() -> None:
     assert_generator_contract(Serves(ends=True))
 
 
-def test_a_generator_that_leaves_something_running_when_it_is_closed_is_named() -> None:
+def test_a_generator_that_leaves_tasks_running_is_named() -> None:
     with pytest.raises(AssertionError, match=r"(?s)ends what it started.*Serves.close left tasks running"):
         assert_generator_contract(Serves(ends=False))

@@ -64,7 +64,7 @@ def test_a_module_is_a_plugin_without_being_installed() -> None:
     ("module", "message"),
     [("kit_misspelt_plugin", "Did you mean slime_register_rewards"), ("kit_no_api_plugin", "slime_api = 1")],
 )
-def test_what_is_wrong_with_a_module_is_told(module: str, message: str) -> None:
+def test_problems_of_a_module_are_reported(module: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_hookimpls_valid(module)
 
@@ -76,12 +76,12 @@ def test_a_heavy_import_is_named() -> None:
         assert_light_import("kit_heavy_plugin")
 
 
-def test_a_package_that_does_not_import_is_told_with_its_error() -> None:
+def test_an_import_error_of_a_package_is_reported() -> None:
     with pytest.raises(AssertionError, match="No module named 'kit_nowhere'"):
         assert_light_import("kit_nowhere")
 
 
-def test_the_kit_itself_is_light() -> None:
+def test_importing_the_kit_is_light() -> None:
     assert_light_import("slime.testing", heavy=("torch", "numpy", "transformers", "hypothesis", "pytest", "ray"))
     assert_light_import("slime.testing.strategies", heavy=("torch", "numpy", "hypothesis"))
     assert_light_import("_slime_pytest", heavy=("slime", "pydantic", "torch", "hypothesis"))

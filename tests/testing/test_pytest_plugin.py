@@ -17,7 +17,7 @@ from slime.plugin import Context, SamplingParams
 from slime.testing import Say, ScriptedPolicy, make_sample
 
 
-def test_the_context_is_of_a_made_up_run_in_the_tests_folder(slime_context: Context, tmp_path: Path) -> None:
+def test_the_context_has_an_artificial_run_in_the_test_folder(slime_context: Context, tmp_path: Path) -> None:
     assert slime_context.run_dir == tmp_path
     assert slime_context.config.rollout.n_samples_per_prompt == 4
     rows = Path(slime_context.config.data.prompt_data[0]).read_text().splitlines()
@@ -44,7 +44,7 @@ def test_an_installed_component_is_built_by_name(slime_component: Callable[..., 
         slime_component("reward", "exact_macht")
 
 
-def test_a_test_run_that_has_nothing_to_do_with_slime_does_not_import_it(tmp_path: Path) -> None:
+def test_tests_that_do_not_use_slime_do_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(
         "import sys\n\n\ndef test_it(pytestconfig):\n"
         "    assert pytestconfig.pluginmanager.has_plugin('slime')\n"

@@ -117,7 +117,7 @@ def test_a_reward_that_keeps_the_contract_passes(reward: Right) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Right) else "",
 )
-def test_a_breach_is_named(reward: Right, rule: str, detail: str) -> None:
+def test_a_broken_rule_is_named(reward: Right, rule: str, detail: str) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_reward_contract(reward)
     [line] = [line for line in str(caught.value).splitlines() if rule in line]
@@ -137,11 +137,11 @@ def test_every_broken_rule_is_listed_at_once() -> None:
     assert "finite reward for every response" in str(caught.value)
 
 
-def test_chance_is_no_breach_where_the_spec_admits_it() -> None:
+def test_randomness_is_allowed_if_the_spec_says_so() -> None:
     assert_reward_contract(Chance(), spec=RewardSpec(name="dice", factory="a:B", deterministic=False))
 
 
-def test_a_group_reward_is_shown_whole_groups_and_may_compare() -> None:
+def test_a_group_reward_gets_whole_groups() -> None:
     class Best(Right):
         def score(self, samples: Sequence[Sample]) -> list[Reward]:
             assert len(samples) in (0, 1, 7)
@@ -157,7 +157,7 @@ def test_a_bad_sample_that_scores_as_high_as_a_good_one_is_found() -> None:
 
 
 @pytest.mark.parametrize("sleeper", ["async", "busy"])
-def test_a_reward_that_hangs_is_left_behind_at_its_deadline(sleeper: str) -> None:
+def test_a_reward_that_hangs_is_abandoned_at_its_deadline(sleeper: str) -> None:
     class Hangs(Right):
         async def score(self, samples: Sequence[Sample]) -> list[Reward]:
             if sleeper == "async":
@@ -171,7 +171,7 @@ def test_a_reward_that_hangs_is_left_behind_at_its_deadline(sleeper: str) -> Non
     assert time.monotonic() - begun < 15
 
 
-def test_samples_of_the_authors_own_are_used() -> None:
+def test_samples_of_the_author_are_used() -> None:
     class Unit(Right):
         def score(self, samples: Sequence[Sample]) -> list[Reward]:
             return [Reward(sample.metadata["unit"]) for sample in samples]

@@ -21,20 +21,20 @@ def ask(policy: ScriptedPolicy, times: int = 1) -> list[Generation]:
     return asyncio.run(run())
 
 
-def test_it_replays_the_script_and_then_its_last_step() -> None:
+def test_the_policy_replays_the_script_and_repeats_the_last_step() -> None:
     answers = ask(ScriptedPolicy([Say([1]), Say([2], [-0.25], "abort", weight_versions=("7",))]), 3)
     assert [answer.tokens for answer in answers] == [[1], [2], [2]]
     assert (answers[1].log_probs, answers[1].finish_reason, answers[1].weight_versions) == ([-0.25], "abort", ["7"])
 
 
-def test_it_records_what_it_was_asked_and_what_it_said() -> None:
+def test_the_policy_records_requests_and_answers() -> None:
     policy = ScriptedPolicy([Say([1, 2])])
     [answer] = ask(policy)
     assert policy.calls == [Call([9], SAMPLING, "s")]
     assert policy.answers == [answer]
 
 
-def test_it_cuts_at_the_limit_as_an_engine_does() -> None:
+def test_the_policy_truncates_at_the_limit() -> None:
     [answer] = ask(ScriptedPolicy([Say([1, 2, 3, 4, 5])]))
     assert (answer.tokens, answer.finish_reason, len(answer.log_probs)) == ([1, 2, 3, 4], "length", 4)
 
@@ -44,7 +44,7 @@ def test_log_probs_that_are_not_given_differ_from_token_to_token() -> None:
     assert len({*first.log_probs, *second.log_probs}) == 6
 
 
-def test_it_raises_what_the_script_says() -> None:
+def test_the_policy_raises_scripted_errors() -> None:
     with pytest.raises(EngineError, match="gone"):
         ask(ScriptedPolicy([EngineError("gone")]))
 
@@ -54,7 +54,7 @@ def test_a_script_may_be_a_function_of_the_call() -> None:
     assert answer.tokens == [10]
 
 
-def test_it_can_be_slow_without_end() -> None:
+def test_the_policy_can_hang() -> None:
     async def run() -> None:
         await asyncio.wait_for(ScriptedPolicy([Say([1], delay_s=math.inf)]).generate([9], SAMPLING), 0.05)
 

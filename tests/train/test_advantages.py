@@ -41,7 +41,7 @@ def test_advantages_come_back_per_token() -> None:
         assert value == pytest.approx((float(batch.rewards[0]) - mean) * mask, abs=1e-6)
 
 
-def test_the_estimator_sees_kl_where_there_is_a_reference() -> None:
+def test_the_estimator_gets_kl_if_there_is_a_reference() -> None:
     batch = make_batch(samples=4)
     seen: list[EstimatorBatch] = []
     kl = [torch.full((int(n),), 0.5) for n in batch.response_lengths]
@@ -61,7 +61,7 @@ class ByPlace:
         return Advantages([mask * place for place, mask in enumerate(batch.loss_masks)])
 
 
-def test_passive_checks_ask_twice_and_find_what_hangs_on_the_order() -> None:
+def test_passive_checks_find_dependence_on_the_order() -> None:
     batch, estimator = make_batch(samples=4), ByPlace()
     estimate(estimator, batch)
     assert estimator.calls == 1
@@ -102,7 +102,7 @@ def scribble(batch: EstimatorBatch) -> Advantages:
         "input changed",
     ],
 )
-def test_a_contract_violation_names_estimator_place_got_and_expected(
+def test_a_contract_violation_names_estimator_token_found_and_expected(
     make: Callable[[EstimatorBatch], object], message: str
 ) -> None:
     batch = make_batch(samples=4, response=(3, 9))

@@ -68,9 +68,7 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
     ],
     ids=["one", "data 2", "tensor 2", "tensor 2 to pipeline 2", "pipeline 2 to one", "data 2 to one"],
 )
-def test_loading_continues_as_if_nothing_had_happened(
-    saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path
-) -> None:
+def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
     first = run_ranks(save_and_go_on, saved[0], config_for(folder, *saved), tmp_path / "state", BATCHES)
     second = run_ranks(load_and_go_on, loaded[0], config_for(folder, *loaded), tmp_path / "state", BATCHES)
@@ -96,7 +94,7 @@ def load_and_take_one_step(launcher: RankLauncher, config: Any, folder: Path) ->
 @pytest.mark.engine
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["distributed", "plain"])
-def test_what_a_resumed_run_states_of_its_optimizer_holds(kind: str, model_folder: Folders, tmp_path: Path) -> None:
+def test_a_resumed_run_uses_its_own_optimizer_settings(kind: str, model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
     plain = {"use_distributed_optimizer": kind == "distributed"}
     short = {"lr_decay_style": "linear", "lr_decay_iters": 3} | plain

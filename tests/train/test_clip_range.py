@@ -21,9 +21,11 @@ SPEC = EstimatorSpec(name="own", factory="m:C", clip_range=(0.01, 0.03))
         (0.0, None, (0.0, 0.0)),
     ],
 )
-def test_what_the_run_states_wins(low: float | None, high: float | None, expected: tuple[float, float]) -> None:
+def test_the_runs_clip_range_takes_precedence(
+    low: float | None, high: float | None, expected: tuple[float, float]
+) -> None:
     assert clip_range(AlgorithmOptions(eps_clip=low, eps_clip_high=high), SPEC) == expected
 
 
-def test_estimators_without_a_range_of_their_own_use_a_fifth() -> None:
+def test_the_default_clip_range_is_one_fifth() -> None:
     assert clip_range(AlgorithmOptions(), EstimatorSpec(name="plain", factory="m:C")) == (0.2, 0.2)

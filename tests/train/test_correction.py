@@ -115,7 +115,7 @@ def test_kl_and_entropy_keep_their_full_weight() -> None:
     assert metrics["correction_mask_fraction"] == 1.0
 
 
-def test_sequences_of_negative_advantage_that_the_policy_left_are_taken_out() -> None:
+def test_off_policy_sequences_with_negative_advantage_are_masked() -> None:
     # The mean of log pi(engine) - log pi is -ln(1.5)/2 for the first sequence and -ln(1.2) for the second.
     engine = TRAINER + torch.tensor([0.3, 0.1, 9.0, 0.05])
     log_probs = TRAINER.clone().requires_grad_()
@@ -143,7 +143,7 @@ def test_mismatch_metrics_by_hand() -> None:
     assert metrics["ratio"] == metrics["ratio_max"] == 1.0
 
 
-def test_agreement_is_an_effective_sample_size_of_one_and_no_divergence() -> None:
+def test_agreement_gives_full_effective_sample_size_and_zero_kl() -> None:
     data = LossColumns(MASK, MASK, advantages=MASK, rollout_log_probs=TRAINER)
     _, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES), TRAINER.clone().requires_grad_(), torch.zeros(4))
     metrics = token_means({name: float(v) for name, v in sums.items()} | {"micro_batches": 1.0}, steps=1)
@@ -152,7 +152,7 @@ def test_agreement_is_an_effective_sample_size_of_one_and_no_divergence() -> Non
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_minus_infinity_where_masked_leaves_no_trace(level: Any) -> None:
+def test_minus_infinity_at_masked_tokens_has_no_effect(level: Any) -> None:
     engine = torch.where(MASK > 0, ENGINE, -torch.inf)
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(MASK, MASK, advantages=MASK, old_log_probs=engine, old_by_engine=True, rollout_log_probs=engine)

@@ -33,7 +33,7 @@ def learning(launcher: RankLauncher, config: Any) -> list[dict[str, float]]:
     return metrics
 
 
-def test_the_values_go_to_a_constant_reward(model_folder: Folders) -> None:
+def test_values_converge_to_a_constant_reward(model_folder: Folders) -> None:
     options = {"num_critic_only_steps": 100, "critic_lr": 1e-2, "megatron": {"lr": 1e-6}}
     ((metrics),) = run_ranks(learning, 1, critic_config(model_folder("qwen3", tied=True), steps=2, **options))
     assert metrics[0]["value_mean"] == 0.0 and metrics[0]["value_loss"] > 0.3
@@ -55,7 +55,7 @@ def two_models(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -
     return found
 
 
-def test_the_first_rollouts_leave_the_policy_bitwise_as_it_was(model_folder: Folders) -> None:
+def test_critic_only_rollouts_leave_the_policy_unchanged(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     batches = [constant_rewards(i, reward=i) for i in range(1, 4)]
     config = critic_config(folder, num_critic_only_steps=3, steps=2, use_kl_loss=True, kl_loss_coef=0.1)
@@ -94,7 +94,7 @@ def without_critic(launcher: RankLauncher, config: Any, batch: TrainBatch) -> An
     return policy_only(launcher, config, batch, with_critic=False)
 
 
-def test_the_critic_beside_it_does_not_change_how_the_policy_is_trained(model_folder: Folders) -> None:
+def test_a_critic_does_not_change_the_policys_training(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     tp = (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True})
     batch = make_batch(steps=2)
@@ -193,7 +193,7 @@ def test_the_critic_starts_from_the_policy_or_from_another_folder(model_folder: 
         assert torch.equal(head, want_head)
 
 
-def test_a_critic_folder_that_does_not_fit_is_refused(model_folder: Folders, tmp_path: Path) -> None:
+def test_an_incompatible_critic_folder_is_refused(model_folder: Folders, tmp_path: Path) -> None:
     folder, other = model_folder("qwen3", tied=True), model_folder("qwen3", tied=True, num_hidden_layers=4)
     ((kind, message),) = run_ranks(first_weights, 1, critic_config(folder, critic_load=str(other)))
     assert kind == "ConfigError"

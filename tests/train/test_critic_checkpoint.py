@@ -76,9 +76,7 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
         "data 2 to tensor 2",
     ],
 )
-def test_loading_continues_as_if_nothing_had_happened(
-    saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path
-) -> None:
+def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
     first = run_ranks(save_and_go_on, saved[0], config_for(folder, *saved), tmp_path / "state")
     second = run_ranks(load_and_go_on, loaded[0], config_for(folder, *loaded), tmp_path / "state")

@@ -154,7 +154,7 @@ def half(launcher: RankLauncher, config: Any) -> Any:
     return answer
 
 
-def test_values_are_float32_and_zero_at_first_also_in_half_precision(model_folder: Folders) -> None:
+def test_values_are_float32_and_initially_zero_in_half_precision(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     sizes = {"bf16": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
     for dtypes, first, after, metrics in run_ranks(half, 2, critic_config(folder, 2, sizes)):

@@ -43,7 +43,7 @@ def one_after_the_other(launcher: RankLauncher, config: Any, batches: list[Train
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-def test_batches_at_the_edge_train_or_change_nothing(half: bool, model_folder: Folders) -> None:
+def test_edge_case_batches_train_or_change_nothing(half: bool, model_folder: Folders) -> None:
     batch = make_batch(samples=8, steps=2, masked=False, rollout_log_probs=True)
     one_token = make_batch(seed=1, samples=8, steps=2, response=(1, 1), masked=False, rollout_log_probs=True)
     batches = [
@@ -101,7 +101,7 @@ def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str)
         ({"off_policy_sequence_delta": 0.1}, "missing", "--off-policy-sequence-delta needs the engines'"),
     ],
 )
-def test_log_probs_that_will_not_do_stop_every_rank_before_the_weights_change(
+def test_unusable_log_probs_stop_every_rank_before_the_weights_change(
     options: dict[str, Any], change: str, message: str, model_folder: Folders
 ) -> None:
     config = make_config(model_folder("qwen3", tied=True), **options)
@@ -153,7 +153,7 @@ def shown_kl(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     return kl.numpy()
 
 
-def test_the_kl_of_the_reward_is_of_the_chosen_kind(model_folder: Folders) -> None:
+def test_the_kl_of_the_reward_uses_kl_reward_type(model_folder: Folders) -> None:
     folder, batch = model_folder("qwen3", tied=True), make_batch()
     answers = {
         kind: run_ranks(shown_kl, 1, make_config(folder, kl_coef=0.1, kl_reward_type=kind), batch)[0]

@@ -26,7 +26,7 @@ def trainer(batch: TrainBatch) -> list[torch.Tensor]:
     return [torch.from_numpy(values.copy()) for values in batch.rollout_log_probs]
 
 
-def test_a_batch_without_them_is_refused_with_the_option_that_needs_them() -> None:
+def test_a_batch_without_log_probs_is_refused_with_the_option_that_needs_them() -> None:
     with pytest.raises(TrainerError, match="--use-tis needs the engines' log-probs"):
         required(dataclasses.replace(recorded(), rollout_log_probs=None), "--use-tis")
 
@@ -70,7 +70,7 @@ def test_disagreement_shows_the_worst_tokens_first() -> None:
     assert "docs/true-on-policy.md" in text
 
 
-def test_a_difference_that_is_no_number_is_a_disagreement() -> None:
+def test_a_nan_difference_is_a_disagreement() -> None:
     batch = recorded()
     ours = trainer(batch)
     ours[1][0] = float("nan")

@@ -150,7 +150,7 @@ def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: F
             assert (got[name] - gradient).abs().max() < 1e-5, (mode, name)
 
 
-def test_every_mode_has_a_gradient_of_its_own(model_folder: Folders) -> None:
+def test_every_loss_mode_has_a_different_gradient(model_folder: Folders) -> None:
     """Or the comparison of layouts would compare one and the same thing four times."""
     answers = one_rank_gradients(model_folder("qwen3", tied=True, num_hidden_layers=4))
     found = [gradients["model.norm.weight"] for _, gradients in answers.values()]
@@ -245,7 +245,7 @@ def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)
-def test_training_works_in_another_thread_than_it_was_built_in(model_folder: Folders) -> None:
+def test_training_works_in_a_different_thread(model_folder: Folders) -> None:
     config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron={"tensor_model_parallel_size": 2})
     first, second = run_ranks(in_a_thread, 2, config, make_batch())
     assert untimed(first) == untimed(second)

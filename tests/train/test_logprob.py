@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_log_softmax(temperature: float, chunk
     assert_equal(ours(inputs()[0], temperature, None, chunk_elements), expected(temperature))
 
 
-def test_entropy_gradient_is_left_out_when_nothing_asks_for_it() -> None:
+def test_entropy_has_no_gradient_if_none_is_needed() -> None:
     logits, rows, targets, a, _ = inputs()
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     log_probs, _ = log_probs_and_entropy(mine, rows, targets, temperature=1.0, vocab_size=VOCAB)

@@ -95,7 +95,7 @@ def test_zigzag_positions_split_a_sequence_into_balanced_halves() -> None:
     assert packed_positions(torch.tensor([0, 8]), 2, 1).tolist() == [2, 3, 4, 5]
 
 
-def test_rotary_turns_pairs_by_position_within_each_sequence() -> None:
+def test_rotary_embedding_uses_positions_within_each_sequence() -> None:
     ends = torch.tensor([0, 3, 5], dtype=torch.int32)
     angle = torch.arange(3.0)[:, None] * torch.tensor([1.0, 0.1])
     freqs = torch.cat([angle, angle], -1)[:, None, None, :]

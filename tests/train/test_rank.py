@@ -244,7 +244,7 @@ def alone(launcher: RankLauncher, config: Any) -> str:
     return "started"
 
 
-def test_a_rank_whose_partner_never_comes_gives_up_in_time(model_folder: Folders) -> None:
+def test_a_rank_without_its_partner_times_out(model_folder: Folders) -> None:
     config = make_config(model_folder("qwen3", tied=True), world_size=2, distributed_timeout_minutes=0.03)
     (message,) = run_ranks(alone, 1, config, timeout_s=40)
     assert "rank 0 of 2 could not join the others at 127.0.0.1:" in message
@@ -259,7 +259,7 @@ def against_the_engine(launcher: RankLauncher, config: Any, batch: TrainBatch, s
     return metrics
 
 
-def test_the_ratio_can_be_taken_against_the_weights_that_sampled(model_folder: Folders) -> None:
+def test_the_ratio_can_use_the_engines_log_probs(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     for by_engine, ratio in ((True, np.exp(-0.1)), (False, 1.0)):
         config = make_config(folder, use_rollout_logprobs=by_engine)
@@ -268,7 +268,7 @@ def test_the_ratio_can_be_taken_against_the_weights_that_sampled(model_folder: F
         assert metrics["logprob_gap_mean"] == pytest.approx(0.1, abs=1e-5)
 
 
-def test_supervised_loss_does_not_know_the_sampling_temperature(model_folder: Folders) -> None:
+def test_supervised_loss_ignores_the_sampling_temperature(model_folder: Folders) -> None:
     folder, batch = model_folder("qwen3", tied=True), make_batch()
     losses = [
         run_ranks(supervised, 1, make_config(folder, loss_type="sft_loss", rollout_temperature=t), batch)[0][0]["loss"]

@@ -28,7 +28,7 @@ def test_sequence_level_is_the_mean_over_trained_tokens_with_its_gradient() -> N
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_infinite_log_probs_where_masked_leave_no_trace(level: str) -> None:
+def test_infinite_log_probs_at_masked_tokens_have_no_effect(level: str) -> None:
     log_probs = torch.tensor([-1.0, -2.0, -1.0], requires_grad=True)
     old = torch.tensor([-1.0, float("-inf"), -1.0])
     mask, sequences = torch.tensor([1.0, 0.0, 1.0]), torch.zeros(3, dtype=torch.int64)

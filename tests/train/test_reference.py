@@ -49,7 +49,7 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("loaded", [(1, {}), (2, {"tensor_model_parallel_size": 2})], ids=["alike", "resharded"])
-def test_a_continued_run_has_the_reference_it_had(loaded: Any, model_folder: Folders, tmp_path: Path) -> None:
+def test_a_resumed_run_restores_its_reference(loaded: Any, model_folder: Folders, tmp_path: Path) -> None:
     options = {"use_kl_loss": True, "kl_loss_coef": 0.5, "ref_update_interval": 2}
     folder, state = model_folder("qwen3", tied=True), tmp_path / "state"
     [(history, metrics)] = run_ranks(train_save_and_go_on, 1, make_config(folder, **options), state)
@@ -83,9 +83,7 @@ def start_from_a_checkpoint(launcher: RankLauncher, config: Any, folder: Path, t
     return answer
 
 
-def test_a_run_that_began_with_a_checkpoints_weights_goes_on_with_them_as_its_reference(
-    model_folder: Folders, tmp_path: Path
-) -> None:
+def test_a_run_started_from_a_checkpoint_keeps_its_weights_as_reference(model_folder: Folders, tmp_path: Path) -> None:
     """Without being told again what it began with."""
     config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True, kl_loss_coef=0.5)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -104,6 +102,6 @@ def save_after_one(launcher: RankLauncher, config: Any, folder: Path) -> bool:
     return (folder / "reference").exists()
 
 
-def test_a_frozen_reference_is_no_part_of_the_checkpoint(model_folder: Folders, tmp_path: Path) -> None:
+def test_a_frozen_reference_is_not_in_the_checkpoint(model_folder: Folders, tmp_path: Path) -> None:
     config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True, kl_loss_coef=0.5)
     assert run_ranks(save_after_one, 1, config, tmp_path / "state") == [False]

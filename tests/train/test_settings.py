@@ -52,7 +52,7 @@ def test_what_training_always_sets() -> None:
     assert built.optimizer.lr == 1e-2 and built.optimizer.min_lr == 0.0
 
 
-def test_flags_that_a_cpu_cannot_do_are_off() -> None:
+def test_flags_unsupported_on_cpu_are_off() -> None:
     built = settings(bias_dropout_fusion=True, masked_softmax_fusion=True, cuda_graph_impl="local")
     assert not built.transformer.bias_dropout_fusion
     assert not built.transformer.masked_softmax_fusion
@@ -147,7 +147,7 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
         (1, {"recompute_granularity": "everything"}, "Megatron's TransformerConfig refuses"),
     ],
 )
-def test_what_cannot_work_is_refused(world_size: int, flags: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused(world_size: int, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(world_size, **flags)
 
@@ -206,6 +206,6 @@ def test_learning_rate_warms_up_and_decays_over_the_run_in_optimizer_steps() -> 
         ({"min_lr": 2.0}, "--min-lr 2.0 is not between 0 and --lr 1.0"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_refused(flags: dict[str, Any], message: str) -> None:
+def test_an_inconsistent_schedule_is_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         learning_rates(1, **flags)

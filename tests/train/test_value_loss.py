@@ -39,7 +39,7 @@ def micro_batch(ids: list[int], *, counts: bool = True) -> Any:
     return SimpleNamespace(token_ids=torch.tensor(ids), counts=counts)
 
 
-def test_masked_tokens_give_no_gradient_whatever_stands_there() -> None:
+def test_masked_tokens_have_no_gradient() -> None:
     nan = float("nan")
     given = columns(weights=[0.5, 0.0, 0.5], mask=[1, 0, 1], values=[0.0, nan, 0.0], returns=[1.0, 7.0, -1.0])
     values = torch.tensor([0.1, float("inf"), 0.0], requires_grad=True)

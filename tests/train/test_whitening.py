@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slime.train.advantages import whiten
 
 
-def test_whitening_by_hand_counts_trained_tokens_alone() -> None:
+def test_whitening_by_hand_counts_only_trained_tokens() -> None:
     advantages = [torch.tensor([1.0, 99.0]), torch.tensor([2.0, 6.0])]
     masks = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])]
     first, second = whiten(advantages, masks)
@@ -28,7 +28,7 @@ def test_nothing_to_compare_gives_exactly_zero(values: list[float], mask: list[f
     assert not white.any()
 
 
-def test_no_samples_give_none() -> None:
+def test_an_empty_batch_stays_empty() -> None:
     assert whiten([], []) == []
 
 
@@ -36,7 +36,7 @@ def test_no_samples_give_none() -> None:
     values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=40),
     parts=st.integers(1, 4),
 )
-def test_the_result_has_mean_zero_and_variance_one_however_samples_are_cut(values: list[float], parts: int) -> None:
+def test_the_result_has_mean_zero_and_variance_one_for_any_split(values: list[float], parts: int) -> None:
     flat = torch.tensor(values)
     samples = list(flat.chunk(parts))
     white = torch.cat(whiten(samples, [torch.ones_like(part) for part in samples])).double()

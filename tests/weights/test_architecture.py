@@ -59,7 +59,7 @@ def test_qwen3_without_head_dim_has_heads_of_128_as_in_transformers() -> None:
 
 
 @pytest.mark.parametrize("scaling", [None, PUBLISHED_SCALING])
-def test_both_spellings_of_rope_mean_the_same(scaling: dict[str, Any] | None) -> None:
+def test_both_rope_spellings_are_equivalent(scaling: dict[str, Any] | None) -> None:
     older = LLAMA | {"rope_theta": 500000.0, "rope_scaling": scaling}
     newer = LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default", **(scaling or {})}}
     assert architecture(older) == architecture(newer)
@@ -93,7 +93,7 @@ def test_keywords_are_json_able() -> None:
         ({"num_key_value_heads": 3}, "not a multiple"),
     ],
 )
-def test_what_would_change_the_computation_is_refused(change: dict[str, Any], mentions: str) -> None:
+def test_settings_that_change_the_computation_are_refused(change: dict[str, Any], mentions: str) -> None:
     with pytest.raises(ConfigError, match=mentions):
         architecture({**QWEN3, **change})
 

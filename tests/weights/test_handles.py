@@ -19,7 +19,7 @@ for line in sys.stdin:
 """
 
 
-def test_an_unrelated_process_reads_the_tensors_as_often_as_it_was_given_them() -> None:
+def test_an_unrelated_process_can_read_the_tensors_several_times() -> None:
     bucket = SharedBucket(
         [
             ("half", torch.arange(3, dtype=torch.bfloat16)),
@@ -43,6 +43,6 @@ def test_the_tensors_themselves_are_not_in_the_message() -> None:
     assert len(SharedBucket([("large", torch.zeros(100_000))]).serialized()) < 2000
 
 
-def test_more_than_shared_memory_holds_is_refused_before_it_is_touched() -> None:
+def test_tensors_larger_than_shared_memory_are_refused() -> None:
     with pytest.raises(WeightSyncError, match="shm-size"):
         SharedBucket([("huge", torch.zeros(1).expand(2**45))])

@@ -219,7 +219,7 @@ def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServ
         check.compare(engine.url, engine.control.weights_checksum())
 
 
-def test_check_reports_engine_parameters_that_no_name_explains(engine: EngineServer, model_folder: Folders) -> None:
+def test_check_reports_unknown_engine_parameters(engine: EngineServer, model_folder: Folders) -> None:
     deeper = model_folder("qwen3", seed=1)
     shallow = {**read_hf_config(deeper), "num_hidden_layers": 2, "layer_types": None}
     check = WeightCheck(shallow, [engine.control.tp_size])
@@ -229,7 +229,7 @@ def test_check_reports_engine_parameters_that_no_name_explains(engine: EngineSer
 
 
 @pytest.mark.parametrize("name", ["distributed", "tensor"])
-def test_a_trainer_that_sends_too_little_gets_an_error_and_the_engine_goes_on(
+def test_a_trainer_that_sends_too_little_gets_an_error(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder("qwen3", seed=1)
@@ -244,7 +244,7 @@ def test_a_trainer_that_sends_too_little_gets_an_error_and_the_engine_goes_on(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_gathering_that_fails_half_way_leaves_the_engine_serving(
+def test_a_failed_gathering_leaves_the_engine_serving(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder("qwen3", seed=1)
@@ -285,7 +285,7 @@ def test_a_trainer_killed_in_the_middle_leaves_an_engine_that_a_new_one_can_use(
     transport.close()
 
 
-def test_an_engine_waiting_for_broadcasts_is_let_go_when_the_group_ends(
+def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
     one_rank_engine: EngineServer, model_folder: Folders
 ) -> None:
     weights = list(_weights(model_folder("qwen3", seed=2)).items())
@@ -343,7 +343,7 @@ def dead_engine() -> EngineControl:
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_one_dead_engine_is_named_at_once_and_the_other_goes_on(
+def test_a_dead_engine_is_named_and_the_other_continues(
     one_rank_engine: EngineServer,
     dead_engine: EngineControl,
     model_folder: Folders,
@@ -365,7 +365,7 @@ def test_one_dead_engine_is_named_at_once_and_the_other_goes_on(
     transport.close()
 
 
-def test_an_engine_left_alone_in_a_group_is_let_go(
+def test_an_engine_left_alone_in_a_group_continues(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     """The second engine of the group answers a pause and then refuses to join."""

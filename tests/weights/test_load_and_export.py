@@ -46,7 +46,7 @@ def _assert_round_trip(folder: Path, world_size: int, layout: dict[str, Any]) ->
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=["one", "tp2-padded", "pp2", "tp2-pp2"])
-def test_every_layout_gives_back_every_bit(
+def test_every_layout_exports_the_exact_weights(
     model_folder: Folders, family: str, tied: bool, world_size: int, layout: dict[str, Any]
 ) -> None:
     _assert_round_trip(model_folder(family, tied=tied), world_size, layout)
@@ -54,13 +54,13 @@ def test_every_layout_gives_back_every_bit(
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)
-def test_interleaved_pipeline_stages_give_back_every_bit(model_folder: Folders) -> None:
+def test_interleaved_pipeline_stages_export_the_exact_weights(model_folder: Folders) -> None:
     _assert_round_trip(model_folder("qwen3", num_hidden_layers=4), 2, {"pp": 2, "vpp": 2})
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)
-def test_more_ranks_than_key_value_heads_give_back_every_bit(model_folder: Folders) -> None:
+def test_more_ranks_than_key_value_heads_export_the_exact_weights(model_folder: Folders) -> None:
     _assert_round_trip(model_folder("qwen3"), 4, {"tp": 4})
 
 

@@ -53,7 +53,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.timeout(60)
-def test_an_output_layer_beside_tied_embeddings_is_accepted(folder: Path) -> None:
+def test_an_output_layer_despite_tied_embeddings_is_accepted(folder: Path) -> None:
     _rewrite(folder, **{"lm_head.weight": torch.zeros(128, 64)})
     assert run_ranks(_load, 1, folder, folder) == ["loaded"]
 
@@ -75,7 +75,7 @@ def test_a_megatron_model_of_another_architecture_is_refused(folder: Path, model
     assert "config.json does not explain" in outcome or "does not fit config.json" in outcome
 
 
-def test_a_folder_without_safetensors_says_what_it_holds(folder: Path) -> None:
+def test_the_error_for_a_folder_without_safetensors_lists_its_files(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
         load_hf([], folder, read_hf_config(folder))

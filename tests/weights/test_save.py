@@ -70,7 +70,7 @@ def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folde
     assert _tensors(tmp_path / "out").keys() == tensors.keys()
 
 
-def test_a_folder_that_is_there_is_replaced(model_folder: Folders, tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced(model_folder: Folders, tmp_path: Path) -> None:
     old, new = model_folder("llama", seed=1), model_folder("llama", seed=2)
     for folder in (old, new):
         save_hf(tmp_path / "out", iter(_tensors(folder).items()), old)
@@ -78,7 +78,7 @@ def test_a_folder_that_is_there_is_replaced(model_folder: Folders, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_tensors_are_taken_to_the_end_when_saving_fails(model_folder: Folders, tmp_path: Path) -> None:
+def test_all_tensors_are_consumed_if_saving_fails(model_folder: Folders, tmp_path: Path) -> None:
     """Other ranks gather with rank 0; they must not be left waiting."""
     source = model_folder("llama")
     taken: list[str] = []

@@ -37,7 +37,7 @@ def test_a_name_outside_the_table_is_an_error(folder: Path) -> None:
         list(check.observe(iter({"model.norm.bias": torch.zeros(2)}.items())))
 
 
-def test_a_tensor_that_never_came_is_an_error(folder: Path) -> None:
+def test_a_missing_tensor_is_an_error(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
     with pytest.raises(WeightSyncError, match=r"did not send lm_head\.weight"):
@@ -69,7 +69,7 @@ def test_more_engine_ranks_than_key_value_heads_share_them() -> None:
 
 
 @pytest.mark.parametrize(("tp_size", "rows"), [(1, 128), (2, 64), (3, 64)])
-def test_vocabularies_are_padded_as_the_engine_pads_them(tp_size: int, rows: int) -> None:
+def test_vocabularies_are_padded_like_in_the_engine(tp_size: int, rows: int) -> None:
     rule = next(embedding_rules(tied=True))
     shards = [engine_shard(rule, [torch.ones(100, 2)], rank, tp_size, SIZES) for rank in range(tp_size)]
     assert [shard.shape for shard in shards] == [(rows, 2)] * tp_size

@@ -39,7 +39,7 @@ def test_limits_hold_without_namespaces(isolation: Isolation) -> None:
 
 @needs_python
 @pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
-def test_a_daemon_is_ended_without_namespaces(isolation: Isolation) -> None:
+def test_a_daemon_is_killed_without_namespaces(isolation: Isolation) -> None:
     mark = f"{os.getpid()}-{isolation.value}"
     code = f"""
 import os, time
@@ -57,13 +57,13 @@ time.sleep(0.3)
 
 
 @needs_python
-def test_the_filter_keeps_signals_from_others() -> None:
+def test_the_filter_blocks_signals_to_other_processes() -> None:
     assert b"not permitted" in python(f"import os; os.kill({os.getpid()}, 0)", Isolation.FILTER).stderr
 
 
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
-def test_what_root_starts_has_no_rights() -> None:
+def test_programs_started_by_root_have_no_privileges() -> None:
     code = "import os; print(os.getuid() > 60000, os.getgroups(), os.access('/etc/shadow', os.R_OK))"
     for isolation in Isolation:
         assert python(code, isolation).stdout == b"True [] False\n"
@@ -76,7 +76,7 @@ def test_less_isolation_than_required_is_refused() -> None:
 
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
-def test_an_ordinary_user_gets_namespaces_where_the_machine_permits_them() -> None:
+def test_an_ordinary_user_gets_namespaces_if_permitted() -> None:
     program = f"""
         import sys
         sys.path.insert(0, {str(CORE)!r})
@@ -98,12 +98,12 @@ def test_an_ordinary_user_gets_namespaces_where_the_machine_permits_them() -> No
         assert isolation == "filter"
 
 
-def test_the_machine_says_what_it_permits_and_why_not_more() -> None:
+def test_machine_isolation_gives_a_reason_if_namespaces_are_missing() -> None:
     machine = machine_isolation()
     assert (machine.reason == "") == (machine.isolation is Isolation.NAMESPACES)
 
 
-def test_a_machine_without_landlock_says_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_landlock_the_reason_lists_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {Isolation.NAMESPACES: "not permitted"}
     monkeypatch.setattr("slime.kit.sandbox.machine._try", problems.get)
     for version, reason in (
@@ -114,7 +114,7 @@ def test_a_machine_without_landlock_says_what_is_open(monkeypatch: pytest.Monkey
         assert machine_isolation.__wrapped__() == Machine(Isolation.FILTER, reason)
 
 
-def test_the_room_loads_nothing_but_the_standard_library() -> None:
+def test_the_sandbox_imports_only_the_standard_library() -> None:
     code = f"import sys; sys.path.insert(0, {str(CORE)!r}); import slime.kit.sandbox; print('pydantic' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     assert made.stdout == b"False\n"
@@ -158,7 +158,7 @@ print([one.kind for one in outcomes], len({one.stdout for one in outcomes}))
 
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a container's users")
-def test_programs_that_overlap_in_a_container_do_not_share_their_limit_of_processes() -> None:
+def test_concurrent_programs_have_separate_process_limits() -> None:
     made = subprocess.run(
         [str(PYTHON), "-B", "-c", IN_A_CONTAINER, str(CORE), str(PYTHON)],
         env={}, cwd="/", capture_output=True, text=True, timeout=120, check=False,

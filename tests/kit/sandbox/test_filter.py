@@ -56,7 +56,7 @@ def test_calls_are_refused_by_number_and_arguments(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_only_one_process_is_signalled_where_others_can_be_seen(machine: str) -> None:
+def test_without_namespaces_signals_and_file_controls_are_restricted(machine: str) -> None:
     assert verdict(machine, "tgkill", OWN, OWN, 6) == ALLOWED
     assert verdict(machine, "tgkill", OWN + 1, OWN + 1, 9) == REFUSED
     assert verdict(machine, "tgkill", (7 << 32) | OWN, OWN, 6) == ALLOWED  # the kernel reads 32 bits as well
@@ -67,13 +67,13 @@ def test_only_one_process_is_signalled_where_others_can_be_seen(machine: str) ->
         assert verdict(machine, call, 1, 8, signals_of=None) == ALLOWED  # in namespaces there are no others
 
 
-def test_numbers_of_another_architecture_end_the_process() -> None:
+def test_system_calls_of_another_architecture_kill_the_process() -> None:
     data = struct.pack("=IIQ6Q", 1, 0x4000_0003, 0, *[0] * 6)  # x86 in 32 bits
     assert execute(filter_program("x86_64", signals_of=None), data) == KILLED
     data = struct.pack("=IIQ6Q", 0x4000_0001, ARCHITECTURES["x86_64"], 0, *[0] * 6)  # its x32 numbers
     assert execute(filter_program("x86_64", signals_of=None), data) == REFUSED
 
 
-def test_there_is_none_for_other_architectures() -> None:
+def test_other_architectures_have_no_filter() -> None:
     with pytest.raises(OSError, match="riscv64"):
         filter_program("riscv64", signals_of=None)

@@ -19,7 +19,7 @@ def python(code: str, *, stdin: bytes = b"", limits: Limits = QUICK) -> Outcome:
     return run_program_sync(python_argv("main.py"), files={"main.py": code.encode()}, stdin=stdin, limits=limits)
 
 
-def test_a_program_is_given_its_files_and_its_input_and_gives_back_its_output() -> None:
+def test_a_program_gets_files_and_input_and_returns_output() -> None:
     code = "import sys; print(open('a/b.txt').read(), input()); print('bad', file=sys.stderr); sys.exit(3)"
     outcome = run_program_sync(
         python_argv("main.py"), files={"main.py": code.encode(), "a/b.txt": "tö".encode()}, stdin=b"x\n", limits=QUICK
@@ -29,7 +29,7 @@ def test_a_program_is_given_its_files_and_its_input_and_gives_back_its_output() 
     assert outcome.isolation is machine_isolation().isolation
 
 
-def test_no_input_is_an_empty_one() -> None:
+def test_missing_input_is_empty() -> None:
     assert python("import sys; print(repr(sys.stdin.read()))").stdout == b"''\n"
 
 
@@ -39,14 +39,14 @@ def test_libraries_of_this_python_can_be_imported_and_slime_cannot() -> None:
         assert b"ModuleNotFoundError" in python("import slime").stderr
 
 
-def test_a_program_that_ends_by_a_signal_is_told_by_its_number() -> None:
+def test_a_signal_is_reported_by_its_number() -> None:
     assert python("import os; os.abort()").returncode == -6
 
 
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time; time.sleep(60)", "import sys; sys.stdin.read(); input"]
 )
-def test_a_loop_and_a_wait_end_with_their_time(code: str) -> None:
+def test_loops_and_waits_end_at_the_time_limit(code: str) -> None:
     outcome = python(code + "\nimport time; time.sleep(60)", limits=Limits(wall_s=1.0, cpu_s=20.0))
     assert (outcome.kind, outcome.returncode) == ("timeout", None)
     assert outcome.seconds < 10
@@ -117,20 +117,20 @@ def test_output_ends_at_its_limit() -> None:
     assert outcome.kind == "output" and outcome.stdout == b"x" * 16 * 1024
 
 
-def test_more_output_than_allowed_counts_although_the_program_has_ended() -> None:
+def test_excess_output_counts_even_if_the_program_ended() -> None:
     outcome = python("import os; os.write(1, b'x' * 20_000)")
     assert outcome.kind == "output" and len(outcome.stdout) == 16 * 1024
 
 
-def test_a_closed_output_changes_nothing() -> None:
+def test_closing_the_output_has_no_effect() -> None:
     assert python("import os; os.close(1); os.close(2)").kind == "ok"
 
 
-def test_output_that_is_no_text_comes_back_as_it_is() -> None:
+def test_binary_output_is_returned_unchanged() -> None:
     assert python(r"import os; os.write(1, b'\xff\x00')").stdout == b"\xff\x00"
 
 
-def test_the_environment_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     outcome = python("import os; print(os.environ)")
     assert outcome.kind == "ok" and b"hunter2" not in outcome.stdout
@@ -153,13 +153,13 @@ filtered = pytest.mark.skipif(
 
 
 @namespaces
-def test_files_of_the_machine_are_not_there(secret: Path) -> None:
+def test_the_machines_files_are_hidden(secret: Path) -> None:
     outcome = python(f"import os; print(os.path.exists({str(secret)!r}), os.path.exists('/home'), os.listdir('.'))")
     assert outcome.stdout == b"False False ['main.py']\n"
 
 
 @namespaces
-def test_nothing_but_the_working_folder_can_be_written() -> None:
+def test_only_the_working_folder_is_writable() -> None:
     code = """
 import os, sys
 for place in ('/', '/usr', '/etc', '/dev', '/proc', sys.prefix, sys.base_prefix):
@@ -181,13 +181,13 @@ def test_all_files_together_end_at_the_limit() -> None:
 
 
 @namespaces
-def test_other_processes_are_not_there() -> None:
+def test_other_processes_are_hidden() -> None:
     outcome = python("import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))")
     assert outcome.stdout == b"[1, 2]\n"
 
 
 @namespaces
-def test_what_a_program_leaves_running_is_ended() -> None:
+def test_leftover_processes_are_killed() -> None:
     code = "import os, time\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(60)"
     outcome = python(code)
     assert outcome.kind == "ok" and outcome.seconds < 15
@@ -204,13 +204,13 @@ def test_what_a_program_leaves_running_is_ended() -> None:
         "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
     ],
 )
-def test_the_network_and_calls_of_the_kernel_are_refused(call: str) -> None:
+def test_network_and_dangerous_system_calls_are_refused(call: str) -> None:
     outcome = python(call)
     assert outcome.kind == "error" and b"not permitted" in outcome.stderr
 
 
 @filtered
-def test_no_namespaces_can_be_made_inside() -> None:
+def test_a_program_cannot_create_namespaces() -> None:
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -220,12 +220,12 @@ print(libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0), os.strerror(ctypes.get_errn
     assert python(code).stdout == b"-1 Operation not permitted\n" * 2
 
 
-def test_a_limit_cannot_be_raised_from_inside() -> None:
+def test_a_program_cannot_raise_its_limits() -> None:
     code = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (1 << 40, 1 << 40))"
     assert b"ValueError" in python(code).stderr
 
 
-def test_programs_that_overlap_keep_apart() -> None:
+def test_concurrent_programs_are_isolated() -> None:
     async def several() -> list[Outcome]:
         code = b"import sys, time; open('f', 'w').write(sys.argv[1]); time.sleep(0.2); print(open('f').read())"
         runs = (run_program(python_argv("m.py", str(n)), files={"m.py": code}, limits=QUICK) for n in range(6))
@@ -251,7 +251,7 @@ def test_a_cancelled_call_ends_its_program(tmp_path: Path) -> None:
     assert asyncio.run(cancel()) < 15
 
 
-def test_a_program_that_is_not_there_is_an_error_of_the_caller() -> None:
+def test_a_missing_program_raises_an_error() -> None:
     with pytest.raises(SandboxError, match=r"/nowhere/python cannot be started.*absolute path"):
         run_program_sync(["/nowhere/python"])
 

@@ -58,7 +58,7 @@ def as_nobody(program: str, folder: Path) -> str:
     return made.stdout
 
 
-def test_no_way_of_signalling_reaches_processes_of_the_same_user(folder: Path) -> None:
+def test_no_signal_reaches_processes_of_the_same_user(folder: Path) -> None:
     program = r"""
         victim = subprocess.Popen(["/bin/sleep", "60"])
         print(run(f'''
@@ -80,7 +80,7 @@ def test_no_way_of_signalling_reaches_processes_of_the_same_user(folder: Path) -
     assert as_nobody(program, folder) == f"{[b'-1'] * 4}\nNone\n"
 
 
-def test_a_program_may_still_end_itself_by_a_signal(folder: Path) -> None:
+def test_a_program_may_signal_itself(folder: Path) -> None:
     assert as_nobody('print(run("import os; os.abort()").returncode)', folder) == "-6\n"
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_written_outside_the_working_folder(folder: Path) -> None:
     assert as_nobody(program, folder) == "x\n  as it was ['folder', 'mine']\n"
 
 
-def test_folders_deeper_than_recursion_goes_are_removed(folder: Path) -> None:
+def test_very_deep_folders_are_removed(folder: Path) -> None:
     program = r"""
         import tempfile
         tempfile.tempdir = os.getcwd()

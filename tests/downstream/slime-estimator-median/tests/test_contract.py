@@ -11,7 +11,7 @@ def test_it_keeps_the_contract_of_estimators() -> None:
     assert_estimator_contract(Median(MedianOptions(), make_context()), spec=spec)
 
 
-def test_an_outlier_does_not_move_the_others() -> None:
+def test_an_outlier_does_not_change_the_other_advantages() -> None:
     estimator = Median(MedianOptions(clip=5.0), make_context())
     advantages = estimator.advantages(make_batch([[0.0, 1.0, 2.0, 1.0, 100.0]])).advantages
     assert [float(part[0]) for part in advantages] == [-1.0, 0.0, 1.0, 0.0, 5.0]

@@ -14,7 +14,7 @@ def test_it_keeps_the_contract_of_rewards() -> None:
     )
 
 
-def test_it_is_found_by_name(slime_component) -> None:
+def test_the_reward_is_found_by_name(slime_component) -> None:
     [reward] = slime_component("reward", "brevity/short", {"limit": 8}).score([make_sample(response="ab")])
     assert reward.value == 0.75
 
