@@ -29,7 +29,7 @@ def test_the_current_and_the_previous_are_accepted(install: Any, number: int) ->
 @pytest.mark.parametrize(
     ("number", "remedy"), [(1, "pip install -U slime-x"), (4, "pip install -U slime-rl"), (True, "whole number")]
 )
-def test_anything_else_is_refused_with_both_numbers(install: Any, number: int, remedy: str) -> None:
+def test_other_versions_are_refused_with_both_numbers(install: Any, number: int, remedy: str) -> None:
     install("slime-x", "1", {"x": "api_module"}, {"api_module": f"slime_api = {number}\n"})
     [failure] = [failure for failure in survey_plugins().failures if failure.found.name == "x"]
     assert remedy in failure.advice
@@ -37,5 +37,5 @@ def test_anything_else_is_refused_with_both_numbers(install: Any, number: int, r
         assert failure.problem == f"written for plugin API {number}, this slime speaks 2 and 3"
 
 
-def test_the_first_api_has_none_before_it() -> None:
+def test_the_first_version_has_no_predecessor() -> None:
     assert validate.ACCEPTED_APIS == (1,)

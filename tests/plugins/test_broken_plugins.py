@@ -183,5 +183,5 @@ def test_strict_refuses_any_broken_plugin(install_reward: Any) -> None:
         load_plugins(PluginOptions(strict=True))
 
 
-def test_strict_accepts_an_installation_without_faults() -> None:
+def test_strict_accepts_a_working_installation() -> None:
     assert load_plugins(PluginOptions(strict=True)).failures == ()

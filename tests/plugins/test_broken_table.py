@@ -13,7 +13,7 @@ from tests.plugins.broken_table import PAGE, install, page_with, see, table
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mistake)
-def test_it_is_refused_where_it_is_used_and_harmless_where_it_is_not(case: Case) -> None:
+def test_a_broken_plugin_only_stops_runs_that_use_it(case: Case) -> None:
     seen = see(case)
     assert seen.others_run
     assert "\n" not in seen.listed and "Traceback" not in seen.listed
@@ -24,11 +24,11 @@ def test_it_is_refused_where_it_is_used_and_harmless_where_it_is_not(case: Case)
         assert seen.exit_code == 2
 
 
-def test_there_are_many_kinds() -> None:
+def test_there_are_over_40_distinct_cases() -> None:
     assert len({case.mistake for case in CASES}) == len(CASES) > 40
 
 
-def test_the_page_shows_what_is_seen() -> None:
+def test_the_page_shows_the_actual_messages() -> None:
     assert PAGE.read_text(encoding="utf-8") == page_with(table()), "run: python -m tests.plugins.broken_table"
 
 
@@ -66,7 +66,7 @@ def test_the_command_lists_all_of_them_at_once(site: Path) -> None:
     assert sum(row[3] == "broken" for row in rows) == 30
 
 
-def test_a_run_among_all_of_them_is_told_only_what_it_uses(site: Path, tmp_path: Path) -> None:
+def test_a_run_only_reports_problems_of_its_own_plugins(site: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[rollout]\nn_samples_per_prompt = 2\n[algorithm]\nadvantage_estimator = "grpo"\n')
     works = slime(site, "plugins", "--for", str(run), "--reward", "exact_match")

@@ -29,7 +29,7 @@ def select(name: str, buffer: list[Group], want: int, **options: Any) -> Selecti
     return check_selection(built.select(buffer, want), len(buffer), want)
 
 
-def test_groups_of_equal_rewards_are_dropped_and_the_first_of_the_others_kept() -> None:
+def test_nonzero_variance_drops_equal_rewards_and_keeps_the_first_others() -> None:
     buffer = [group(1, 1, 1), group(1, 0, 1), group(0, 0, 0), group(0, 1, 0), group(0.25, 0.5)]
     assert select("nonzero_variance", buffer, 2) == Selection([1, 3], {0: "zero_variance", 2: "zero_variance"})
 
@@ -45,25 +45,25 @@ def test_differences_beyond_single_precision_count() -> None:
     assert select("nonzero_variance", [group(2.0**25, 2.0**25 + 1)], 1).keep == [0]
 
 
-def test_lost_samples_have_no_part_in_the_variance() -> None:
+def test_failed_samples_do_not_count_in_the_variance() -> None:
     buffer = [group(1, None, 1), group(1, None, 0), group(1, None), group(None, None), group(1)]
     assert select("nonzero_variance", buffer, 5) == Selection(
         [1], {0: "zero_variance", 2: "unscored", 3: "unscored", 4: "unscored"}
     )
 
 
-def test_named_rewards_count_with_their_score() -> None:
+def test_the_score_of_named_rewards_is_used() -> None:
     parts = [{"score": 1.0, "format": 0.0}, {"score": 1.0, "format": 1.0}]
     assert select("nonzero_variance", [group(*parts)], 1).drop == {0: "zero_variance"}
 
 
-def test_the_newest_are_kept_in_the_order_of_the_buffer_and_none_dropped() -> None:
+def test_newest_first_keeps_buffer_order_and_drops_nothing() -> None:
     buffer = [group(1, age=age) for age in (3, 2, 1, 1, 0)]
     assert select("newest_first", buffer, 2) == Selection([2, 4])
     assert select("newest_first", buffer, 9) == Selection([0, 1, 2, 3, 4])
 
 
-def test_the_best_are_kept_in_the_order_of_the_buffer_and_none_dropped() -> None:
+def test_highest_reward_keeps_buffer_order_and_drops_nothing() -> None:
     buffer = [group(0, 0), group(1, 1), group(None, None), group(1, 0), group(None, 1)]
     assert select("highest_reward", buffer, 3) == Selection([1, 3, 4])
     assert select("highest_reward", buffer, 4) == Selection([0, 1, 3, 4])
@@ -71,7 +71,7 @@ def test_the_best_are_kept_in_the_order_of_the_buffer_and_none_dropped() -> None
 
 
 @pytest.mark.parametrize(("max_age", "keep"), [(0, [3]), (1, [1, 3]), (2, [1, 2])])
-def test_groups_beyond_the_age_are_dropped_and_the_oldest_of_the_others_kept(max_age: int, keep: list[int]) -> None:
+def test_bounded_staleness_drops_old_groups_and_keeps_the_oldest_others(max_age: int, keep: list[int]) -> None:
     buffer = [group(1, age=age) for age in (3, 1, 2, 0)]
     selection = select("bounded_staleness", buffer, 2, max_age=max_age)
     assert selection.keep == keep

@@ -67,14 +67,14 @@ def test_a_missing_class_is_named_with_the_nearest(install_reward: Any, context:
         survey_plugins().build("reward", "boxed", {}, context)
 
 
-def test_an_implementation_that_does_not_import_names_package_and_remedy(install_reward: Any, context: Context) -> None:
+def test_an_import_error_names_package_and_remedy(install_reward: Any, context: Context) -> None:
     install_reward("math", "boxed", impl="import sympie\n")
     message = r"reward math/boxed \(slime-reward-math 0.3.1\) cannot be imported: ModuleNotFoundError.*provides sympie"
     with pytest.raises(PluginLoadError, match=message):
         survey_plugins().build("reward", "boxed", {}, context)
 
 
-def test_a_constructor_that_raises_is_attributed(install_reward: Any, context: Context) -> None:
+def test_an_error_in_a_constructor_names_the_component(install_reward: Any, context: Context) -> None:
     impl = "class Impl:\n    def __init__(self, options, context): raise KeyError('url')\n"
     install_reward("math", "boxed", impl=impl)
     with pytest.raises(
@@ -83,7 +83,7 @@ def test_a_constructor_that_raises_is_attributed(install_reward: Any, context: C
         survey_plugins().build("reward", "boxed", {}, context)
 
 
-def test_a_message_for_the_user_passes_through(install_reward: Any, context: Context) -> None:
+def test_a_config_error_is_raised_unchanged(install_reward: Any, context: Context) -> None:
     impl = (
         "from slime.errors import DataError\n"
         "class Impl:\n    def __init__(self, options, context): raise DataError('a.jsonl:3 is no JSON')\n"
@@ -116,7 +116,7 @@ def test_supervised_runs_use_no_estimator(config_with: Any) -> None:
     assert set(survey_plugins().resolve(config)) == {"datasource", "generator", "tracker[0]"}
 
 
-def test_an_estimator_that_compares_siblings_needs_some(config_with: Any) -> None:
+def test_an_estimator_of_groups_needs_several_samples_per_prompt(config_with: Any) -> None:
     with pytest.raises(ConfigError, match="--n-samples-per-prompt is 1: every advantage would be 0"):
         survey_plugins().resolve(config_with(samples=1))
 
@@ -133,9 +133,7 @@ CRITIC = """
 @pytest.mark.parametrize(
     "stated", [{"critic_lr": 1e-5}, {"critic_load": "rm"}, {"value_clip": 0.5}, {"num_critic_only_steps": 3}]
 )
-def test_options_of_a_critic_need_an_estimator_that_needs_one(
-    install: Any, config_with: Any, stated: dict[str, Any]
-) -> None:
+def test_critic_options_need_an_estimator_with_a_critic(install: Any, config_with: Any, stated: dict[str, Any]) -> None:
     impl = "class E:\n    def advantages(self, batch): ...\n"
     install("slime-estimator-ac", "1", {"ac": "with_critic"}, {"with_critic": CRITIC, "with_critic_impl": impl})
     assert "estimator" in survey_plugins().resolve(config_with(estimator="ac", **stated))
@@ -186,16 +184,12 @@ def test_a_factory_that_cannot_work_is_refused_before_anything_starts(
         "def __getattr__(name): return object\n",
     ],
 )
-def test_a_factory_that_may_work_is_given_the_benefit_of_the_doubt(
-    install_reward: Any, config_with: Any, impl: str
-) -> None:
+def test_a_factory_that_cannot_be_checked_is_accepted(install_reward: Any, config_with: Any, impl: str) -> None:
     install_reward("math", "boxed", impl=impl)
     assert survey_plugins().resolve(config_with(reward="boxed"))["reward"].component.id == "math/boxed"
 
 
-def test_kl_in_the_reward_is_refused_with_an_estimator_of_anyone_that_does_not_take_it(
-    install: Any, config_with: Any
-) -> None:
+def test_kl_coef_is_refused_for_third_party_estimators_without_it(install: Any, config_with: Any) -> None:
     hook = """
         import slime.plugin as sp
 

@@ -48,14 +48,14 @@ def scored(groups: list[Group], reward: float | None) -> list[Group]:
     return groups
 
 
-def test_the_easiest_come_first_and_every_prompt_once_an_epoch(make: Any) -> None:
+def test_the_easiest_prompts_come_first_and_each_once_per_epoch(make: Any) -> None:
     source = make()
     assert levels(source.take(4)) == [0, 0, 0, 0]
     source = make(pool=0)
     assert sorted(group.samples[0].prompt for group in source.take(ROWS)) == sorted(f"{n}+1=" for n in range(ROWS))
 
 
-def test_the_level_follows_the_pass_rate_within_the_difficulties_there_are(make: Any) -> None:
+def test_the_level_follows_the_pass_rate_within_known_difficulties(make: Any) -> None:
     source = make(window=8, step=3, pool=200)
     seen = []
     for reward in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0):
@@ -67,7 +67,7 @@ def test_the_level_follows_the_pass_rate_within_the_difficulties_there_are(make:
     assert source.metrics()["curriculum/pass_rate"] == 0
 
 
-def test_between_the_two_rates_and_before_the_window_is_full_it_stays(make: Any) -> None:
+def test_the_level_stays_between_the_rates_and_during_a_window(make: Any) -> None:
     source = make(window=8, start=5)
     source.generated(scored(source.take(3), 1.0))
     assert source.metrics()["curriculum/level"] == 5
@@ -77,7 +77,7 @@ def test_between_the_two_rates_and_before_the_window_is_full_it_stays(make: Any)
     assert source.metrics()["curriculum/level"] == 6, "half passed"
 
 
-def test_lost_samples_count_neither_way(make: Any) -> None:
+def test_failed_samples_do_not_count_in_the_pass_rate(make: Any) -> None:
     source = make(window=2, start=5)
     source.generated(scored(source.take(4), None))
     assert source.metrics()["curriculum/level"] == 5
@@ -88,12 +88,12 @@ def test_without_a_key_the_length_of_the_prompt_is_its_difficulty(make: Any) -> 
     assert {len(group.samples[0].tokens) for group in make(difficulty_key=None).take(8)} == {4}
 
 
-def test_a_row_without_the_number_is_named(make: Any) -> None:
+def test_a_row_without_difficulty_is_named(make: Any) -> None:
     with pytest.raises(DataError, match=r"prompt 0 \('0\+1='\) has age = None in its metadata; .* \(--data-source\."):
         make(difficulty_key="age").take(1)
 
 
-def test_a_continued_run_goes_on_with_level_window_and_pool(make: Any) -> None:
+def test_a_resumed_run_restores_level_window_and_pool(make: Any) -> None:
     source = CheckedSource(make(window=8), "curriculum", 2)
     source.generated(scored(source.take(4), 1.0))
     source.generated(scored(source.take(3), 1.0))

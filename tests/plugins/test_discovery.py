@@ -21,7 +21,7 @@ def ids(**options: Any) -> list[str]:
     return [plugin.found.name for plugin in load_plugins(PluginOptions(**options)).plugins]
 
 
-def test_slimes_own_plugins_come_through_the_same_group(install_reward: Any) -> None:
+def test_first_party_plugins_use_the_same_entry_point_group(install_reward: Any) -> None:
     install_reward("math", "boxed")
     found = find_plugins()
     assert [plugin.name for plugin in found] == [*OWN, "math"]
@@ -39,13 +39,13 @@ def test_finding_imports_nothing(install_reward: Any) -> None:
     assert "slime_reward_math" not in sys.modules
 
 
-def test_order_is_by_distribution_and_name_not_by_the_path(install_reward: Any) -> None:
+def test_order_depends_on_distribution_and_name_not_on_the_path(install_reward: Any) -> None:
     for name in ("zeta", "alpha", "mid"):
         install_reward(name, "x")
     assert ids() == [*OWN, "alpha", "mid", "zeta"]
 
 
-def test_entry_points_of_other_groups_are_no_plugins(install: Any) -> None:
+def test_entry_points_of_other_groups_are_ignored(install: Any) -> None:
     install("other", "1", {"x": "nothing"}, {}, group="slime.other")
     assert [plugin.name for plugin in find_plugins()] == OWN
 
@@ -63,14 +63,14 @@ def test_a_distribution_twice_on_the_path_counts_once(
     assert plugin.version == "0.1"  # the first on the path, which is the one that imports
 
 
-def test_allow_names_plugins_by_id_or_distribution_and_keeps_slimes_own(install_reward: Any) -> None:
+def test_allow_accepts_ids_and_distributions_and_keeps_first_party_plugins(install_reward: Any) -> None:
     for name in ("a", "b", "c"):
         install_reward(name, "x")
     assert ids(allow=["a", "slime_reward.b"]) == [*OWN, "a", "b"]
     assert ids(allow=[]) == OWN
 
 
-def test_deny_wins_over_allow_and_over_slimes_own(install_reward: Any) -> None:
+def test_deny_overrides_allow_and_first_party_plugins(install_reward: Any) -> None:
     install_reward("a", "x")
     assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == [
         "datasources",
@@ -80,7 +80,7 @@ def test_deny_wins_over_allow_and_over_slimes_own(install_reward: Any) -> None:
     ]
 
 
-def test_without_autoload_only_allowed_third_parties_load(install_reward: Any) -> None:
+def test_without_autoload_only_allowed_third_party_plugins_load(install_reward: Any) -> None:
     install_reward("a", "x")
     install_reward("b", "x")
     assert ids(autoload=False) == OWN
@@ -106,7 +106,7 @@ def test_deny_of_something_missing_is_a_warning(install_reward: Any, caplog: pyt
     assert "deny names 'mth', which is not installed. Did you mean math?" in caplog.text
 
 
-def test_a_component_of_a_plugin_that_was_not_loaded_says_why(install_reward: Any) -> None:
+def test_the_error_for_a_component_of_an_unloaded_plugin_gives_the_reason(install_reward: Any) -> None:
     install_reward("math", "boxed")
     plugins = load_plugins(PluginOptions(deny=["math"]))
     with pytest.raises(PluginNotFoundError, match=r"installed but not loaded: \[plugins\] deny names it"):
@@ -136,6 +136,6 @@ def test_a_malformed_requirement_is_a_configuration_error() -> None:
         load_plugins(PluginOptions(require=["x >>"]))
 
 
-def test_looking_takes_everything(install_reward: Any) -> None:
+def test_a_survey_includes_all_plugins(install_reward: Any) -> None:
     install_reward("a", "x")
     assert [plugin.found.name for plugin in survey_plugins().plugins] == [*OWN, "a"]

@@ -30,7 +30,7 @@ def test_one_reward_per_sample_in_order() -> None:
     assert scores([]) == []
 
 
-def test_text_is_compared_as_it_is() -> None:
+def test_text_is_compared_exactly() -> None:
     assert score("Paris", "paris") == 0.0
     assert score("Paris", "paris", ignore_case=True) == 1.0
     assert score("85.0", "85") == 0.0

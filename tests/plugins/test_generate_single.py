@@ -103,7 +103,7 @@ def generate(folder: Path, source: str, policy: Scripted, prompt: Any = "q", **r
 
 
 @pytest.mark.parametrize("prompt", ["q", [{"role": "user", "content": "q"}]])
-def test_the_documented_function_trains_on_what_the_policy_wrote_and_nothing_else(tmp_path: Path, prompt: Any) -> None:
+def test_the_documented_function_trains_only_on_the_policys_tokens(tmp_path: Path, prompt: Any) -> None:
     # The white space before an answer would be trimmed if it were rendered again.
     policy = Scripted("look  ;", "it is 42;")
     [done] = generate(tmp_path, DOCUMENTED, policy, prompt)
@@ -116,7 +116,7 @@ def test_the_documented_function_trains_on_what_the_policy_wrote_and_nothing_els
     assert done.rollout_log_probs == [-0.5 if mask else 0.0 for mask in done.loss_mask or []]
 
 
-def test_a_conversation_that_does_not_go_on_from_another_is_a_sample_of_its_own(tmp_path: Path) -> None:
+def test_a_new_conversation_is_a_separate_sample(tmp_path: Path) -> None:
     source = ONE + (
         "    first = await generate_single('one')\n    sample.response = await generate_single('two')\n"
         "    sample.reward = 1.0\n    return sample"
@@ -127,7 +127,7 @@ def test_a_conversation_that_does_not_go_on_from_another_is_a_sample_of_its_own(
     assert {first.reward, second.reward, first.rollout_id, second.rollout_id} == {1.0, 7}
 
 
-def test_a_conversation_without_room_ends_truncated_with_what_was_said(tmp_path: Path) -> None:
+def test_a_conversation_without_room_is_truncated_and_kept(tmp_path: Path) -> None:
     source = ONE + (
         "    talk = [{'role': 'user', 'content': 'q'}]\n    sample.reward = 0.25\n    while True:\n"
         "        talk.append({'role': 'assistant', 'content': await generate_single(talk)})\n"
@@ -137,7 +137,7 @@ def test_a_conversation_without_room_ends_truncated_with_what_was_said(tmp_path:
     assert (done.status, done.reward, done.response_length) == (Status.TRUNCATED, 0.25, 41 + 10 + 10)
 
 
-def test_a_new_conversation_without_room_ends_truncated_as_well(tmp_path: Path) -> None:
+def test_a_new_conversation_without_room_is_truncated_too(tmp_path: Path) -> None:
     source = ONE + (
         "    sample.reward = 0.25\n    await generate_single('q')\n    await generate_single('a question' * 20)"
     )
@@ -145,7 +145,7 @@ def test_a_new_conversation_without_room_ends_truncated_as_well(tmp_path: Path) 
     assert (done.status, done.reward, done.response_length) == (Status.TRUNCATED, 0.25, 2)
 
 
-def test_a_first_request_without_room_says_so(tmp_path: Path) -> None:
+def test_a_first_request_without_room_fails_with_the_reason(tmp_path: Path) -> None:
     source = ONE + "    await generate_single('q')"
     with pytest.raises(SlimeError, match="generate_single: the conversation has 6 tokens"):
         generate(tmp_path, source, Scripted("x;"), rollout_max_context_len=6)
@@ -158,7 +158,7 @@ def test_a_first_request_without_room_says_so(tmp_path: Path) -> None:
         ("return [sample, Sample(response='y', status=Status.COMPLETED)]", "2 samples without tokens"),
     ],
 )
-def test_what_does_not_fit_the_recording_is_refused(tmp_path: Path, line: str, words: str) -> None:
+def test_changes_that_contradict_the_recording_are_refused(tmp_path: Path, line: str, words: str) -> None:
     source = (
         "from slime.plugin import Sample, Status\n"
         + ONE
@@ -168,7 +168,7 @@ def test_what_does_not_fit_the_recording_is_refused(tmp_path: Path, line: str, w
         generate(tmp_path, source, Scripted("x;"))
 
 
-def test_a_mask_of_the_functions_own_may_leave_answers_out_and_add_nothing(tmp_path: Path) -> None:
+def test_a_custom_mask_may_only_remove_tokens(tmp_path: Path) -> None:
     source = DOCUMENTED.replace("build_loss_mask(sample)", "[0] * 12 + [1] * 9")
     [done] = generate(tmp_path, source, Scripted("look;", "it is 42;"))
     assert done.loss_mask == [0] * 12 + [1] * 9
@@ -177,7 +177,7 @@ def test_a_mask_of_the_functions_own_may_leave_answers_out_and_add_nothing(tmp_p
         generate(tmp_path, source, Scripted("look;", "it is 42;"))
 
 
-def test_engines_that_fail_are_not_the_functions_fault(tmp_path: Path) -> None:
+def test_engine_errors_are_not_attributed_to_the_function(tmp_path: Path) -> None:
     source = ONE + "    sample.response = await generate_single('q')\n    return sample"
     with pytest.raises(EngineError, match="gone"):
         generate(tmp_path, source, Scripted(error=EngineError("gone")))
@@ -189,11 +189,11 @@ def test_engines_that_fail_are_not_the_functions_fault(tmp_path: Path) -> None:
         generate(tmp_path, swallowed, Scripted(error=EngineError("gone")))
 
 
-def test_a_malformed_message_is_told(tmp_path: Path) -> None:
+def test_a_malformed_message_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SlimeError, match=r"generate_single: messages\[0\].role is 'robot'"):
         generate(tmp_path, ONE + "    await generate_single([{'role': 'robot', 'content': ''}])", Scripted())
 
 
-def test_outside_of_a_generate_function_it_says_where_it_belongs() -> None:
+def test_outside_a_generate_function_the_error_explains_its_use() -> None:
     with pytest.raises(SlimeError, match="outside of a generate function"):
         asyncio.run(generate_single("q"))

@@ -100,7 +100,7 @@ def test_the_answer_is_kept_token_for_token() -> None:
     assert sample.spec_info == SpecInfo()
 
 
-def test_the_length_limit_truncates() -> None:
+def test_an_answer_at_the_length_limit_is_truncated() -> None:
     sample = single_turn(Scripted("length"), pending())
     assert (sample.status, sample.finish_reason) == (Status.TRUNCATED, "length")
 
@@ -113,7 +113,7 @@ def test_an_abort_keeps_the_partial_tokens_and_the_engines_reason() -> None:
     assert sample.response_length == 3
 
 
-def test_a_response_that_was_cut_short_is_continued_for_what_is_left_of_its_limit() -> None:
+def test_an_interrupted_response_continues_up_to_its_limit() -> None:
     first, then = Scripted("abort", {"spec_verify_ct": 1, "spec_num_correct_drafts": 2}), Scripted("length")
     sample = single_turn(first, pending())
     sample.status, sample.failure = Status.PENDING, None
@@ -130,7 +130,7 @@ def test_a_response_that_was_cut_short_is_continued_for_what_is_left_of_its_limi
     assert sample.spec_info.spec_accept_token_num == 2
 
 
-def test_what_is_over_a_limit_that_was_lowered_is_truncated_without_asking() -> None:
+def test_a_response_over_a_lowered_limit_is_truncated_without_a_request() -> None:
     sample = pending(tokens=[54, 42, *range(70, 78)], response_length=8, rollout_log_probs=[-1.0] * 8)
     assert single_turn(Unasked(), sample).status is Status.TRUNCATED
 
@@ -140,7 +140,7 @@ def test_an_unknown_finish_reason_is_visible_and_not_trained_on() -> None:
     assert (sample.status, sample.failure) == (Status.FAILED, "unknown finish reason 'asteroid'")
 
 
-def test_speculative_decoding_is_recorded_where_the_engine_reports_it() -> None:
+def test_speculative_decoding_is_recorded_if_the_engine_reports_it() -> None:
     meta = {
         "spec_verify_ct": 2,
         "spec_num_correct_drafts": 5,
@@ -158,11 +158,11 @@ def test_supervised_learns_the_label_and_its_end() -> None:
     assert sample.rollout_log_probs is None and sample.weight_versions == []
 
 
-def test_supervised_may_leave_the_end_open() -> None:
+def test_supervised_may_omit_the_end_token() -> None:
     assert supervised(pending(), append_eos=False).tokens[4:] == [52, 50]
 
 
-def test_supervised_cuts_what_is_too_long() -> None:
+def test_supervised_truncates_long_labels() -> None:
     sample = supervised(pending(label="12345"), limit=3)
     assert (sample.response, sample.response_length) == ("123", 3)
     assert (sample.status, sample.finish_reason) == (Status.TRUNCATED, "length")
@@ -172,7 +172,7 @@ def test_supervised_cuts_what_is_too_long() -> None:
     ("fields", "message"),
     [({"label": None}, "sample 5 has no label"), ({"tokens": []}, "sample 5 has no prompt tokens")],
 )
-def test_supervised_refuses_what_it_cannot_learn_from(fields: dict[str, Any], message: str) -> None:
+def test_supervised_refuses_samples_without_label_or_prompt(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         supervised(pending(**fields))
 
@@ -182,7 +182,7 @@ def test_single_turn_refuses_a_sample_without_prompt_tokens() -> None:
         single_turn(Scripted(), pending(tokens=[]))
 
 
-def test_supervised_needs_an_end_token_unless_told_otherwise() -> None:
+def test_supervised_needs_an_end_token_by_default() -> None:
     endless = Letters()
     endless.eos_token_id = None
     with pytest.raises(ValueError, match="no end-of-sequence token; set append_eos to false"):

@@ -55,7 +55,7 @@ CHECKER = """
 """
 
 
-def test_observers_see_the_run_and_get_what_they_ask_for(install: Any) -> None:
+def test_observers_get_the_arguments_they_declare(install: Any) -> None:
     install("slime-watch", "1", {"watch": "watcher_mod"}, {"watcher_mod": WATCHER.replace(", extra=None", "")})
     plugins = survey_plugins()
     call = plugins.observers.call
@@ -98,7 +98,7 @@ def test_a_plugin_may_refuse_a_configuration(install: Any, config_with: Any) -> 
         survey_plugins().check_config(config_with(reward="refused"))
 
 
-def test_a_check_that_fails_by_itself_stops_only_a_run_that_uses_its_plugin(
+def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
     install: Any, config_with: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     reward = """
@@ -116,7 +116,7 @@ def test_a_check_that_fails_by_itself_stops_only_a_run_that_uses_its_plugin(
     assert message in caplog.text
 
 
-def test_an_observer_that_would_end_the_process_does_not(install: Any) -> None:
+def test_an_observer_cannot_exit_the_process(install: Any) -> None:
     install(
         "slime-leave", "1", {"leave": "leaver_mod"}, {"leaver_mod": RAISER.replace("raise OSError", "raise SystemExit")}
     )

@@ -47,13 +47,13 @@ def test_a_component_of_every_kind_is_found_and_built(install: Any, context: Con
 
 
 @pytest.mark.parametrize(("kind", "method"), [(kind.name, m) for kind in KINDS.values() for m in kind.methods])
-def test_every_method_of_a_contract_is_asked_for(install: Any, context: Context, kind: str, method: str) -> None:
+def test_every_method_of_a_protocol_is_required(install: Any, context: Context, kind: str, method: str) -> None:
     install_kind(install, kind, tuple(m for m in KINDS[kind].methods if m != method))
     with pytest.raises(PluginContractError, match=rf"without {method}\(\)"):
         survey_plugins().build(kind, "mine", {}, context)
 
 
-def test_every_hook_has_its_test() -> None:
+def test_every_hook_has_a_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     hooks = [name for name in vars(hookspecs) if name.startswith("slime_")]
     assert len(hooks) == 11

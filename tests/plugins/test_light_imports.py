@@ -33,11 +33,11 @@ def modules_after(code: str) -> set[str]:
         "slime_generators",
     ],
 )
-def test_importing_it_loads_nothing_heavy(module: str) -> None:
+def test_imports_are_light(module: str) -> None:
     assert modules_after(f"import {module}") & set(HEAVY) == set()
 
 
-def test_the_authoring_surface_loads_neither_numpy_nor_the_loader() -> None:
+def test_slime_plugin_imports_neither_numpy_nor_the_loader() -> None:
     loaded = modules_after("import slime.plugin")
     assert loaded & {"numpy", "importlib_metadata", "rich"} == set()
 

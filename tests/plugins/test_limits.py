@@ -26,7 +26,7 @@ GREEDY = """
 """
 
 
-def test_limits_are_taken_out_of_the_components_own_options() -> None:
+def test_limits_are_separated_from_the_components_options() -> None:
     config = config_with(options={"reward": {"ignore_case": True, "timeout_s": 5, "error_budget": 0.1}})
     resolved = survey_plugins().resolve(config)["reward"]
     assert resolved.options.model_dump()["ignore_case"] is True
@@ -58,7 +58,7 @@ def test_estimators_have_no_limits() -> None:
         survey_plugins().resolve(config_with(options={"estimator": {"timeout_s": 5}}))
 
 
-def test_a_component_may_not_take_their_names(install: Any) -> None:
+def test_a_component_cannot_define_options_named_like_limits(install: Any) -> None:
     install("slime-reward-greedy", "1.0", {"greedy": "greedy"}, {"greedy": GREEDY, "greedy_impl": IMPL})
     [failure] = survey_plugins().failures
     assert failure.problem == "reward r has the option timeout_s, a name that slime keeps for every reward"

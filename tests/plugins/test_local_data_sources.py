@@ -77,7 +77,7 @@ def prompts(groups: list[Group]) -> list[Any]:
 
 
 @pytest.mark.parametrize("source", [DOCUMENTED, DOCUMENTED_BUFFER, DERIVED])
-def test_documented_classes_hand_out_the_files_prompts_with_labels(tmp_path: Path, source: str) -> None:
+def test_documented_classes_provide_prompts_with_labels(tmp_path: Path, source: str) -> None:
     groups = take(made := make(tmp_path, source), 4)
     assert prompts(groups) == ["0+1=", "1+1=", "2+1=", "0+1="]
     assert [group.samples[1].label for group in groups] == ["1", "2", "3", "1"]
@@ -85,7 +85,7 @@ def test_documented_classes_hand_out_the_files_prompts_with_labels(tmp_path: Pat
     assert [sample.index for group in take(made, 1) for sample in group.samples] == [8, 9]
 
 
-def test_a_constructor_without_parameters_gets_dataset_and_args_afterwards(tmp_path: Path) -> None:
+def test_dataset_and_args_are_set_after_a_constructor_without_parameters(tmp_path: Path) -> None:
     source = """
         from slime.data import RolloutDataSourceWithBuffer
 
@@ -100,7 +100,7 @@ def test_a_constructor_without_parameters_gets_dataset_and_args_afterwards(tmp_p
     assert prompts(take(make(tmp_path, source), 2)) == ["0+1=", "1+1="]
 
 
-def test_a_buffer_filter_of_the_class_becomes_the_runs(tmp_path: Path) -> None:
+def test_a_buffer_filter_method_becomes_the_runs_filter(tmp_path: Path) -> None:
     path = write(tmp_path, "source.py", DOCUMENTED_BUFFER)
     config = run_config(data={"data_source_path": str(path), "prompt_data": str(write_prompts(tmp_path))})
     assert config.rollout.buffer_filter == config.data.data_source
@@ -108,13 +108,13 @@ def test_a_buffer_filter_of_the_class_becomes_the_runs(tmp_path: Path) -> None:
     assert build(config, "buffer_filter", tmp_path).select(buffer, 2).keep == [1, 2]
 
 
-def test_a_class_that_keeps_the_base_classs_buffer_filter_sets_none(tmp_path: Path) -> None:
+def test_an_inherited_buffer_filter_is_ignored(tmp_path: Path) -> None:
     source = "from slime.data import RolloutDataSourceWithBuffer\nclass Mine(RolloutDataSourceWithBuffer): ..."
     path = write(tmp_path, "source.py", source)
     assert run_config(data={"data_source_path": str(path)}).rollout.buffer_filter is None
 
 
-def test_a_class_may_hand_out_lists_of_the_samples_of_a_prompt(tmp_path: Path) -> None:
+def test_a_class_may_return_lists_of_samples_per_prompt(tmp_path: Path) -> None:
     source = """
         import copy
         from slime.data import Sample
@@ -141,7 +141,7 @@ def test_a_class_may_hand_out_lists_of_the_samples_of_a_prompt(tmp_path: Path) -
     assert made._source.shown == [2, 2, 2]
 
 
-def test_generated_samples_that_share_a_group_are_one_prompt_asked_again(tmp_path: Path) -> None:
+def test_samples_with_one_group_index_are_one_prompt(tmp_path: Path) -> None:
     source = """
         from slime.data import Sample
 
@@ -167,7 +167,7 @@ def test_a_resumed_source_gives_the_same_next_groups(tmp_path: Path, shuffle: bo
     assert take(two, 5) == take(one, 5)
 
 
-def test_the_state_of_the_class_itself_is_kept_and_its_absence_told(
+def test_the_state_of_the_class_is_saved_and_a_missing_one_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
@@ -202,7 +202,7 @@ def test_the_state_of_the_class_itself_is_kept_and_its_absence_told(
         ("[[]]", "gave an empty list in the list"),
     ],
 )
-def test_answers_that_are_no_samples_are_named(tmp_path: Path, answer: str, message: str) -> None:
+def test_results_that_are_not_samples_are_named(tmp_path: Path, answer: str, message: str) -> None:
     made = make(tmp_path, f"class Mine:\n    def get_samples(self, n): return {answer}")
     with pytest.raises(PluginContractError, match=message):
         made.take(1)
@@ -221,7 +221,7 @@ def test_a_prompt_that_is_too_long_names_the_class(tmp_path: Path) -> None:
         build(config, "datasource", tmp_path).take(1)
 
 
-def test_a_dataset_draws_rows_and_prompts_and_knows_its_place(tmp_path: Path) -> None:
+def test_a_dataset_returns_rows_and_prompts_and_tracks_its_position(tmp_path: Path) -> None:
     path = write_prompts(tmp_path)
     dataset = PromptDataset(path, input_key="prompt", label_key="label")
     assert (len(dataset), dataset[2].label) == (3, "3")
@@ -236,7 +236,7 @@ def test_a_dataset_draws_rows_and_prompts_and_knows_its_place(tmp_path: Path) ->
     assert first == "0+1="
 
 
-def test_the_base_classes_work_alone(tmp_path: Path) -> None:
+def test_the_base_classes_work_without_a_run(tmp_path: Path) -> None:
     dataset = PromptDataset(write_prompts(tmp_path), input_key="prompt", label_key="label")
     source = RolloutDataSourceWithBuffer(dataset, args=None)
     samples = source.get_samples(2)

@@ -31,7 +31,7 @@ def select(folder: Path, source: str, buffer: list[Group], want: int, key: str =
     return check_selection(build(config, key, folder).select(buffer, want), len(buffer), want)
 
 
-def test_the_documented_filter_over_samples_keeps_the_groups_of_the_best(tmp_path: Path) -> None:
+def test_the_documented_filter_over_samples_keeps_the_best_groups(tmp_path: Path) -> None:
     buffer = groups([0.0, 0.1], [0.9, 0.0], [0.5, 0.4], [0.2, 0.2])
     assert select(tmp_path, BY_REWARD, buffer, 2) == Selection([1, 2])
 
@@ -53,7 +53,7 @@ def test_copies_of_samples_are_refused(tmp_path: Path) -> None:
         select(tmp_path, source, groups([0.0]), 1)
 
 
-def test_too_many_groups_are_the_kernels_to_refuse(tmp_path: Path) -> None:
+def test_the_kernel_refuses_too_many_groups(tmp_path: Path) -> None:
     with pytest.raises(PluginContractError, match="kept 2 groups, expected at most 1"):
         select(tmp_path, "def f(rollout_id, buffer): return buffer", groups([0.0], [1.0]), 1)
 
@@ -76,7 +76,7 @@ def test_a_sampling_filter_drops_with_its_reason(tmp_path: Path, verdict: str, r
     assert select(tmp_path, source, buffer, 2, "sampling_filter") == Selection([1, 2], {0: reason})
 
 
-def test_a_forgotten_return_is_no_refusal(tmp_path: Path) -> None:
+def test_a_missing_return_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PluginContractError, match="returned a NoneType, expected True, False"):
         select(tmp_path, "def f(args, samples): pass", groups([1.0]), 1, "sampling_filter")
 

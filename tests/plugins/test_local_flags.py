@@ -93,7 +93,7 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
         ({"reward": {"custom_reward_post_process_path": "P"}}, "fits a reward post-processing"),
     ],
 )
-def test_flags_that_cannot_be_followed_are_told_once(path: Path, options: dict[str, Any], message: str) -> None:
+def test_an_unusable_path_is_reported_once(path: Path, options: dict[str, Any], message: str) -> None:
     named = json.loads(json.dumps(options).replace('"P"', json.dumps(str(path))))
     problems = problems_of(run_config(**named))
     assert len(problems) == 1
@@ -111,7 +111,7 @@ def test_flags_that_cannot_be_followed_are_told_once(path: Path, options: dict[s
         ('[reward]\nname = "exact_match"\ncustom_rm_path = "P"', [], ("exact_match", "P", 0)),
     ],
 )
-def test_a_flag_wins_over_the_run_files_other_way_to_choose_a_reward(
+def test_a_flag_of_either_form_overrides_the_run_file(
     tmp_path: Path, file: str, flags: list[str], chosen: tuple[Any, ...]
 ) -> None:
     (tmp_path / "run.toml").write_text(file)
@@ -169,7 +169,7 @@ def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogC
     assert f"made with reward {path}:reward_func, this run has {moved}:reward_func" in caplog.text
 
 
-def test_other_processes_run_what_the_driver_read_whatever_becomes_of_the_file(path: Path) -> None:
+def test_all_processes_run_the_file_as_the_driver_read_it(path: Path) -> None:
     driver = plugins_for(by_path(path)).fingerprint()
     sent: Fingerprint = pickle.loads(pickle.dumps(driver))
     assert (sent.digest, sent.functions) == (driver.digest, driver.functions)
@@ -181,6 +181,6 @@ def test_other_processes_run_what_the_driver_read_whatever_becomes_of_the_file(p
     assert scores(reward, answered("x")) == [1.0]
 
 
-def test_a_function_that_place_functions_has_not_found_is_not_a_component(path: Path) -> None:
+def test_only_located_functions_are_components(path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="nothing has loaded it"):
         survey_plugins().resolve(by_path(path))

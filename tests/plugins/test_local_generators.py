@@ -93,7 +93,7 @@ def generate(folder: Path, source: str, sample: Sample, sampling: SamplingParams
     return asyncio.run(generator.generate(sample, sampling, Policy()))
 
 
-def test_the_documented_function_runs_as_written_and_its_text_is_tokenised(
+def test_the_documented_function_works_and_its_text_is_tokenized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sample = pending()
@@ -106,7 +106,7 @@ def test_the_documented_function_runs_as_written_and_its_text_is_tokenised(
     assert "returns texts without tokens" in caplog.text
 
 
-def test_a_conversation_that_grew_is_the_prompt_of_its_last_answer_and_siblings_keep_theirs(tmp_path: Path) -> None:
+def test_the_conversation_so_far_is_the_prompt_of_the_last_answer(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "q"}]
     sample = pending(chat, "user:q;")
     asked = Asked.of(sample)
@@ -123,7 +123,7 @@ def test_a_function_with_the_policy_keeps_tokens_and_log_probs(tmp_path: Path) -
     assert (done.tokens, done.rollout_log_probs, done.reward) == ([97, 98, 65, 66], [-0.5, -0.25], 0.0)
 
 
-def test_evaluation_is_told(tmp_path: Path) -> None:
+def test_the_function_gets_the_evaluation_flag(tmp_path: Path) -> None:
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, evaluation=True)
     [done] = generate(tmp_path, BY_POLICY, pending(), sampling)
     assert done.reward == 1.0
@@ -138,7 +138,7 @@ def test_evaluation_is_told(tmp_path: Path) -> None:
         {"off_policy_sequence_delta": 0.1},
     ],
 )
-def test_texts_are_refused_where_the_run_needs_the_engines_log_probs(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_texts_are_refused_if_the_run_needs_engine_log_probs(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     with pytest.raises(PluginContractError, match=r"text without tokens, and --.* needs the engine's log-probs"):
         generate(tmp_path, DOCUMENTED, pending(), algorithm=algorithm)
 
@@ -152,7 +152,7 @@ def test_a_sample_without_any_reward_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reward", ["float('nan')", "'1'", "{'accuracy': 1.0}", "{'score': float('inf')}"])
-def test_a_reward_of_its_own_that_is_no_finite_number_is_refused(tmp_path: Path, reward: str) -> None:
+def test_a_reward_set_by_the_function_must_be_finite(tmp_path: Path, reward: str) -> None:
     source = f"async def generate(args, sample):\n    sample.response, sample.reward = 'x', {reward}\n    return sample"
     with pytest.raises(PluginContractError, match=r"returned a sample with reward .*, expected a finite number"):
         generate(tmp_path, source, pending())
@@ -172,7 +172,7 @@ def test_an_empty_answer_is_refused(tmp_path: Path) -> None:
         generate(tmp_path, source, pending())
 
 
-def test_failed_samples_and_other_answers_are_left_to_the_kernel(tmp_path: Path) -> None:
+def test_failed_samples_and_invalid_results_are_passed_to_the_kernel(tmp_path: Path) -> None:
     [failed] = generate(
         tmp_path,
         "async def generate(sample):\n    sample.status = sample.Status.FAILED\n    return [sample]",

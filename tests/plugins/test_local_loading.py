@@ -41,7 +41,7 @@ def test_a_file_is_named_relative_to_the_working_directory(
     assert score("reward.py:mine", context) == score("./reward.py:mine", context) == 4.0
 
 
-def test_files_of_one_name_do_not_meet_and_nor_do_their_neighbours(tmp_path: Path, context: Context) -> None:
+def test_files_with_equal_names_do_not_collide(tmp_path: Path, context: Context) -> None:
     for folder, value in (("a", 1), ("b", 2)):
         write(tmp_path, f"{folder}/reward.py", "from helpers import VALUE\ndef reward_func(sample): return VALUE")
         write(tmp_path, f"{folder}/helpers.py", f"VALUE = {value}")
@@ -50,7 +50,7 @@ def test_files_of_one_name_do_not_meet_and_nor_do_their_neighbours(tmp_path: Pat
     assert sys.path[: len(path)] == path
 
 
-def test_a_neighbour_does_not_replace_a_module_that_others_use(
+def test_a_file_beside_it_does_not_replace_an_imported_module(
     tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = type(sys)("helpers")
@@ -61,13 +61,13 @@ def test_a_neighbour_does_not_replace_a_module_that_others_use(
     assert sys.modules["helpers"] is theirs
 
 
-def test_neighbours_named_as_the_standard_library_do_not_shadow_it(tmp_path: Path, context: Context) -> None:
+def test_files_named_like_the_standard_library_do_not_shadow_it(tmp_path: Path, context: Context) -> None:
     write(tmp_path, "json.py", "raise AssertionError('a neighbour')")
     path = write(tmp_path, "reward.py", "import json\ndef reward_func(sample): return json.loads('1')")
     assert score(path, context) == 1.0
 
 
-def test_an_edited_file_is_another_module(tmp_path: Path, context: Context) -> None:
+def test_an_edited_file_is_a_new_module(tmp_path: Path, context: Context) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): return 1")
     before = find_function("reward", str(path))
     first = score(path, context)
@@ -82,13 +82,13 @@ def test_a_file_that_raises_is_named_with_its_line(tmp_path: Path, context: Cont
         score(path, context)
 
 
-def test_a_name_that_is_bound_anew_is_refused(tmp_path: Path, context: Context) -> None:
+def test_a_redefined_name_is_refused(tmp_path: Path, context: Context) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): ...\nglobals()['reward_func'] = 3")
     with pytest.raises(PluginLoadError, match="its parameters cannot be read"):
         score(path, context)
 
 
-def test_a_file_that_is_another_in_the_process_that_runs_it_is_named(tmp_path: Path, context: Context) -> None:
+def test_a_file_that_differs_between_processes_is_named(tmp_path: Path, context: Context) -> None:
     source = """
         import os
         if os.getpid() != PID:
@@ -135,7 +135,7 @@ def test_objects_of_a_files_classes_can_be_pickled(tmp_path: Path, context: Cont
         ("def score(sample):\n    import only_here\n    return only_here.score(None, sample)", ":score"),
     ],
 )
-def test_names_are_followed_to_what_they_mean(tmp_path: Path, context: Context, source: str, name: str) -> None:
+def test_imported_names_are_resolved(tmp_path: Path, context: Context, source: str, name: str) -> None:
     for neighbour in ("helpers", "only_here"):
         write(tmp_path, f"{neighbour}.py", "def score(args, sample): return 5")
     path = write(tmp_path, "reward.py", source)
@@ -150,7 +150,7 @@ def test_a_dotted_path_is_imported_as_a_module(package: Path, context: Context) 
     assert (component.id, component.found.entry) == ("mine.rewards.numbers:two", str(package))
 
 
-def test_a_class_may_inherit_what_makes_it_fit(package: Path) -> None:
+def test_a_class_may_inherit_the_required_method(package: Path) -> None:
     write(
         package.parent,
         "base.py",
@@ -160,7 +160,7 @@ def test_a_class_may_inherit_what_makes_it_fit(package: Path) -> None:
     assert find_function("reward", "mine.rewards.numbers:Model").name == "mine.rewards.numbers.Model"
 
 
-def test_a_component_crosses_processes(tmp_path: Path) -> None:
+def test_a_component_can_be_pickled(tmp_path: Path) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): return 1")
     component = find_function("reward", str(path))
     assert pickle.loads(pickle.dumps(component)) == component

@@ -151,7 +151,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "name", "source", "error", "message"), REFUSED)
-def test_it_is_refused_with_place_and_signatures(
+def test_a_bad_function_is_refused_with_line_and_signatures(
     tmp_path: Path, kind: str, name: str, source: str, error: type[SlimeError], message: str
 ) -> None:
     write(tmp_path, "raises.py", "\n{}['x']")
@@ -178,7 +178,7 @@ def test_it_is_refused_with_place_and_signatures(
         ("json.decoder:scor", PluginNotFoundError, "decoder.py has no scor"),
     ],
 )
-def test_a_reference_to_nothing_is_refused(
+def test_an_unusable_reference_is_refused(
     tmp_path: Path, reference: str, error: type[SlimeError], message: str
 ) -> None:
     write(tmp_path, "custom_rm.py", "def reward_func(sample): ...")
@@ -188,7 +188,7 @@ def test_a_reference_to_nothing_is_refused(
     assert type(told.value) is error
 
 
-def test_a_dotted_path_to_a_file_is_offered_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_suggests_the_form_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "mine/rewards.py", "def score(sample): ...")
     with pytest.raises(PluginNotFoundError, match=r"Did you mean mine/rewards.py:NAME\?"):
@@ -202,7 +202,7 @@ def test_a_file_that_hangs_is_named_with_the_line_it_hangs_in(tmp_path: Path, mo
         find_function("reward", str(path))
 
 
-def test_what_a_file_prints_and_starts_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_and_threads_of_a_file_do_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = """
         import subprocess, sys, threading, time
         print("hello")

@@ -92,7 +92,7 @@ def test_the_documented_reward_model_gets_its_path_prompts_and_responses(tmp_pat
     assert not inspect.iscoroutinefunction(reward.score)
 
 
-def test_a_reward_model_that_insists_on_its_path_is_refused_without(tmp_path: Path) -> None:
+def test_a_reward_model_that_needs_a_path_is_refused_without_one(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "rm.py",
@@ -125,7 +125,7 @@ def test_a_reward_model_that_insists_on_its_path_is_refused_without(tmp_path: Pa
         ),
     ],
 )
-def test_every_shape_scores_and_what_is_plain_stays_plain(tmp_path: Path, source: str, plain: bool) -> None:
+def test_every_signature_works_and_plain_functions_stay_plain(tmp_path: Path, source: str, plain: bool) -> None:
     reward, _ = reward_of(tmp_path, source)
     assert scores(reward, answered("a", "b")) == [2.0, 2.0]
     assert inspect.iscoroutinefunction(reward.score) is not plain
@@ -149,7 +149,7 @@ def test_the_other_numbers_of_a_dictionary_are_parts(tmp_path: Path) -> None:
         ("async def _go(): ...\ndef reward_func(args, sample): return _go()", "returned an awaitable from a plain def"),
     ],
 )
-def test_answers_that_are_no_rewards_are_named(tmp_path: Path, source: str, message: str) -> None:
+def test_results_that_are_not_rewards_are_named(tmp_path: Path, source: str, message: str) -> None:
     reward, _ = reward_of(tmp_path, source)
     with pytest.raises(PluginContractError, match=message):
         scores(reward, answered("a", "b"))

@@ -53,7 +53,7 @@ def test_strict_refuses_a_clash(install_reward: Any) -> None:
         load_plugins(PluginOptions(strict=True))
 
 
-def test_the_same_name_in_two_kinds_is_no_clash(install: Any) -> None:
+def test_equal_names_in_two_kinds_do_not_clash(install: Any) -> None:
     source = """
         import slime.plugin as sp
         slime_api = 1

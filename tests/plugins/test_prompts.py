@@ -84,7 +84,7 @@ def test_groups_come_in_file_order_with_unique_indices(path: Path) -> None:
     assert sample.status is Status.PENDING and sample.response_length == 0
 
 
-def test_siblings_share_nothing_that_can_change(path: Path) -> None:
+def test_siblings_share_no_mutable_state(path: Path) -> None:
     one, two = source(path).take(1)[0].samples
     one.tokens.append(0)
     one.metadata["row"] = "changed"
@@ -162,12 +162,12 @@ def test_a_state_of_another_file_is_refused(path: Path, tmp_path: Path) -> None:
         source(tmp_path / "other.jsonl").load_state_dict(state)
 
 
-def test_without_a_file_there_is_nothing_to_give() -> None:
+def test_a_source_without_files_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs --prompt-data"):
         source(None)
 
 
-def test_the_rollout_rooms_own_check_is_satisfied(path: Path) -> None:
+def test_the_groups_pass_the_rollouts_check(path: Path) -> None:
     checked = CheckedSource(source(path, shuffle=True), "data source prompts", 2)
     first = checked.take(5)
     state = checked.state()

@@ -166,7 +166,7 @@ def test_a_folder_inside_a_foreign_repository_has_no_commit(
     assert "commit" not in source
 
 
-def test_what_changes_the_engines_is_recorded(install: Any, config: Any) -> None:
+def test_packages_that_change_the_engines_are_recorded(install: Any, config: Any) -> None:
     install("some-patch", "2.0", {"patch": "some_patch"}, {"some_patch": ""}, group="sglang.srt.plugins")
     assert {
         "group": "sglang.srt.plugins",
@@ -176,7 +176,7 @@ def test_what_changes_the_engines_is_recorded(install: Any, config: Any) -> None
     } in survey_plugins().provenance(config)["engine_plugins"]
 
 
-def test_one_changed_distribution_is_told_once_with_all_its_components(
+def test_a_changed_distribution_is_reported_once_with_its_components(
     config: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugins = survey_plugins()

@@ -40,7 +40,7 @@ def test_a_batch_of_differing_rewards_drops_all_other_groups() -> None:
     assert select("keep_with_fallback", buffer, 2) == Selection([1, 3], {0: "zero_variance", 2: "unscored"})
 
 
-def test_too_few_of_them_are_filled_up_with_scored_groups_first_and_none_is_dropped() -> None:
+def test_too_few_differing_groups_are_filled_up_with_scored_groups() -> None:
     buffer = [group(None), group(1, 1), group(1, 0), group(0, 0)]
     assert select("keep_with_fallback", buffer, 2) == Selection([2, 1])
     assert select("keep_with_fallback", buffer, 4) == Selection([2, 1, 3, 0])
@@ -54,7 +54,7 @@ def test_strata_are_taken_from_in_turn_oldest_first() -> None:
     assert select("stratified", buffer, 8) == Selection(list(range(8)))
 
 
-def test_a_range_without_width_is_one_stratum() -> None:
+def test_equal_mean_rewards_are_one_stratum() -> None:
     assert select("stratified", [group(1), group(1), group(None), group(1)], 2) == Selection([0, 1])
     assert select("stratified", [group(0), group(1), group(1)], 2, strata=1) == Selection([0, 1])
 
@@ -67,13 +67,13 @@ def test_used_groups_fill_their_share_youngest_and_least_used_first() -> None:
     assert select("replay", buffer, 3, fresh=1) == Selection([3, 4, 5])
 
 
-def test_used_groups_never_stand_in_for_new_ones_and_old_or_useless_ones_go() -> None:
+def test_used_groups_never_replace_new_ones_and_stale_ones_are_dropped() -> None:
     buffer = [group(0, 1, age=9, uses=1), group(0, 0, age=1, uses=1), *[group(0, 1, age=1, uses=1)] * 3, group(1, 0)]
     assert select("replay", buffer, 4) == Selection([2, 3, 5], {0: "stale", 1: "zero_variance"})
 
 
 @pytest.mark.parametrize("max_reuse", [1, 3])
-def test_with_replay_half_of_every_batch_is_new_and_none_is_used_too_often(max_reuse: int) -> None:
+def test_replay_keeps_half_of_every_batch_new_and_limits_reuse(max_reuse: int) -> None:
     ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
 
     class OfOneReward(Finisher):
@@ -103,7 +103,7 @@ def test_with_replay_half_of_every_batch_is_new_and_none_is_used_too_often(max_r
     assert ledger.count(GroupState.BUFFERED) <= 4 * 9, "what is old has gone"
 
 
-def test_what_one_use_marks_on_a_sample_is_not_on_the_next() -> None:
+def test_marks_of_one_use_do_not_carry_over_to_the_next() -> None:
     ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=1)
     collect, _ = collector(Finisher(), want=2, ledger=ledger)
 

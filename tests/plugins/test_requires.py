@@ -28,11 +28,11 @@ def resolve(install_reward: Any, config_with: Any, requires: str) -> Any:
 @pytest.mark.parametrize(
     "requires", ["'pluggy'", "'pluggy>=1,<2', 'pydantic'", "'sympie; python_version<\"3\"'", "'Pluggy[extra]>=1'"]
 )
-def test_a_run_starts_when_it_is_met(install_reward: Any, config_with: Any, requires: str) -> None:
+def test_a_run_with_a_met_requirement_starts(install_reward: Any, config_with: Any, requires: str) -> None:
     assert "reward" in resolve(install_reward, config_with, requires)
 
 
-def test_a_run_is_refused_with_the_command_that_helps(install_reward: Any, config_with: Any) -> None:
+def test_a_run_with_an_unmet_requirement_is_refused_with_the_pip_command(install_reward: Any, config_with: Any) -> None:
     message = (
         r"reward math/boxed \(slime-reward-math 0.3.1\) needs sympie>=1.12 \(not installed\) and pluggy<1"
         r" \(1\.\d+\.\d+ is installed\)\. Try: pip install \"sympie>=1.12\" \"pluggy<1\""
@@ -58,6 +58,6 @@ def test_a_malformed_requirement_makes_the_plugin_broken(install_reward: Any, re
     assert survey_plugins().failures[0].problem.startswith(problem)
 
 
-def test_one_text_is_no_list_of_requirements(install_reward: Any) -> None:
+def test_a_single_string_is_not_a_list_of_requirements(install_reward: Any) -> None:
     install_reward("math", "boxed", source=SOURCE.format(requires="").replace("(,)", "'pluggy'"))
     assert "expected a tuple of PEP 508 requirements" in survey_plugins().failures[0].problem

@@ -49,7 +49,7 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(tmp_path)
 
 
-def test_a_new_reward_goes_through_its_whole_life(environment: Environment) -> None:
+def test_a_new_reward_is_created_installed_used_and_removed(environment: Environment) -> None:
     package = "slime-reward-my-reward"
     environment.slime("plugins", "new", "reward", "my-reward")
     # Without an index pip can only use what is here: a requirement of slime's that is not would be asked for.

@@ -45,12 +45,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("component", "options"), CASES)
-def test_a_component_of_slimes_own_keeps_its_contract(component: Component, options: dict[str, Any]) -> None:
+def test_first_party_components_keep_their_contract(component: Component, options: dict[str, Any]) -> None:
     checked = check_component(component, options)
     assert checked.problems == []
     assert checked.notes == []
     assert len(checked.kept) >= 5
 
 
-def test_there_is_one_of_every_kind() -> None:
+def test_every_kind_has_a_first_party_component() -> None:
     assert {component.kind for component in OWN} == set(KINDS)

@@ -21,7 +21,7 @@ from slime.plugins.costly_contracts import (
 from slime.testing import make_batch, make_sample, random_batch
 
 
-def test_equal_rewards_twice_are_no_breach() -> None:
+def test_equal_rewards_on_the_second_call_pass() -> None:
     recheck_rewards([Reward(1.0, {"a": 1e6})], [Reward(1.0, {"a": 1e6 + 0.1})])
 
 
@@ -33,7 +33,7 @@ def test_equal_rewards_twice_are_no_breach() -> None:
         ([Reward(1.0, {"a": 1.0}), Reward(0.0)], r"gave sample 0 a = None, then a = 1\.0"),
     ],
 )
-def test_a_reward_that_changes_its_mind_is_named(again: list[Reward], message: str) -> None:
+def test_a_reward_that_is_not_deterministic_is_named(again: list[Reward], message: str) -> None:
     with pytest.raises(PluginContractError, match=message):
         recheck_rewards([Reward(1.0), Reward(0.0)], again)
 
@@ -67,14 +67,14 @@ class Mean:
         return Advantages(advantages, [part + 1 for part in advantages])
 
 
-def test_an_answer_that_follows_the_samples_passes_in_any_order() -> None:
+def test_a_result_that_depends_on_the_samples_passes_in_any_order() -> None:
     batch = random_batch((3, 4), 0)
     answer = Mean().advantages(batch)
     check_permutation(Mean(), batch, answer)
     check_permutation(Mean(), batch, answer, order=[3, 1, 0, 2, 6, 5, 4])
 
 
-def test_an_answer_that_hangs_on_a_place_is_named() -> None:
+def test_a_result_that_depends_on_the_position_is_named() -> None:
     batch = make_batch([[1.0, 3.0]])
     with pytest.raises(PluginContractError, match=r"sample 1: token 0 is 2\.0, but 0\.0 when .* another order"):
         check_permutation(First(), batch, First().advantages(batch))
@@ -108,7 +108,7 @@ def test_tokens_of_several_answers_with_others_between_them_pass() -> None:
         ({"loss_mask": None, "rollout_log_probs": None}, "trains on response token 2, token 99, which"),
     ],
 )
-def test_a_token_that_the_policy_never_said_is_named(change: dict[str, Any], message: str) -> None:
+def test_a_token_that_the_policy_did_not_generate_is_named(change: dict[str, Any], message: str) -> None:
     fields = {"rollout_log_probs": [-1.0, -2.0, 0.0], "loss_mask": [1, 1, 0], **change}
     sample = make_sample("ab", "cde", **fields)
     sample.tokens[2:] = [8, 16, 99]
