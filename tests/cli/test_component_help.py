@@ -24,14 +24,14 @@ def test_a_chosen_components_options_are_shown_with_their_flags(slime: Slime) ->
     assert not any("timeout-s" in line for line in estimator)
 
 
-def test_what_is_used_by_default_is_shown_without_being_named(slime: Slime) -> None:
+def test_options_of_default_components_are_shown(slime: Slime) -> None:
     shown = slime("train", "--help").out
     assert "\n[datasource]  Options of data source datasources/prompts" in shown
     assert "\n[generator]  Options of generator generators/single_turn" in shown
     assert "Options of reward" not in shown
 
 
-def test_the_run_file_chooses_too_and_each_of_several_rewards_has_its_keys(slime: Slime, tmp_path: Path) -> None:
+def test_components_of_the_run_file_are_shown_with_keys_per_reward(slime: Slime, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[[reward.terms]]\nname = "exact_match"\nweight = 0.5\n', encoding="utf-8")
     keys = block_of(slime("train", str(file), "--help").out, "[[reward.terms]]  Keys of the table of reward")
@@ -45,7 +45,7 @@ def test_a_component_that_is_not_installed_is_reported_and_the_rest_is_shown(sli
     assert "Options of generator" in done.out
 
 
-def test_a_command_line_that_cannot_be_read_still_gets_its_help(slime: Slime) -> None:
+def test_help_works_with_an_invalid_command_line(slime: Slime) -> None:
     done = slime("train", "--help", "--rewrad", "x")
     assert done.code == 0
     assert "--rollout-batch-size" in done.out

@@ -56,7 +56,7 @@ def test_prompts_have_the_same_tokens(folder: Path, prompt: Any) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["file", "string", "list"])
-def test_templates_are_found_and_rendered_alike(folder: Path, where: str) -> None:
+def test_templates_are_found_and_rendered_in_the_same_way(folder: Path, where: str) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) | {"bos_token": "<unk>"}
     (folder / "chat_template.jinja").unlink(missing_ok=True)

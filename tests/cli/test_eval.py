@@ -77,7 +77,7 @@ def checkpoint(tmp_path: Path, base_words: list[str], prompts: Path) -> Path:
     return folder.parent
 
 
-def test_a_dry_run_says_what_would_be_evaluated(slime: Slime, words: list[str], described_model: Path) -> None:
+def test_a_dry_run_prints_what_would_be_evaluated(slime: Slime, words: list[str], described_model: Path) -> None:
     ended = slime("eval", *words, "--dry-run")
     assert (ended.code, ended.err) == (0, "")
     assert f"weights      {described_model}\n" in ended.out
@@ -99,7 +99,7 @@ def test_a_model_folder_is_evaluated_without_any_option_of_training(
     assert eval_sets(config_from_toml((run_dir / "config.toml").read_text())) == eval_sets(config)
 
 
-def test_a_checkpoint_brings_the_options_of_its_run_and_flags_win(
+def test_flags_override_the_options_saved_in_a_checkpoint(
     slime: Slime, evaluation: Evaluation, checkpoint: Path, prompts: Path
 ) -> None:
     assert slime("eval", str(checkpoint), "--eval-temperature", "0.5", "--run-name", "e").code == 0
@@ -114,7 +114,7 @@ def test_a_checkpoint_brings_the_options_of_its_run_and_flags_win(
     assert run_dir == Path("outputs/e")
 
 
-def test_the_run_folder_of_a_checkpoints_run_is_left_alone(
+def test_the_run_folder_of_the_checkpoint_is_left_unchanged(
     slime: Slime, evaluation: Evaluation, checkpoint: Path
 ) -> None:
     assert slime("eval", str(checkpoint)).code == 0
@@ -126,7 +126,7 @@ def test_one_checkpoint_of_several_can_be_named(slime: Slime, evaluation: Evalua
     assert evaluation.calls[0][3].path == checkpoint / "rollout_000002"
 
 
-def test_a_supervised_runs_model_is_asked_for_answers(
+def test_a_supervised_run_can_be_evaluated(
     slime: Slime, evaluation: Evaluation, tmp_path: Path, words: list[str]
 ) -> None:
     file = tmp_path / "run.toml"
@@ -160,7 +160,7 @@ def test_bad_input_is_refused_before_anything_starts(
     assert told in refused(*words, *split(more))
 
 
-def test_what_is_missing_is_told_at_once(refused: Refused) -> None:
+def test_all_missing_options_are_reported_together(refused: Refused) -> None:
     message = refused()
     assert "--hf-checkpoint is missing" in message and "--eval-prompt-data is missing" in message
 
@@ -175,7 +175,7 @@ def test_a_folder_that_is_neither_model_nor_checkpoint_is_refused(slime: Slime, 
     assert ended.code in (1, 2) and "no checkpoint in" in ended.err
 
 
-def test_the_help_tells_the_options_of_evaluation(slime: Slime) -> None:
+def test_help_lists_the_evaluation_options(slime: Slime) -> None:
     out = slime("eval", "--help").out
     assert "usage: slime eval" in out and "--eval-pass-k" in out and "[[evaluation.sets]]" in out
     assert "--eval-interval" not in out

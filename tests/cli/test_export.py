@@ -55,19 +55,19 @@ def test_the_weights_of_the_newest_checkpoint_are_exported_without_estimator_or_
         (["absent", "model"], "absent"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(slime: Slime, loop: Loop, words: list[str], message: str) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(slime: Slime, loop: Loop, words: list[str], message: str) -> None:
     ended = slime("export", *words)
     assert ended.code == 2 and message in ended.err
     assert loop.calls == []
 
 
-def test_a_model_folder_is_no_checkpoint(slime: Slime, loop: Loop, described_model: Path, tmp_path: Path) -> None:
+def test_a_model_folder_is_not_a_checkpoint(slime: Slime, loop: Loop, described_model: Path, tmp_path: Path) -> None:
     ended = slime("export", str(described_model), str(tmp_path / "model"))
     assert ended.code == 2 and "is not a checkpoint" in ended.err
     assert loop.calls == []
 
 
-def test_a_folder_with_something_in_it_is_left_alone(
+def test_a_folder_that_is_not_empty_is_left_unchanged(
     slime: Slime, loop: Loop, checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()
@@ -77,5 +77,5 @@ def test_a_folder_with_something_in_it_is_left_alone(
     assert loop.calls == []
 
 
-def test_help_says_what_it_takes(slime: Slime) -> None:
+def test_help_describes_the_arguments(slime: Slime) -> None:
     assert slime("export", "--help").out.startswith("usage: slime export CHECKPOINT DIR")

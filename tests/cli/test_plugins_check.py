@@ -39,7 +39,7 @@ def test_a_broken_rule_is_named_and_fails_the_command(install_reward: Any, capsy
     assert out.endswith("1 component checked, 1 with problems\n")
 
 
-def test_a_name_of_a_component_and_of_a_plugin_means_both(
+def test_a_name_shared_by_component_and_plugin_selects_both(
     install_reward: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_reward("math", "boxed", impl=GOOD)
@@ -48,7 +48,7 @@ def test_a_name_of_a_component_and_of_a_plugin_means_both(
     assert "reward rewards/math" in first and "reward math/boxed" in second
 
 
-def test_without_ids_everything_of_a_kind_and_every_broken_plugin_counts(
+def test_without_ids_all_components_and_broken_plugins_are_checked(
     install_reward: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_reward("math", "boxed", impl=GOOD)
@@ -59,12 +59,12 @@ def test_without_ids_everything_of_a_kind_and_every_broken_plugin_counts(
     assert "broken  plugin bad (slime-reward-bad 0.3.1) is broken: ModuleNotFoundError" in out
 
 
-def test_one_of_a_broken_plugin_is_refused(install_reward: Any) -> None:
+def test_a_component_of_a_broken_plugin_is_refused(install_reward: Any) -> None:
     install_reward("bad", "x", source="import sympie\n")
     with pytest.raises(PluginLoadError, match="sympie"):
         run(["check", "bad/x"])
 
 
-def test_an_unknown_one_is_refused() -> None:
+def test_an_unknown_id_is_refused() -> None:
     with pytest.raises(PluginNotFoundError, match=r"no component or plugin is called 'exact'"):
         run(["check", "exact"])

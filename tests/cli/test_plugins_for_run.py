@@ -66,12 +66,12 @@ def test_flags_of_training_may_follow(install_reward: Any, run_file: str, capsys
     assert use(content, "reward")["options"]["extract"] == "last_number"
 
 
-def test_switches_of_the_listing_may_follow_too(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_may_follow_the_flags(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--for", run_file, "--reward", "exact_match", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == 1
 
 
-def test_several_rewards_come_with_their_weights(
+def test_several_rewards_are_listed_with_their_weights(
     install_reward: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_reward("math", "boxed")
@@ -95,7 +95,7 @@ def test_several_rewards_come_with_their_weights(
         (["--reward", "exact_match", "--reward.ignor-case", "true"], "refused", "no option 'ignor_case'"),
     ],
 )
-def test_what_the_run_cannot_use_is_told_with_the_cause(
+def test_unusable_components_are_listed_with_the_cause(
     install_reward: Any,
     run_file: str,
     capsys: pytest.CaptureFixture[str],
@@ -110,14 +110,14 @@ def test_what_the_run_cannot_use_is_told_with_the_cause(
     assert use(content, "estimator")["problem"] is None
 
 
-def test_a_clash_is_told(install_reward: Any, run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clash_is_reported(install_reward: Any, run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("math", "boxed")
     install_reward("rival", "boxed")
     assert use(listed(capsys, run_file, code=1), "reward")["status"] == "clash"
     assert use(listed(capsys, run_file, "--reward", "rival/boxed", code=0), "reward")["status"] == "ok"
 
 
-def test_the_gates_of_the_run_are_asked_too(
+def test_require_and_deny_of_the_run_apply(
     install_reward: Any, run_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_reward("math", "boxed")
@@ -127,13 +127,13 @@ def test_the_gates_of_the_run_are_asked_too(
     assert "[plugins] deny names it" in use(content, "reward")["problem"]
 
 
-def test_the_text_ends_with_every_problem(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_ends_with_all_problems(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--for", run_file]) == 1
     text = capsys.readouterr().out
     assert text.splitlines()[0].split() == ["SLOT", "COMPONENT", "VERSION", "STATUS", "FROM"]
     assert "1 problem\nreward: reward 'boxed' is not installed" in text
 
 
-def test_a_run_file_that_cannot_be_read_is_refused_as_training_refuses_it() -> None:
+def test_an_unreadable_run_file_is_refused_as_in_training() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         run(["--for", "nowhere.toml"])

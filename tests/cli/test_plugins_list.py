@@ -24,9 +24,7 @@ def line(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in found.split("  ") if cell.strip()]
 
 
-def test_the_table_shows_every_plugin_and_where_it_is_from(
-    install_reward: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_shows_every_plugin_and_its_package(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("math", "boxed")
     text = output(capsys)
     assert text.splitlines()[0].split() == ["PLUGIN", "VERSION", "API", "STATUS", "PROVIDES", "FROM"]
@@ -37,7 +35,7 @@ def test_the_table_shows_every_plugin_and_where_it_is_from(
     assert "6 plugins" in text
 
 
-def test_broken_and_clashing_plugins_are_told_with_the_remedy(
+def test_broken_and_clashing_plugins_are_listed_with_a_remedy(
     install_reward: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_reward("bad", "x", source="slime_api = 3\n")
@@ -58,7 +56,7 @@ def test_check_exits_with_1_when_something_is_wrong(install_reward: Any, capsys:
     output(capsys, "--check", code=1)
 
 
-def test_json_holds_what_the_table_shows_and_more(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_table_and_more(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("math", "boxed")
     listing = json.loads(output(capsys, "--json"))
     assert (listing["format"], listing["api"]) == (1, 1)
@@ -87,9 +85,7 @@ def test_every_listing_follows_the_documented_schema(install_reward: Any, capsys
         jsonschema.validate(json.loads(output(capsys, *words)), Listing.model_json_schema())
 
 
-def test_what_a_plugin_prints_when_it_is_imported_does_not_end_up_in_the_json(
-    install_reward: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_of_plugin_imports_is_not_in_the_json(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("loud", "x", source="print('hello')\nslime_api = 1\n")
     assert json.loads(output(capsys, "--json"))["plugins"][-1]["status"] == "ok"
 
@@ -115,7 +111,7 @@ def test_the_table_fits_the_terminal_and_is_not_wrapped_in_a_pipe(
     assert all(name in folded for name in names)
 
 
-def test_verbose_tells_where_every_plugin_comes_from(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_shows_the_location_of_every_plugin(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     direct = {"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}
     install_reward("math", "boxed", direct_url=direct)
     text = output(capsys, "-v")
@@ -133,7 +129,7 @@ def test_verbose_tells_where_every_plugin_comes_from(install_reward: Any, capsys
         (["show"], "the following arguments are required: ID"),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_what_is_wrong(words: list[str], message: str) -> None:
+def test_an_invalid_command_line_is_refused_with_the_reason(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(words)
 
@@ -144,7 +140,7 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
     assert all(f"slime plugins {command}" in text for command in ("show", "check", "new"))
 
 
-def test_kind_narrows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kind_filters_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "--kind", "generator")
     assert "single_turn" in text and "exact_match" not in text
 
@@ -156,7 +152,7 @@ def test_an_unknown_kind_offers_the_nearest() -> None:
         run(["--kind", "rewards"])
 
 
-def test_no_load_runs_no_plugins_code(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_load_runs_no_plugin_code(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("bad", "x", source="raise SystemExit\n")
     assert line(output(capsys, "--no-load"), "bad")[3] == "not loaded"
     assert "slime_reward_bad" not in sys.modules

@@ -45,7 +45,7 @@ def test_the_package_is_complete(kind: str, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_light_module_imports_nothing_but_the_authoring_surface(kind: str) -> None:
+def test_the_light_module_imports_only_slime_plugin_and_pydantic(kind: str) -> None:
     files = package_files(Names.of(kind.replace("-", "_"), "my-idea"))
     [light] = [text for path, text in files.items() if path.endswith("/__init__.py")]
     tree = ast.parse(light)
@@ -53,7 +53,7 @@ def test_the_light_module_imports_nothing_but_the_authoring_surface(kind: str) -
     assert "slime_api = 1" in light
 
 
-def test_the_dependency_is_a_range_that_this_slime_is_in() -> None:
+def test_the_dependency_range_includes_this_version_of_slime() -> None:
     from packaging.requirements import Requirement
 
     files = package_files(Names.of("reward", "my-idea"))
@@ -64,7 +64,7 @@ def test_the_dependency_is_a_range_that_this_slime_is_in() -> None:
     assert not wanted.specifier.contains("1.0")
 
 
-def test_what_to_do_next_is_printed(
+def test_next_steps_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_what_to_do_next_is_printed(
         ("rewards", r"'rewards' is the id of a plugin of slime-rl .*, which is installed"),
     ],
 )
-def test_a_name_that_cannot_be_one_is_refused(name: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_name_is_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         run(["new", "reward", name, "--into", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
@@ -101,7 +101,7 @@ def test_an_unknown_kind_offers_the_nearest(tmp_path: Path) -> None:
         run(["new", "bufferfilter", "x", "--into", str(tmp_path)])
 
 
-def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "slime-reward-mine"
     folder.mkdir()
     (folder / "pyproject.toml").write_text("mine")

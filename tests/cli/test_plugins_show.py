@@ -60,13 +60,13 @@ def test_options_come_with_type_default_constraints_and_meaning(math: list[list[
     assert ["--reward.words", "a list", "()", "at most 3 long"] in math
 
 
-def test_the_limits_follow_the_options_with_the_components_own_timeout(math: list[list[str]]) -> None:
+def test_limits_are_listed_after_the_options_with_the_components_timeout(math: list[list[str]]) -> None:
     limits = [line[:4] for line in math[-2:]]
     assert limits[0] == ["--reward.timeout-s", "a number", "7", "> 0"]
     assert limits[1] == ["--reward.error-budget", "a number", "0.25", ">= 0, <= 1"]
 
 
-def test_package_commit_docs_and_what_is_missing_are_shown(math: list[list[str]]) -> None:
+def test_package_commit_docs_and_missing_requirements_are_shown(math: list[list[str]]) -> None:
     assert ["package", "slime-reward-math 0.3.1, https://example.org/r.git, commit abc123def456"] in math
     assert ["docs", "https://example.org/boxed"] in math
     at = math.index(["requires", "pluggy>=1", "(installed)"])
@@ -86,7 +86,7 @@ def test_the_id_of_a_plugin_shows_everything_in_it(capsys: pytest.CaptureFixture
     assert ["generator generators/supervised"] in lines
 
 
-def test_a_component_without_options_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_states_that_a_component_has_no_options(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "datasources/prompts")
     assert lines[lines.index(["options"]) + 1] == ["none"]
 
@@ -97,7 +97,7 @@ def test_an_unknown_id_offers_the_nearest() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_kind_says_which_of_two_is_meant(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kind_selects_one_of_two_components(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     source = """
         import slime.plugin as sp
         slime_api = 1
@@ -124,7 +124,7 @@ def test_an_ambiguous_name_prints_the_qualified_ones(install_reward: Any) -> Non
 
 
 @pytest.mark.parametrize("name", ["bad/x", "bad", "slime-reward-bad"])
-def test_a_broken_plugin_says_why(install_reward: Any, name: str) -> None:
+def test_the_reason_a_plugin_is_broken_is_shown(install_reward: Any, name: str) -> None:
     install_reward("bad", "x", source="import sympie\n")
     with pytest.raises(PluginLoadError, match="sympie"):
         run(["show", name])

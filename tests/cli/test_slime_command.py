@@ -72,7 +72,7 @@ def test_the_engines_options_are_listed(slime: Slime, word: str, flags: list[str
     assert max(map(len, out.splitlines())) <= 200
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     script = "import sys; from slime.cli.main import main; sys.exit(main(['train', '--help-sglang']))"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
@@ -82,7 +82,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert child.returncode == 1
 
 
-def test_what_slime_warns_of_says_that_it_is_a_warning(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_marked_as_warnings(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_words: list[str]) -> int:
         logging.getLogger("slime.plugins").warning("the checkpoint was made with %s", "another version")
         return 0

@@ -71,7 +71,7 @@ def test_prompts_of_an_evaluation_set_are_checked_too(refused: Refused, tmp_path
     assert f"{path}:1: the prompt has 60 tokens" in refused(*words)
 
 
-def test_the_chat_template_counts(refused: Refused, tmp_path: Path) -> None:
+def test_the_chat_templates_tokens_count_towards_the_limit(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", {"prompt": [{"role": "user", "content": "a" * 50}], "label": "b"})
     # <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n, one token a character and a mark
     assert "the prompt has 69 tokens, expected at most 56" in refused("--prompt-data", path, "--apply-chat-template")
@@ -127,7 +127,7 @@ def test_more_gpus_than_there_are_is_refused_with_the_numbers(
     assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
 
 
-def test_a_cluster_may_bring_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_cluster_may_provide_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 0)
     ended = dry_run("--device", "cuda", "--ray-address", "head:6379")
     assert "2 GPUs of the cluster head:6379: 1 for training + 1 for engines" in ended.out
@@ -199,13 +199,13 @@ def test_a_model_folder_without_weights(refused: Refused, model: Path) -> None:
     assert f"--hf-checkpoint {model} has no weights" in refused("--hf-checkpoint", str(model))
 
 
-def test_a_model_of_an_unknown_kind(refused: Refused, model: Path) -> None:
+def test_a_model_of_an_unknown_architecture(refused: Refused, model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "llam"}))
     assert "model_type 'llam' is not supported" in refused("--hf-checkpoint", str(model))
 
 
-def test_a_reference_folder_is_looked_at_too(refused: Refused) -> None:
+def test_a_reference_folder_is_checked_too(refused: Refused) -> None:
     assert "--ref-load no is not a folder" in refused("--ref-load", "no")
     assert "--critic-load no is not a folder" in refused("--critic-load", "no")
 
@@ -255,7 +255,7 @@ def test_a_run_folder_below_a_file_is_refused(refused: Refused, prompts: Path) -
     assert f"cannot be made: {prompts} is a file" in refused("--output-dir", str(prompts))
 
 
-def test_folders_of_checkpoints_and_exports_are_tried_too(refused: Refused) -> None:
+def test_checkpoint_and_export_folders_must_be_writable(refused: Refused) -> None:
     message = refused("--save", "/proc/a", "--save-hf", "/proc/b")
     assert "--save /proc/a cannot be written to" in message
     assert "--save-hf /proc/b cannot be written to" in message
@@ -279,7 +279,7 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_write_test_leaves_no_files(tmp_path: Path) -> None:
     assert unwritable(tmp_path / "a" / "b") is None
     assert list(tmp_path.iterdir()) == []
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_that_is_missing(refused: Refused, flag: str) -> None:
 # --- together ----------------------------------------------------------------------------------------
 
 
-def test_problems_of_every_kind_are_told_together(refused: Refused) -> None:
+def test_problems_of_every_kind_are_reported_together(refused: Refused) -> None:
     message = refused(*split("--prompt-data no.jsonl --reward nope --hf-checkpoint no --global-batch-size 3"))
     assert message.startswith("4 problems:\n")
 

@@ -36,7 +36,7 @@ def test_every_format_is_counted(dry_run: Slime, kind: str, tmp_path: Path) -> N
     assert data_lines(ended.out) == [f"training: {path}@[5:]: 115 rows, longest prompt 4 of at most 56 tokens"]
 
 
-def test_files_are_told_one_by_one_with_their_shares(dry_run: Slime, tmp_path: Path) -> None:
+def test_each_file_is_listed_with_its_share(dry_run: Slime, tmp_path: Path) -> None:
     a = write_rows(tmp_path, "jsonl", numbered(3), name="a")
     b = write_rows(tmp_path, "parquet", numbered(9), name="b")
     lines = data_lines(dry_run("--prompt-data", f"{a}=3", f"{b}=1").out)
@@ -54,7 +54,7 @@ def test_files_of_a_run_file(slime: Slime, base_words: list[str], tmp_path: Path
     assert "b.jsonl@[1:]: 3 rows" in ended.out
 
 
-def test_what_is_left_out_is_counted(dry_run: Slime, refused: Refused, tmp_path: Path) -> None:
+def test_skipped_rows_are_counted(dry_run: Slime, refused: Refused, tmp_path: Path) -> None:
     rows: list[Any] = [*numbered(4), "{", {"prompt": "x" * 70, "label": ""}, {"prompt": "y" * 80, "label": ""}]
     path = str(write_rows(tmp_path, "jsonl", rows))
     tolerant = ("--bad-rows", "skip", "--overlong-prompts", "drop")
@@ -71,7 +71,7 @@ def test_what_is_left_out_is_counted(dry_run: Slime, refused: Refused, tmp_path:
     )
 
 
-def test_an_evaluation_set_leaves_nothing_out(refused: Refused, tmp_path: Path) -> None:
+def test_no_row_of_an_evaluation_set_is_skipped(refused: Refused, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(4), "{"], name="e")
     words = ("--eval-prompt-data", "held", str(path), "--eval-interval", "1", "--bad-rows", "skip")
     assert f"{path}:5 is not valid JSON" in refused(*words)
@@ -106,7 +106,7 @@ def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
         ("a.jsonl --num-data-workers -1", "--num-data-workers"),
     ],
 )
-def test_bad_statements_are_refused(refused: Refused, words: str, message: str, tmp_path: Path) -> None:
+def test_invalid_prompt_data_is_refused(refused: Refused, words: str, message: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_rows(tmp_path, "jsonl", numbered(3), name=name)
     write_rows(tmp_path, "parquet", [{"prompt": "a", "lable": "b"}], name="c")
@@ -117,7 +117,7 @@ def test_bad_statements_are_refused(refused: Refused, words: str, message: str, 
 # --- large files -----------------------------------------------------------------------------------
 
 
-def test_of_a_large_file_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_sample_of_a_large_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 3)
     monkeypatch.setattr(preflight_data, "SAMPLED", 4)
     rows = [{"prompt": "x" * 200, "label": f"{n:06}"} for n in range(5000)]
@@ -130,7 +130,7 @@ def test_of_a_large_file_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_of_a_large_gzip_file_only_the_beginning_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_large_gzip_file_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 2)
     text = "".join(json.dumps(row) + "\n" for row in numbered(20_000))
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])  # its end is never read
@@ -138,7 +138,9 @@ def test_of_a_large_gzip_file_only_the_beginning_is_unpacked(tmp_path: Path, mon
     assert str(facts).startswith(f"{tmp_path}/p.jsonl.gz: more than ")
 
 
-def test_of_a_large_parquet_file_a_few_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_row_groups_of_a_large_parquet_file_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 3)
     path = write_rows(tmp_path, "parquet", numbered(24_000), group=2_000)
     facts = look(parse_source(str(path)), PROMPTS)

@@ -13,7 +13,7 @@ from slime.plugins.plugin_set import load_plugins
 from slime.run.checkpoint import CheckpointWriter
 
 
-def test_the_plan_tells_what_would_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:
+def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:
     ended = dry_run(
         *split("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --sequence-parallel --rollout-num-gpus 2"),
         *split("--router-port 39011 --engine-port 39012 --estimator.eps 0.001 --num-steps-per-rollout 2"),
@@ -49,12 +49,12 @@ def test_a_dry_run_writes_nothing(dry_run: Slime, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_asynchronous_loop_is_told(dry_run: Slime) -> None:
+def test_the_plan_shows_the_asynchronous_loop(dry_run: Slime) -> None:
     ended = dry_run("--async", "--async-buffer-size", "2")
     assert "(policy_loss, asynchronous, 2 rollouts ahead, weights synced every 1)" in ended.out
 
 
-def test_a_run_without_engines_is_told(slime: Slime, described_model: Path, prompts: Path) -> None:
+def test_the_plan_shows_that_no_engines_start(slime: Slime, described_model: Path, prompts: Path) -> None:
     words = split("--num-rollout 1 --rollout-batch-size 2 --lr 1 --loss-type sft_loss --save x --save-interval 3")
     ended = slime("train", "--dry-run", "--hf-checkpoint", str(described_model), "--prompt-data", str(prompts), *words)
     assert ended.code == 0, ended.err
@@ -67,12 +67,12 @@ def test_an_interval_alone_saves_in_the_run_folder(dry_run: Slime) -> None:
     assert "save every 5 rollouts and after the last to outputs/run/checkpoints" in dry_run("--save-interval", "5").out
 
 
-def test_what_has_no_effect_is_noted(dry_run: Slime) -> None:
+def test_options_without_effect_are_noted(dry_run: Slime) -> None:
     assert "notes        --eval-interval has no effect" in dry_run("--eval-interval", "5").out
 
 
 @pytest.mark.parametrize("script", ["warm_start.toml", "grpo.toml"])
-def test_the_quickstart_files_are_understood(script: str) -> None:
+def test_the_quickstart_run_files_are_accepted(script: str) -> None:
     path = Path(__file__).parents[2] / "examples" / "quickstart" / script
     assert load_config([str(path), "--device", "cpu"]).num_rollout > 0
 
@@ -86,7 +86,7 @@ def saved_run(folder: Path, words: Sequence[str], rollouts_done: int) -> Path:
     )
 
 
-def test_a_continued_run_says_which_weights_its_reference_has(
+def test_the_plan_of_a_resumed_run_shows_the_reference_weights(
     dry_run: Slime, base_words: Sequence[str], tmp_path: Path
 ) -> None:
     for name in ("saved", "first"):
@@ -97,7 +97,7 @@ def test_a_continued_run_says_which_weights_its_reference_has(
     assert "a frozen reference has the weights of first" in ended.out
 
 
-def test_a_continued_run_is_compared_with_its_checkpoint(
+def test_a_resumed_run_is_compared_with_its_checkpoint(
     dry_run: Slime, base_words: Sequence[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved_run(tmp_path / "saved", [*base_words, "--reward.ignore-case", "true"], 1)
@@ -111,7 +111,7 @@ def test_a_continued_run_is_compared_with_its_checkpoint(
     assert "another data order" in ended.err
 
 
-def test_weights_and_limits_of_rewards_are_told(slime: Slime, base_words: Sequence[str], tmp_path: Path) -> None:
+def test_the_plan_shows_weights_and_limits_of_rewards(slime: Slime, base_words: Sequence[str], tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[[reward.terms]]\nname = "exact_match"\nweight = 0.25\ntimeout_s = 3\n')
     without_reward = [word for word in base_words if word not in ("--reward", "exact_match")]

@@ -29,7 +29,7 @@ def imported(*words: str, code: int = 0) -> set[str]:
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
-def test_the_first_words_import_the_standard_library_alone(word: str) -> None:
+def test_short_commands_import_only_the_standard_library(word: str) -> None:
     assert not imported(word) & {*HEAVY, "pydantic", "pluggy", "numpy", "rich"}
 
 
@@ -51,7 +51,7 @@ def test_a_run_is_checked_without_engines(described_model: Path, prompts: Path) 
 
 
 @pytest.mark.parametrize(("script", "more"), [("train.py", []), ("train_async.py", ["--colocate"])])
-def test_the_scripts_are_the_command(script: str, more: list[str]) -> None:
+def test_the_scripts_run_the_command(script: str, more: list[str]) -> None:
     done = subprocess.run([sys.executable, str(ROOT / script), *more], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("slime: error: ")

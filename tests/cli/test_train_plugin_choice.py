@@ -24,7 +24,7 @@ def test_a_broken_plugin_does_not_stop_a_run_that_does_not_use_it(dry_run: Slime
 
 
 @pytest.mark.parametrize("flag", ["--strict-plugins", "--plugins.strict"])
-def test_strict_stops_it(refused: Callable[..., str], flag: str) -> None:
+def test_strict_plugins_stops_the_run(refused: Callable[..., str], flag: str) -> None:
     assert "[plugins] strict is on, and plugin bad (slime-reward-bad 0.3.1) is broken" in refused(flag)
 
 
@@ -37,7 +37,7 @@ def test_strict_stops_it(refused: Callable[..., str], flag: str) -> None:
         (["--no-plugins.autoload"], "[plugins] autoload is off"),
     ],
 )
-def test_a_plugin_that_may_not_load_is_refused_with_the_reason(
+def test_a_component_of_a_denied_plugin_is_refused_with_the_reason(
     refused: Callable[..., str], flags: list[str], reason: str
 ) -> None:
     message = refused("--reward", "math/boxed", *flags)
@@ -46,19 +46,19 @@ def test_a_plugin_that_may_not_load_is_refused_with_the_reason(
     )
 
 
-def test_allow_makes_up_for_autoload(dry_run: Slime) -> None:
+def test_allow_loads_a_plugin_without_autoload(dry_run: Slime) -> None:
     assert dry_run("--reward", "math/boxed", "--no-plugins.autoload", "--plugins.allow", "math").code == 0
 
 
-def test_denying_the_broken_one_satisfies_strict(dry_run: Slime) -> None:
+def test_denying_the_broken_plugin_satisfies_strict(dry_run: Slime) -> None:
     assert dry_run("--strict-plugins", "--plugins.deny", "bad").code == 0
 
 
-def test_allow_of_what_is_not_there_offers_the_nearest(refused: Callable[..., str]) -> None:
+def test_allowing_a_missing_plugin_suggests_the_nearest(refused: Callable[..., str]) -> None:
     assert "allow names 'mth', which is not installed. Did you mean math?" in refused("--plugins.allow", "mth")
 
 
-def test_an_unmet_requirement_stops_the_run_with_the_command_that_helps(refused: Callable[..., str]) -> None:
+def test_an_unmet_requirement_stops_the_run_and_shows_the_pip_command(refused: Callable[..., str]) -> None:
     message = refused("--plugins.require", "slime-reward-math>=0.4,<0.5")
     assert '0.3.1 is installed. Try: pip install "slime-reward-math>=0.4,<0.5"' in message
 
@@ -67,7 +67,7 @@ def test_a_met_requirement_passes(dry_run: Slime) -> None:
     assert dry_run("--plugins.require", "slime-reward-math>=0.3,<0.4").code == 0
 
 
-def test_the_run_file_says_the_same(dry_run: Slime, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_the_run_file_has_the_same_settings(dry_run: Slime, refused: Callable[..., str], tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[plugins]\nrequire = ["slime-reward-math>=0.3,<0.4"]\nallow = ["math"]\nstrict = true\n')
     assert dry_run(str(run), "--reward", "math/boxed").code == 0  # bad is not loaded, so it cannot be broken

@@ -74,7 +74,7 @@ def test_a_run_from_a_saved_configuration_saves_in_its_own_folder(train: Slime, 
     ]
 
 
-def test_a_run_without_a_name_is_named_by_the_clock(train: Slime, loop: Loop) -> None:
+def test_a_run_without_a_name_is_named_by_date_and_time(train: Slime, loop: Loop) -> None:
     assert train().code == 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}", loop.calls[0][1].name)
 
@@ -91,7 +91,7 @@ def test_a_refused_run_leaves_no_folder(train: Slime, loop: Loop, tmp_path: Path
     assert loop.calls == []
 
 
-def test_what_has_no_effect_is_noted_on_stderr(train: Slime, loop: Loop) -> None:
+def test_options_without_effect_are_noted_on_stderr(train: Slime, loop: Loop) -> None:
     assert "slime: note: --eval-interval has no effect" in train("--eval-interval", "5").err
     assert loop.calls[0][0].evaluation.eval_interval is None
 
@@ -103,7 +103,7 @@ def test_what_has_no_effect_is_noted_on_stderr(train: Slime, loop: Loop) -> None
         (KeyboardInterrupt(), 130, "slime: interrupted\n"),
     ],
 )
-def test_how_a_run_ends_is_an_exit_code_and_a_message(
+def test_each_way_a_run_ends_has_an_exit_code_and_a_message(
     train: Slime, loop: Loop, outcome: BaseException, code: int, message: str
 ) -> None:
     loop.outcome = outcome

@@ -26,7 +26,7 @@ def test_a_cpu_engine_computes_in_float32_and_sleeps_when_idle() -> None:
 
 
 @pytest.mark.parametrize("given", [["--dtype", "bfloat16"], ["--dtype=bfloat16"]])
-def test_what_the_user_sets_replaces_the_default(given: list[str]) -> None:
+def test_user_settings_replace_defaults(given: list[str]) -> None:
     arguments = server_arguments(spec(extra_args=given), 1234)
     assert "float32" not in arguments
     assert arguments[-len(given) :] == given
@@ -57,7 +57,7 @@ def test_health_never_generates_on_any_machine() -> None:
         assert server_environment(spec(device=device))["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 
-def test_the_users_environment_wins() -> None:
+def test_the_users_environment_takes_precedence() -> None:
     assert server_environment(spec(env={"OMP_NUM_THREADS": "3"}))["OMP_NUM_THREADS"] == "3"
 
 

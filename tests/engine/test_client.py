@@ -60,9 +60,7 @@ def test_log_probs_are_those_of_transformers_at_the_sampling_temperature(
 
 
 @pytest.mark.engine
-def test_log_probs_are_over_the_whole_vocabulary_whatever_is_sampled_from(
-    engine: EngineServer, tiny_model: Path
-) -> None:
+def test_log_probs_cover_the_whole_vocabulary_despite_top_p_and_top_k(engine: EngineServer, tiny_model: Path) -> None:
     [generation] = generate(engine.url, SamplingParams(max_new_tokens=48, top_k=5, top_p=0.8))
     expected = reference_log_probs(tiny_model, PROMPT, generation.tokens, 1.0)
     assert generation.log_probs == pytest.approx(expected, abs=1e-4)
@@ -86,14 +84,14 @@ def test_many_prompts_of_different_lengths_at_once_get_the_right_log_probs(
 
 
 @pytest.mark.engine
-def test_temperature_zero_takes_the_likeliest_token_every_time(engine: EngineServer) -> None:
+def test_temperature_zero_always_takes_the_likeliest_token(engine: EngineServer) -> None:
     greedy = SamplingParams(max_new_tokens=20, temperature=0.0)
     first, second = generate(engine.url, greedy, greedy)
     assert first.tokens == second.tokens
 
 
 @pytest.mark.engine
-def test_finish_reasons_tell_a_stop_from_the_length_limit(engine: EngineServer) -> None:
+def test_finish_reasons_distinguish_stop_and_length(engine: EngineServer) -> None:
     [cut] = generate(engine.url, SamplingParams(max_new_tokens=5, temperature=0.0))
     assert cut.finish_reason == "length" and len(cut.tokens) == 5
     third = cut.tokens[2]
@@ -134,7 +132,7 @@ def answer(**meta: Any) -> bytes:
 ONE = SamplingParams(max_new_tokens=2)
 
 
-def test_an_answer_is_taken_apart(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_an_answer_is_parsed(faulty_engine: Callable[..., FaultyEngine]) -> None:
     spans = [{"version": v, "start": i, "end": i + 1} for i, v in enumerate(["1", "2", "2", "1"])]
     stub = faulty_engine(lambda _: (200, answer(weight_versions=spans, cached_tokens=3)))
     [generation] = generate(stub.url, ONE)
@@ -144,7 +142,7 @@ def test_an_answer_is_taken_apart(faulty_engine: Callable[..., FaultyEngine]) ->
     assert generation.meta["cached_tokens"] == 3
 
 
-def test_without_spans_the_one_version_is_taken(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_without_spans_the_single_version_is_used(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, answer()))
     assert generate(stub.url, ONE)[0].weight_versions == ["3"]
 
@@ -198,7 +196,7 @@ def test_a_request_that_waits_for_its_turn_is_aborted_without_being_sent(
     assert [(one.tokens, one.finish_reason, one.weight_versions) for one in others] == [([], "abort", [])] * 2
 
 
-def test_an_engine_that_takes_no_abort_is_an_error_that_names_it(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_an_engine_that_rejects_an_abort_is_named(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (500, b"{}"))
 
     async def run() -> None:
@@ -209,7 +207,7 @@ def test_an_engine_that_takes_no_abort_is_an_error_that_names_it(faulty_engine: 
         asyncio.run(run())
 
 
-def test_an_engine_answers_an_aborted_request_with_what_it_has(endless_engine: EngineServer) -> None:
+def test_an_aborted_request_returns_its_partial_answer(endless_engine: EngineServer) -> None:
     async def run() -> list[Generation]:
         async with HttpPolicyClient(endless_engine.url, timeout_s=60) as client:
             long = SamplingParams(max_new_tokens=3000)
@@ -227,13 +225,13 @@ def test_an_engine_answers_an_aborted_request_with_what_it_has(endless_engine: E
         assert 0 < len(generation.tokens) == len(generation.log_probs) < 3000
 
 
-def test_a_log_prob_that_is_no_number_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_a_nan_log_prob_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, answer(output_token_logprobs=[[-1.0, 5, None], [None, 6, None]])))
     with pytest.raises(EngineError, match="log-prob of response token 1 is not a number"):
         generate(stub.url, ONE)
 
 
-def test_an_answer_of_another_shape_is_an_error_that_shows_it(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_a_malformed_answer_is_shown_in_the_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, b'{"choices": []}'))
     with pytest.raises(EngineError, match=r"not one of SGLang's /generate.*'meta_info'.*choices"):
         generate(stub.url, ONE)
@@ -271,7 +269,7 @@ def test_a_refused_connection_is_tried_again(faulty_engine: Callable[..., Faulty
     assert generation.tokens == [11, 12]
 
 
-def test_connecting_is_given_up_after_the_attempts() -> None:
+def test_connecting_stops_after_the_last_attempt() -> None:
     with pytest.raises(EngineError, match="no connection in 4 attempts"):
         generate(f"http://127.0.0.1:{free_port()}", ONE)
 
@@ -285,7 +283,7 @@ def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine
     assert len(generate(stub.url, *[ONE] * 6, concurrency=1, timeout_s=0.9)) == 6
 
 
-def test_beyond_the_limit_evaluation_and_training_take_turns(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_at_the_limit_evaluation_and_training_alternate(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, answer()))
     order: list[bool] = []
 
@@ -307,6 +305,6 @@ def test_beyond_the_limit_evaluation_and_training_take_turns(faulty_engine: Call
 @pytest.mark.parametrize(
     ("prompt", "message"), [([], "no tokens"), ([3, 128], "from 3 to 128"), ([-1, 3], "from -1 to 3")]
 )
-def test_prompts_an_engine_would_die_of_are_refused(prompt: list[int], message: str) -> None:
+def test_prompts_that_would_crash_an_engine_are_refused(prompt: list[int], message: str) -> None:
     with pytest.raises(RequestRefusedError, match=message):
         generate("http://127.0.0.1:1", ONE, prompt=prompt, vocab_size=128)

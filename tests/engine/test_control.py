@@ -46,7 +46,7 @@ def in_flight(server: EngineServer, during: Callable[[], None], num_tokens: int 
     return asyncio.run(both())
 
 
-def test_an_engine_says_how_many_requests_it_runs_at_once(engine: EngineServer) -> None:
+def test_an_engine_reports_its_maximum_concurrency(engine: EngineServer) -> None:
     assert engine.control.capacity() == 256
 
 
@@ -93,7 +93,7 @@ def test_checksums_differ_between_weights_and_repeat_for_the_same(
     assert mine == control.weights_checksum()["ranks"]
 
 
-def test_leaving_an_unknown_group_is_an_error(engine: EngineServer) -> None:
+def test_destroying_an_unknown_group_is_an_error(engine: EngineServer) -> None:
     with pytest.raises(EngineError, match="/destroy_weights_update_group: status 400"):
         engine.control.destroy_weights_update_group("nobody")
 
@@ -117,7 +117,7 @@ def test_a_paused_request_continues_under_the_new_weights(
     assert generation.weight_versions == ["default", "new"]
 
 
-def test_pausing_with_abort_returns_requests_with_what_they_have(endless_engine: EngineServer) -> None:
+def test_pausing_with_abort_returns_partial_answers(endless_engine: EngineServer) -> None:
     generation = in_flight(endless_engine, lambda: endless_engine.control.pause("abort"), num_tokens=3000)
     endless_engine.control.resume()
     assert generation.finish_reason == "abort"
@@ -156,7 +156,7 @@ def test_no_success_in_the_answer_is_an_error_despite_status_200(faulty_engine: 
         EngineControl(stub.url).end_weight_update()
 
 
-def test_an_engine_that_is_gone_is_an_error_with_its_address() -> None:
+def test_a_stopped_engine_is_an_error_with_its_address() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(EngineError, match=f"GET {url}/health: ConnectionRefusedError"):
         EngineControl(url).health()
@@ -171,7 +171,7 @@ def test_a_url_without_a_port_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("text", "answer"), [(b'{"a": 1}', {"a": 1}), (b"[1]", {}), (b"flushed", {}), (b"", {})])
-def test_an_answer_is_a_dictionary_whatever_the_server_says(
+def test_answers_are_always_dictionaries(
     faulty_engine: Callable[..., FaultyEngine], text: bytes, answer: dict[str, int]
 ) -> None:
     assert call("POST", faulty_engine(lambda _: (200, text)).url, "/x", timeout_s=10) == answer
@@ -195,7 +195,7 @@ def test_no_answer_in_time_is_a_deadline(faulty_engine: Callable[..., FaultyEngi
     release.set()
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_an_unreachable_server_is_named() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(EngineError, match=rf"GET {url}/x: ConnectionRefusedError"):
         call("GET", url, "/x", timeout_s=10)

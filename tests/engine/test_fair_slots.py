@@ -49,7 +49,7 @@ class Crowd:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def test_an_evaluation_gets_every_slot_that_becomes_free_until_it_has_half() -> None:
+def test_an_evaluation_gets_freed_slots_until_it_has_half() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(4))
         await crowd.add("t", 100)  # a whole rollout waits already
@@ -66,7 +66,7 @@ def test_an_evaluation_gets_every_slot_that_becomes_free_until_it_has_half() -> 
     asyncio.run(main())
 
 
-def test_a_lane_alone_has_all_slots_and_goes_in_turn() -> None:
+def test_a_single_lane_gets_all_slots_in_order() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(3))
         await crowd.add("e", 5)
@@ -106,7 +106,7 @@ def test_a_waiter_cancelled_at_the_moment_of_its_grant_passes_the_slot_on() -> N
     asyncio.run(main())
 
 
-def test_another_total_lets_more_in_and_takes_nothing_away() -> None:
+def test_changing_the_total_admits_more_and_revokes_nothing() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(1))
         await crowd.add("t", 4)

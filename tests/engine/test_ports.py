@@ -18,7 +18,7 @@ def test_a_free_port_can_be_listened_on() -> None:
         assert port_in_use(port)
 
 
-def test_free_ports_are_none_the_kernel_gives_to_outgoing_connections() -> None:
+def test_free_ports_are_outside_the_ephemeral_range() -> None:
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(free_port() < max(first_ephemeral, 20_100) for _ in range(50))
 
@@ -33,6 +33,6 @@ def test_a_port_in_use_is_refused_with_the_option_that_asked_for_it() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_a_port_that_cannot_exist_is_refused() -> None:
+def test_an_invalid_port_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--router-port 70000.*1024 to 65535"):
         require_free_port(70000, "--router-port")

@@ -97,7 +97,7 @@ def test_stop_ends_grandchildren_too(child: Callable[[str], SupervisedProcess]) 
     assert process.failure() is None, "a process stopped on purpose has not failed"
 
 
-def test_noticing_the_end_of_a_process_ends_what_it_left_behind(child: Callable[[str], SupervisedProcess]) -> None:
+def test_leftover_processes_are_killed_when_their_parent_ends(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); sys.exit(3)")
     process.start()
     group = process.pid
@@ -118,7 +118,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(child: Callabl
     assert living_members(group) == []
 
 
-def test_a_process_may_leave_by_itself_on_sigterm(child: Callable[[str], SupervisedProcess]) -> None:
+def test_a_process_may_exit_on_sigterm(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(f"""
         import signal, sys
         signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0)))
@@ -144,7 +144,7 @@ def test_starting_twice_is_refused(child: Callable[[str], SupervisedProcess]) ->
     process.stop()
 
 
-def test_a_child_that_watches_its_parent_dies_with_it_even_by_sigkill(tmp_path: Path) -> None:
+def test_a_child_dies_with_its_parent_even_by_sigkill(tmp_path: Path) -> None:
     # The grandchild never gives other Python threads a chance to run, as the router does not.
     busy = "import slime.kit.processes as p; p.end_with_parent(); print('up', flush=True)\nwhile True: pass"
     parent_program = textwrap.dedent(f"""

@@ -62,7 +62,7 @@ def test_two_servers_share_one_import(tiny_model: Path, fork_server: Path, tmp_p
     assert [living_members(group) for group in groups if group is not None] == [[], []]
 
 
-def test_a_bad_model_folder_ends_the_start_with_the_servers_last_words(fork_server: Path, tmp_path: Path) -> None:
+def test_a_bad_model_folder_fails_with_the_servers_last_output(fork_server: Path, tmp_path: Path) -> None:
     server = cpu_engine(tmp_path / "no-such-model", tmp_path, fork_server=fork_server)
     server.start()
     with pytest.raises(EngineError) as caught:
@@ -148,7 +148,7 @@ def assert_nothing_outlives(parent: subprocess.Popen[str], num_groups: int) -> N
     wait_until(lambda: not any(living_members(group) for group in groups), timeout_s=3)
 
 
-def test_a_fork_server_takes_its_servers_along(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_fork_server_ends_with_its_servers(tiny_model: Path, tmp_path: Path) -> None:
     from slime.engine.server import engine_fork_server
 
     spec = EngineSpec(model_path=str(tiny_model), device="cpu", log_path=tmp_path / "unused.log")
@@ -171,7 +171,7 @@ def test_a_fork_server_is_refused_for_gpus(tmp_path: Path) -> None:
         EngineServer(spec)
 
 
-def test_a_fork_server_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_missing_fork_server_is_named(tiny_model: Path, tmp_path: Path) -> None:
     server = cpu_engine(tiny_model, tmp_path, fork_server=tmp_path / "socket")
     with pytest.raises(EngineError, match=r"could not be started.*"):
         server.start()
