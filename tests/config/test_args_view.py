@@ -46,7 +46,7 @@ def test_an_unknown_attribute_is_refused_with_a_suggestion(args: ArgsView, name:
     assert getattr(args, name, 3) == 3
 
 
-def test_nothing_can_be_set(args: ArgsView) -> None:
+def test_attributes_cannot_be_set(args: ArgsView) -> None:
     with pytest.raises(AttributeError, match=r"args.max_turns cannot be set: the configuration of a run is frozen"):
         args.max_turns = 6
     with pytest.raises(AttributeError, match="cannot be set"):
@@ -59,5 +59,5 @@ def test_it_can_be_pickled_and_copied(args: ArgsView) -> None:
         assert (other.max_turns, other.hidden_size) == (5, 64)
 
 
-def test_its_attributes_are_listed(args: ArgsView) -> None:
+def test_dir_lists_the_attributes(args: ArgsView) -> None:
     assert {"rollout_batch_size", "hidden_size", "sglang_mem_fraction_static"} <= set(dir(args))

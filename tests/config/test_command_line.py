@@ -53,7 +53,7 @@ def test_a_switch_takes_no_value(refused: Refused) -> None:
     assert "--apply-chat-template: got 'yes', expected true or false" in refused("--apply-chat-template=yes")
 
 
-def test_lists_take_every_word_up_to_the_next_flag(load: Load) -> None:
+def test_lists_take_all_arguments_up_to_the_next_flag(load: Load) -> None:
     config = load("--rollout-stop", "a", "b", "--rollout-stop-token-ids", "1", "2", "--seed", "3")
     assert config.rollout.rollout_stop == ["a", "b"]
     assert config.rollout.rollout_stop_token_ids == [1, 2]

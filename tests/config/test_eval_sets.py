@@ -69,7 +69,7 @@ def test_the_run_uses_the_components_of_its_sets() -> None:
     ]
 
 
-def test_powers_of_two_up_to_a_number() -> None:
+def test_default_pass_k_are_powers_of_two() -> None:
     assert [powers_of_two(n) for n in (1, 2, 3, 16, 17)] == [(1,), (1, 2), (1, 2), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)]
 
 

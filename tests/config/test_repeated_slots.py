@@ -39,7 +39,7 @@ def answers(*stated: str | list[str]) -> list[Any]:
     return found
 
 
-def test_flags_and_tables_choose_several_and_set_their_options() -> None:
+def test_flags_and_tables_select_several_trackers_and_set_their_options() -> None:
     cases: list[tuple[str | list[str], Any]] = [
         ([], [["tracker[0]", "board", {}]]),
         (["--tracker", "a", "b"], [["tracker[0]", "a", {}], ["tracker[1]", "b", {}]]),

@@ -35,7 +35,7 @@ def test_any_flag_is_a_key_before_the_first_table() -> None:
     assert config.reward.reward == "x"
 
 
-def test_engine_tables_take_native_names() -> None:
+def test_engine_tables_accept_native_names() -> None:
     config = config_from_toml(
         "[megatron]\ntensor-model-parallel-size = 2\nnum_experts = 4\nno-masked-softmax-fusion = true\nswiglu = true\n"
         "[sglang]\ntp_size = 2\nmem-fraction-static = 0.5\nexpert-parallel-size = 2\n"

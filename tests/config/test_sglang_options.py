@@ -67,7 +67,7 @@ def test_the_scan_finds_the_flags_of_the_real_parser() -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_rendered_command_line_means_the_same_to_the_real_parser() -> None:
+def test_the_real_parser_reads_a_rendered_command_line_identically() -> None:
     config = config_from_toml(
         """
         [sglang]
@@ -121,7 +121,7 @@ def test_aliases_set_the_field() -> None:
     assert read_config(["--sglang-tensor-parallel-size", "2"]).sglang == {"tp_size": 2}
 
 
-def test_json_values_come_from_words_and_tables_alike() -> None:
+def test_json_values_work_in_flags_and_tables() -> None:
     from_words = read_config(["--sglang-preferred-sampling-params", '{"temperature": 0.5}'])
     from_table = config_from_toml("[sglang]\npreferred_sampling_params = {temperature = 0.5}\n")
     assert from_words.sglang == from_table.sglang == {"preferred_sampling_params": {"temperature": 0.5}}

@@ -53,7 +53,7 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
     assert [file.name for file in path.parent.iterdir()] == ["000012.jsonl"]
 
 
-def test_dropped_samples_are_in_a_file_of_their_own_with_the_reason(tmp_path: Path) -> None:
+def test_dropped_samples_are_in_a_separate_file_with_the_reason(tmp_path: Path) -> None:
     write_rollout(tmp_path, 3, [], [(Group(7, [Sample(group_index=7), Sample(group_index=7)]), "all rewards equal")])
     rows = map(json.loads, (tmp_path / "rollouts" / "dropped_000003.jsonl").read_text().splitlines())
     assert [(row["group"], row["dropped"]) for row in rows] == [(7, "all rewards equal")] * 2

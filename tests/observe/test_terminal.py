@@ -22,7 +22,7 @@ def terminal(width: int | None = None, last_step: int | None = 59) -> tuple[Term
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
-def test_a_step_is_one_line_that_fits_and_aligns_with_its_header(width: int) -> None:
+def test_a_step_is_one_line_aligned_with_its_header(width: int) -> None:
     shown, file = terminal(width)
     for step in range(3):
         shown.step_finished(step, METRICS)
@@ -36,7 +36,7 @@ def test_a_step_is_one_line_that_fits_and_aligns_with_its_header(width: int) -> 
     assert "reward" in lines[header]
 
 
-def test_a_narrow_terminal_keeps_what_matters_most() -> None:
+def test_a_narrow_terminal_keeps_the_most_important_columns() -> None:
     header, _ = list(StepLine(None).lines(0, METRICS, 34))[-2:]
     assert header.plain.split("  ")[-3:] == [" reward", " lp gap", "step s"]
 
@@ -55,7 +55,7 @@ def test_the_legend_is_shown_once_and_the_header_again_after_a_page() -> None:
     assert text.count("lp gap  ") == 2
 
 
-def test_a_step_with_more_metrics_than_the_steps_before_gets_a_new_header() -> None:
+def test_new_metrics_cause_a_new_header() -> None:
     shown, file = terminal(LOG_WIDTH)
     critic_only = {name: value for name, value in METRICS.items() if name != "train/loss"}
     for step, metrics in enumerate([critic_only, critic_only, METRICS, METRICS]):
@@ -75,12 +75,12 @@ def test_a_step_with_more_metrics_than_the_steps_before_gets_a_new_header() -> N
         (math.nan, "nan"),
     ],
 )
-def test_numbers_show_what_matters_in_seven_characters(value: float, text: str) -> None:
+def test_numbers_fit_into_seven_characters(value: float, text: str) -> None:
     assert number(value) == text
     assert len(number(-value)) <= 8
 
 
-def test_the_trend_goes_from_the_lowest_to_the_highest_bar() -> None:
+def test_the_trend_spans_the_lowest_to_the_highest_bar() -> None:
     assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█"
     assert sparkline([0.3, 0.3]) == "▁▁"
 
@@ -141,7 +141,7 @@ def test_an_evaluation_is_compared_with_the_first() -> None:
     ]
 
 
-def test_the_summary_lists_what_the_run_folder_holds(tmp_path: Path) -> None:
+def test_the_summary_lists_the_files_of_the_run_folder(tmp_path: Path) -> None:
     shown, file = terminal()
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "events.out.tfevents.123.host").touch()

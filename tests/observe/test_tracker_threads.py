@@ -104,7 +104,7 @@ def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
     hanging.answered.set()
 
 
-def test_a_metric_that_is_not_a_number_costs_its_row() -> None:
+def test_a_metric_that_is_not_a_number_loses_its_row() -> None:
     recorder = Recorder()
     thread = TrackerThread("tracker r", lambda: recorder)
     thread.log(0, {"loss": "low"})  # type: ignore[dict-item]

@@ -52,7 +52,7 @@ def failed_until_over(
         (1.0, 6, None),
     ],
 )
-def test_a_component_that_always_fails_is_over_its_budget_after(
+def test_failures_until_a_failing_component_exceeds_its_budget(
     share: float, rollout_samples: int, count: int | None
 ) -> None:
     assert failed_until_over(share, [True] * 2000, rollout_samples) == count
@@ -69,14 +69,14 @@ def test_two_failures_in_six_samples_do_not_end_the_run_whatever_their_order() -
 
 
 @pytest.mark.parametrize("rollout_samples", [6, 64, 1024])
-def test_one_failure_in_ten_by_chance_never_trips_the_default_budget(rollout_samples: int) -> None:
+def test_random_failures_of_one_in_ten_stay_within_the_default_budget(rollout_samples: int) -> None:
     for seed in range(200):
         chance = random.Random(seed)
         outcomes = [chance.random() < 0.1 for _ in range(min(2000, 2 * rollout_samples))]
         assert failed_until_over(0.25, outcomes, rollout_samples) is None
 
 
-def test_a_third_of_failures_trips_it_within_the_rollout() -> None:
+def test_one_third_of_failures_exceeds_the_budget_within_a_rollout() -> None:
     for seed in range(50):
         chance = random.Random(seed)
         assert failed_until_over(0.25, [chance.random() < 0.35 for _ in range(1024)]) is not None
@@ -86,7 +86,7 @@ def test_samples_beyond_the_rollouts_own_raise_what_is_allowed() -> None:
     assert failed_until_over(0.25, [n % 5 == 0 for n in range(4000)], rollout_samples=100) is None
 
 
-def test_every_rollout_has_a_budget_of_its_own() -> None:
+def test_every_rollout_has_its_own_budget() -> None:
     faulty = health("reward faulty", error_budget=0.25, rollout_samples=100)
     for _ in range(10):
         for n in range(100):
@@ -94,7 +94,7 @@ def test_every_rollout_has_a_budget_of_its_own() -> None:
         assert faulty.metrics()["plugin/reward/tests/faulty/failed"] == 25
 
 
-def test_an_evaluation_has_a_budget_of_its_own_however_large_a_rollout_is() -> None:
+def test_an_evaluation_has_its_own_budget() -> None:
     assert failed_until_over(0.25, [True] * 2000, evaluation=True) == 13
 
 
@@ -116,18 +116,18 @@ def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp
     assert [row["index"] for row in rows] == list(range(1, 14))
 
 
-def test_the_message_of_a_small_rollout_says_what_is_allowed() -> None:
+def test_the_message_of_a_small_rollout_shows_what_is_allowed() -> None:
     faulty = health("reward faulty", error_budget=0.25, rollout_samples=2)
     faulty.record(Sample(), RAISED)
     with pytest.raises(ErrorBudgetError, match="of a rollout's 2, counted as 20, but not all of them, may"):
         faulty.record(Sample(), RAISED)
 
 
-def test_one_of_several_rewards_is_told_where_its_options_stand() -> None:
+def test_the_message_shows_where_to_set_options_of_one_of_several_rewards() -> None:
     assert health("reward faulty", slot="reward[1]").option("timeout_s") == ("timeout_s in its [[reward.terms]] table")
 
 
-def test_metrics_count_since_they_were_last_asked_for() -> None:
+def test_metrics_count_since_the_last_query() -> None:
     watched = health("reward faulty")
     for cause in (Cause.HUNG, Cause.HUNG, Cause.DIED, Cause.RAISED):
         watched.record(Sample(), Fault(cause, "why"))

@@ -87,7 +87,7 @@ def test_a_round_is_never_larger_than_a_first_draw() -> None:
     assert {len(draw) for draw in finish.draws} == {2}
 
 
-def test_lost_samples_are_told_at_once_though_a_filter_drops_their_groups() -> None:
+def test_lost_samples_are_reported_even_if_a_filter_drops_their_groups() -> None:
     finish = Finisher(lambda _: None)
     collect, _ = collector(finish, sampling=drop_where(lambda _: True, "unscored"))
     with pytest.raises(SlimeError, match=r"rollout 0: none of its 8 samples can be trained on: 8x lost"):
@@ -112,7 +112,7 @@ def test_a_buffer_filter_sees_all_finished_groups_with_their_ages_and_sets_the_o
     assert indices(ledger.buffered(1)) == [0, 1]
 
 
-def test_what_a_buffer_filter_drops_is_replaced_and_what_it_leaves_is_shown_again() -> None:
+def test_groups_a_buffer_filter_drops_are_replaced_and_others_stay() -> None:
     shown: list[list[int]] = []
 
     def picky(groups: Sequence[Group], want: int) -> Selection:
@@ -128,7 +128,7 @@ def test_what_a_buffer_filter_drops_is_replaced_and_what_it_leaves_is_shown_agai
     assert indices(ledger.buffered(0)) == [2]
 
 
-def test_batches_that_overlap_take_prompts_in_the_order_of_the_calls_whoever_finishes_first() -> None:
+def test_overlapping_batches_take_prompts_in_call_order() -> None:
     finish = Finisher(delay_s=lambda g: 0.05 if g < 4 else 0.0)
     collect, _ = collector(finish)
 
@@ -139,7 +139,7 @@ def test_batches_that_overlap_take_prompts_in_the_order_of_the_calls_whoever_fin
     assert asyncio.run(three()) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_a_batch_that_is_short_takes_what_a_later_one_has_finished_and_that_one_draws_again() -> None:
+def test_a_short_batch_takes_groups_of_a_later_one() -> None:
     finish = Finisher(delay_s=lambda g: 0.05 if g < 4 else 0.0)
     collect, _ = collector(finish, sampling=drop_where(lambda g: g in (0, 1)))
 
@@ -151,7 +151,7 @@ def test_a_batch_that_is_short_takes_what_a_later_one_has_finished_and_that_one_
     assert finish.draws == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_prompts_that_are_coming_are_not_drawn_twice() -> None:
+def test_prompts_in_flight_are_not_drawn_twice() -> None:
     collect, _ = collector(finish := Finisher(delay_s=lambda _: 0.02), draw=7)
 
     async def run() -> list[list[int]]:
@@ -207,7 +207,7 @@ def test_a_faulty_filter_is_named() -> None:
         (lambda group: group.samples[0].reward, None),
     ],
 )
-def test_a_filter_that_changes_what_it_is_shown_is_named(act: Callable[[Group], object], finding: str | None) -> None:
+def test_a_filter_that_changes_its_input_is_named(act: Callable[[Group], object], finding: str | None) -> None:
     class Meddler:
         def select(self, buffer: Sequence[Group], want: int) -> Selection:
             for group in buffer:

@@ -31,7 +31,7 @@ def metrics_of(prompts: list[list[Sample]], one: EvalSetSettings) -> dict[str, f
     return set_metrics(one, attempts, [sample for samples in prompts for sample in samples], seed=1)
 
 
-def test_lost_and_unscored_samples_count_as_reward_0_and_are_counted_apart() -> None:
+def test_lost_and_unscored_samples_have_reward_0_and_are_counted() -> None:
     samples = [
         [sample(Status.COMPLETED, 1.0)],
         [sample(Status.TRUNCATED, 0.5)],
@@ -48,12 +48,12 @@ def test_lost_and_unscored_samples_count_as_reward_0_and_are_counted_apart() -> 
     assert metrics["eval/sums/truncated_ratio"] == pytest.approx(1 / 3)
 
 
-def test_a_set_of_lost_samples_is_an_error_and_no_score_of_0() -> None:
+def test_a_set_without_any_answer_is_an_error() -> None:
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 2 samples has a reward: 2x failed"):
         metrics_of([[sample(Status.FAILED)], [sample(Status.FAILED)]], settings())
 
 
-def test_a_set_that_nothing_scored_is_an_error_too() -> None:
+def test_a_set_without_any_reward_is_an_error() -> None:
     with pytest.raises(SlimeError, match="none of its 1 samples has a reward: no reward scored them"):
         metrics_of([[sample(Status.COMPLETED)]], settings())
 
@@ -78,12 +78,12 @@ def test_the_threshold_decides_what_passes() -> None:
     assert metrics_of(prompts, settings(2))["eval/sums/pass@2"] == 0.0
 
 
-def test_a_sum_of_weighted_rewards_that_misses_the_threshold_by_rounding_passes() -> None:
+def test_rounding_does_not_fail_the_threshold() -> None:
     assert 0.7 + 0.2 + 0.1 < 1.0
     assert attempts_of([sample(Status.COMPLETED, 0.7 + 0.2 + 0.1, rollout=0)], threshold=1.0)[0].passed
 
 
-def test_the_weights_of_an_evaluation_are_one_version_or_their_number_is_told() -> None:
+def test_several_weight_versions_in_an_evaluation_are_reported() -> None:
     one = [[sample(Status.COMPLETED, 1.0, weight_versions=["3"])], [sample(Status.COMPLETED, 0.0)]]
     assert metrics_of(one, settings())["eval/sums/weight_version"] == 3
     two = [*one, [sample(Status.COMPLETED, 1.0, weight_versions=["3", "4"])]]
@@ -91,7 +91,7 @@ def test_the_weights_of_an_evaluation_are_one_version_or_their_number_is_told() 
     assert "eval/sums/weight_version" not in metrics_of(two, settings())
 
 
-def test_parts_of_rewards_are_told_apart() -> None:
+def test_parts_of_rewards_are_averaged_by_name() -> None:
     made = sample(Status.COMPLETED)
     made.reward = {"score": 1.0, "format": 0.25}
     assert metrics_of([[made]], settings())["eval/sums/reward/format"] == 0.25

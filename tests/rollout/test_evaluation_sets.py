@@ -79,7 +79,7 @@ def evaluate(
 
 
 @pytest.mark.parametrize("evaluates_only", [False, True])
-def test_every_set_is_sampled_and_scored_its_own_way(
+def test_every_set_has_its_own_sampling_and_reward(
     evaluates_only: bool, prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     policy = ScriptedPolicy(tokenizer)
@@ -135,7 +135,7 @@ def test_every_generator_is_closed_once(
     assert len(closed) == len(set(map(id, closed))) == 2
 
 
-def test_what_a_generator_does_to_a_prompt_reaches_no_other_attempt() -> None:
+def test_changes_to_a_prompt_do_not_reach_other_attempts() -> None:
     row = Sample(prompt=[{"role": "user", "content": "2+1="}], tokens=[1], metadata={"tests": ["a"]})
     [first, second] = pending_groups([row], attempts=2)[0].samples
     for changed in (first, second):
@@ -184,7 +184,7 @@ def test_an_unscored_set_fails_the_evaluation_by_its_name(prompt_file: Path, tok
         evaluate(config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
 
 
-def test_a_reward_over_its_budget_is_told_with_where_its_options_stand(
+def test_the_error_budget_message_of_a_set_shows_where_to_set_it(
     prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     broken = prompt_file.parent / "broken.py"

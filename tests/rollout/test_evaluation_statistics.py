@@ -14,7 +14,7 @@ from slime.rollout.eval_statistics import bootstrap, pass_at_k, statistics
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_all_draws_of_k_with_one_that_passes(case: tuple[int, int, int]) -> None:
+def test_pass_at_k_equals_the_share_of_draws_with_a_pass(case: tuple[int, int, int]) -> None:
     n, passed, k = case
     draws = list(itertools.combinations([True] * passed + [False] * (n - passed), k))
     assert pass_at_k(n, passed, k) == pytest.approx(sum(map(any, draws)) / len(draws))
@@ -40,7 +40,7 @@ def test_the_estimate_does_not_depend_on_how_many_attempts_there_are() -> None:
         assert sum(runs) / len(runs) == pytest.approx(1 - 0.8**4, abs=0.01)
 
 
-def test_an_interval_is_about_two_standard_errors_of_the_prompts_means_wide() -> None:
+def test_an_interval_is_about_two_standard_errors_wide() -> None:
     draw = random.Random(1)
     values = [float(draw.random() < 0.3) for _ in range(400)]
     low, high = bootstrap({"mean": values}, seed=7, name="a")["mean"]
@@ -50,7 +50,7 @@ def test_an_interval_is_about_two_standard_errors_of_the_prompts_means_wide() ->
     assert high == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_have_about_their_nominal_coverage() -> None:
     draw = random.Random(5)
     covered = 0
     for run in range(200):
@@ -66,12 +66,12 @@ def test_intervals_repeat_with_the_seed_and_differ_between_sets() -> None:
     assert again[0] == again[1] != again[2]
 
 
-def test_one_prompt_tells_nothing_of_others_and_has_no_interval() -> None:
+def test_one_prompt_has_no_interval() -> None:
     found = statistics([[1.0, 0.0]], [1], [1, 2], seed=1, name="a")
     assert found == {"eval/a": 0.5, "eval/a/pass@1": 0.5, "eval/a/pass@2": 1.0}
 
 
-def test_a_large_set_is_resampled_in_pieces_with_the_same_meaning() -> None:
+def test_resampling_a_large_set_in_pieces_gives_the_same_result() -> None:
     values = [float(n % 2) for n in range(20_000)]
     low, _ = bootstrap({"mean": values}, seed=1, name="a")["mean"]
     assert low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(20_000), abs=1e-3)

@@ -140,7 +140,7 @@ runs = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(run=runs)
-def test_every_prompt_is_trained_on_dropped_or_still_open_exactly_once(run: Run) -> None:
+def test_every_prompt_is_accounted_for_exactly_once(run: Run) -> None:
     end = run.outcome()
     assert end.state is not None
     trained = [index for batch in end.trained for index in batch]
@@ -154,7 +154,7 @@ def test_every_prompt_is_trained_on_dropped_or_still_open_exactly_once(run: Run)
 
 @settings(max_examples=75, deadline=None)
 @given(run=runs)
-def test_without_overlap_a_killed_run_trains_on_the_batches_of_an_uninterrupted_one(run: Run) -> None:
+def test_a_killed_synchronous_run_resumes_with_the_same_batches(run: Run) -> None:
     killed = Run(**{**vars(run), "ahead": 0})
     whole = Run(**{**vars(killed), "kills": frozenset()})
     assert killed.outcome() == whole.outcome()
@@ -162,7 +162,7 @@ def test_without_overlap_a_killed_run_trains_on_the_batches_of_an_uninterrupted_
 
 @settings(max_examples=40, deadline=None)
 @given(run=runs)
-def test_without_filters_a_killed_run_that_generates_ahead_trains_on_every_prompt_in_order(run: Run) -> None:
+def test_a_killed_asynchronous_run_trains_on_every_prompt_in_order(run: Run) -> None:
     plain = Run(**{**vars(run), "drop_rate": 0.0, "buffer_filter": False, "over": 0})
     assert plain.outcome().trained == [
         list(range(number * run.want, (number + 1) * run.want)) for number in range(ROLLOUTS)

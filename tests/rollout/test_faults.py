@@ -220,7 +220,7 @@ SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ahead", [0, 2], ids=["sync", "async"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_account_holds_at_every_step_with_faults_in_one_of_twenty_and_kills(
+def test_the_ledger_stays_correct_with_faults_and_kills(
     shape: str, ahead: int, prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     rollouts, options = SHAPES[shape]

@@ -105,7 +105,7 @@ def test_the_first_full_batch_is_trained_on_and_the_rest_is_aborted_at_the_engin
     assert first.metrics["rollout/given_back"] == 2
 
 
-def test_without_partial_rollouts_what_was_aborted_begins_again_and_comes_first() -> None:
+def test_without_partial_rollout_aborted_prompts_start_over_first() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines)
     [_] = asyncio.run(run.collect(0))
@@ -118,7 +118,7 @@ def test_without_partial_rollouts_what_was_aborted_begins_again_and_comes_first(
     assert [sample.weight_versions for group in second.groups for sample in group.samples] == [["1"]] * 4
 
 
-def test_a_partial_rollout_goes_on_from_its_tokens_under_the_new_weights() -> None:
+def test_a_partial_rollout_continues_under_the_new_weights() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines, keep=True)
     [first] = asyncio.run(run.collect(0))
@@ -139,7 +139,7 @@ def test_a_partial_rollout_goes_on_from_its_tokens_under_the_new_weights() -> No
         assert set(versions) == {1, 2}
 
 
-def test_what_was_generated_before_the_abort_is_masked_where_that_is_asked_for() -> None:
+def test_tokens_before_the_abort_can_be_masked() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines, keep=True, mask=True)
     [_] = asyncio.run(run.collect(0))
@@ -150,7 +150,7 @@ def test_what_was_generated_before_the_abort_is_masked_where_that_is_asked_for()
         assert sample.loss_mask == [int(int(-log_prob) == 2) for log_prob in sample.rollout_log_probs]
 
 
-def test_a_checkpoint_between_keeps_the_tokens() -> None:
+def test_a_checkpoint_keeps_the_tokens_of_aborted_samples() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines, keep=True)
     [_] = asyncio.run(run.collect(0))
@@ -163,7 +163,7 @@ def test_a_checkpoint_between_keeps_the_tokens() -> None:
     assert {tuple(s.weight_versions) for group in second.groups for s in group.samples} == {("1", "2")}
 
 
-def test_prompts_are_added_while_others_are_on_their_way_when_too_few_can_pass() -> None:
+def test_prompts_are_added_if_those_in_flight_cannot_fill_the_batch() -> None:
     engines = Paced(lambda g: g == 0)
     run = OverSampling(engines, draw=3, sampling=drop_where(lambda g: g in (1, 2)))
     [first] = asyncio.run(run.collect(0))
@@ -179,7 +179,7 @@ def test_a_filter_that_drops_two_of_three_does_not_use_up_the_rounds() -> None:
     assert first.metrics["rollout/rounds"] == 2, "some 190 prompts, 96 of them at first"
 
 
-def test_groups_that_are_finished_while_the_rest_is_aborted_are_told_as_buffered() -> None:
+def test_groups_that_finish_during_the_abort_are_buffered() -> None:
     # Group 2 ends while the requests of group 0 are being aborted: after the batch was chosen.
     class Late(Paced):
         async def abort(self, rids: Collection[str]) -> None:
@@ -211,7 +211,7 @@ def test_batches_that_overlap_abort_their_own_prompts_only() -> None:
     run.ledger.check()
 
 
-def test_a_full_buffer_begins_nothing() -> None:
+def test_a_full_buffer_starts_no_prompts() -> None:
     engines = Paced(lambda _: False)
     run = OverSampling(engines, want=2, draw=4)
     waiting = run.ledger.take(3)
@@ -224,7 +224,7 @@ def test_a_full_buffer_begins_nothing() -> None:
     assert len(engines.lengths) == 3 * SAMPLES, "of four, one is in the buffer"
 
 
-def test_a_request_that_goes_on_after_an_abort_is_cancelled() -> None:
+def test_a_request_that_continues_after_an_abort_is_cancelled() -> None:
     class Deaf(StubEngines):
         """Answers group 1 at once and the others never."""
 
@@ -245,7 +245,7 @@ def test_a_request_that_goes_on_after_an_abort_is_cancelled() -> None:
     assert policy.cancelled == 2 * SAMPLES
 
 
-def test_engines_that_are_gone_end_the_rollout_and_leave_nothing_running() -> None:
+def test_dead_engines_end_the_rollout_and_leave_no_tasks() -> None:
     engines = Paced(lambda _: True)
     engines.deadly_rate = 0.4
 
@@ -258,7 +258,7 @@ def test_engines_that_are_gone_end_the_rollout_and_leave_nothing_running() -> No
     assert not engines.running
 
 
-def test_a_generator_that_does_not_resume_as_it_says_fails_its_sample_by_name() -> None:
+def test_a_generator_that_cannot_resume_fails_its_sample() -> None:
     class Forgetful(Resuming):
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
             if sample.response_length:
@@ -275,7 +275,7 @@ def test_a_generator_that_does_not_resume_as_it_says_fails_its_sample_by_name() 
         asyncio.run(run.collect(1))
 
 
-def test_the_stub_says_the_same_whole_or_in_parts() -> None:
+def test_the_stub_gives_the_same_text_whole_or_in_parts() -> None:
     whole = whole_response(5, 3, LIMIT)
     assert whole == [token_at(5, 3 + place) for place in range(len(whole))]
     assert Status.PENDING is Sample().status

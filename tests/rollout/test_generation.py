@@ -95,7 +95,7 @@ def run(generator: object, policy: AbortablePolicy | None = None, timeout_s: flo
     return asyncio.run(main())
 
 
-def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
+def test_a_correct_sample_is_not_changed() -> None:
     [sample] = run(OneTurn())
     assert (sample.status, sample.tokens, sample.failure) == (Status.COMPLETED, [1, 2, 3, 7, 8], None)
     assert sample.rollout_log_probs == [-0.5, -0.25]
@@ -109,9 +109,7 @@ def test_a_correct_generators_sample_is_kept_as_it_is() -> None:
         ({"tokens": [1, 2, 3, 7, 9], "loss_mask": [1, 0]}, None),
     ],
 )
-def test_training_on_what_the_policy_did_not_generate_is_reported_once(
-    change: dict[str, object], wrong: str | None
-) -> None:
+def test_training_on_other_tokens_is_reported_once(change: dict[str, object], wrong: str | None) -> None:
     async def main() -> list[str]:
         passive = PassiveChecks(1)
         boundary = SampleGenerator(
@@ -139,7 +137,7 @@ def test_a_rollout_gets_its_samples_index_as_rollout_id() -> None:
     assert sample.rollout_id == 5
 
 
-def test_ids_a_generator_counts_by_itself_do_not_merge_rollouts_of_two_prompts() -> None:
+def test_rollout_ids_of_a_generator_do_not_merge_two_prompts() -> None:
     produced = [
         check_generated(
             [Sample(group_index=group, tokens=[1, 2], response_length=1, status=Status.COMPLETED, rollout_id=0)],
@@ -150,7 +148,7 @@ def test_ids_a_generator_counts_by_itself_do_not_merge_rollouts_of_two_prompts()
     assert [sample.rollout_id for samples in produced for sample in samples] == [5, 6]
 
 
-def test_a_failed_sample_is_a_rollout_of_its_own_whatever_the_generator_wrote_on_it() -> None:
+def test_a_failed_sample_is_a_separate_rollout() -> None:
     class Numbering:
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
             sample.rollout_id = 0
@@ -196,7 +194,7 @@ def test_a_sample_that_breaks_the_contract_fails_with_the_reason(change: dict[st
     assert words in sample.failure
 
 
-def test_a_generator_may_build_another_prompt_when_it_says_so() -> None:
+def test_a_generator_may_change_the_prompt_if_it_records_it() -> None:
     [sample] = run(OneTurn(tokens=[9, 9, 7, 8], prompt="another"))
     assert sample.status is Status.COMPLETED
 
@@ -223,7 +221,7 @@ def test_several_samples_of_one_rollout_share_its_id() -> None:
     assert [sample.rollout_id for sample in run(Compacting())] == [5, 5, 5]
 
 
-def test_one_sample_in_two_places_is_refused() -> None:
+def test_a_sample_returned_twice_is_refused() -> None:
     class Doubling(OneTurn):
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
             return 2 * await super().generate(sample, sampling, policy)
@@ -334,7 +332,7 @@ def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
     assert (sample.status, sample.failure) == (Status.FAILED, "generator faulty: cancelled itself")
 
 
-def test_a_generator_without_engines_that_asks_one_is_told_so() -> None:
+def test_a_generator_without_engines_cannot_call_one() -> None:
     async def main() -> list[Sample]:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=1, concurrency=1)
         return await boundary.generate(pending(), BatchContext(None, SAMPLING, 42))
@@ -415,7 +413,7 @@ def closed(generator: object) -> None:
     asyncio.run(main())
 
 
-def test_a_generator_is_closed_where_it_can_be() -> None:
+def test_a_generator_with_a_close_method_is_closed() -> None:
     generator = Closing()
     closed(generator)
     assert generator.closed == 2, "its evaluations close it as well"
@@ -434,7 +432,7 @@ def test_a_plain_close_is_called_too() -> None:
     assert generator.ended
 
 
-def test_a_generator_that_cannot_be_closed_is_told_of_and_left(
+def test_a_generator_that_fails_to_close_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slime.rollout.pipeline.CLOSING_S", 0.05)

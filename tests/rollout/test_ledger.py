@@ -38,7 +38,7 @@ def through_a_checkpoint(state: dict[str, Any]) -> PromptLedger:
     return resumed
 
 
-def test_groups_in_flight_are_handed_out_again_first_as_they_were_taken() -> None:
+def test_groups_in_flight_at_a_checkpoint_are_taken_first() -> None:
     run = ledger()
     finish(run.take(3))  # generated in part: not told to the ledger
     resumed = through_a_checkpoint(run.state(0))
@@ -46,7 +46,7 @@ def test_groups_in_flight_are_handed_out_again_first_as_they_were_taken() -> Non
     resumed.check()
 
 
-def test_what_is_kept_of_a_group_in_flight_shares_nothing_that_a_generator_may_change() -> None:
+def test_a_saved_group_does_not_share_state_with_the_generator() -> None:
     class Chats(CountingSource):
         def take(self, n: int) -> list[Group]:
             groups = super().take(n)
@@ -82,7 +82,7 @@ def test_a_source_whose_groups_cannot_be_copied_is_named() -> None:
         ledger(Odd()).take(2)
 
 
-def test_finished_groups_come_back_with_rewards_and_log_probs_to_the_last_bit() -> None:
+def test_finished_groups_are_restored_exactly() -> None:
     run = ledger()
     groups = finish(run.take(3))
     run.finish(groups, rollout=5)
@@ -92,7 +92,7 @@ def test_finished_groups_come_back_with_rewards_and_log_probs_to_the_last_bit() 
     assert indices(resumed.take(1)) == [3]
 
 
-def test_a_batch_that_is_not_trained_on_yet_is_in_the_buffer_of_the_checkpoint_and_at_its_head() -> None:
+def test_an_untrained_batch_is_first_in_the_saved_buffer() -> None:
     run = ledger()
     run.finish(run.take(6), rollout=0)
     buffered = run.buffered(0)
@@ -103,7 +103,7 @@ def test_a_batch_that_is_not_trained_on_yet_is_in_the_buffer_of_the_checkpoint_a
     assert indices(through_a_checkpoint(state).buffered(1)) == [2, 3, 4, 5]
 
 
-def test_what_is_dropped_or_trained_is_not_saved_again_but_counted() -> None:
+def test_dropped_and_trained_groups_are_only_counted() -> None:
     run = ledger()
     run.finish(run.take(4), rollout=0)
     run.drop({1: "dull", 2: "dull", 0: "stale"})
@@ -114,7 +114,7 @@ def test_what_is_dropped_or_trained_is_not_saved_again_but_counted() -> None:
     assert state["groups"] == []
 
 
-def test_a_group_that_is_lost_is_reported_with_the_numbers() -> None:
+def test_a_lost_group_is_reported_with_the_counts() -> None:
     run = ledger()
     run.finish(run.take(4), rollout=0)
     del run._in[GroupState.BUFFERED][2]
@@ -124,7 +124,7 @@ def test_a_group_that_is_lost_is_reported_with_the_numbers() -> None:
         run.check()
 
 
-def test_a_group_that_is_trained_on_twice_is_told_at_once() -> None:
+def test_a_group_trained_on_twice_is_reported() -> None:
     run = ledger()
     groups = run.take(2)
     run.finish(groups, rollout=0)
@@ -136,7 +136,7 @@ def test_a_group_that_is_trained_on_twice_is_told_at_once() -> None:
         run.finish(groups[:1], rollout=1)
 
 
-def test_a_group_that_is_given_back_comes_before_new_ones_with_what_is_kept_of_it() -> None:
+def test_an_aborted_group_comes_before_new_ones_with_its_tokens() -> None:
     run = ledger()
     first, second = run.take(2)
     finish([first, second])
@@ -188,7 +188,7 @@ def test_a_saved_state_that_lost_a_group_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", ["in flight", "buffered", "in a batch", "restored"])
-def test_an_index_that_an_open_group_has_is_refused_with_the_sources_name(place: str) -> None:
+def test_a_duplicate_index_is_refused_with_the_sources_name(place: str) -> None:
     source = CountingSource()
     run = ledger(source)
     groups = run.take(2)
@@ -205,7 +205,7 @@ def test_an_index_that_an_open_group_has_is_refused_with_the_sources_name(place:
         run.take(2)
 
 
-def test_an_index_of_a_group_that_is_done_with_may_come_again() -> None:
+def test_an_index_may_be_reused_once_its_group_is_finished() -> None:
     source = CountingSource()
     run = ledger(source)
     run.finish(run.take(2), rollout=0)
@@ -216,7 +216,7 @@ def test_an_index_of_a_group_that_is_done_with_may_come_again() -> None:
     run.check()
 
 
-def test_a_state_stays_as_it_was_when_what_waits_is_handed_out_while_it_is_written() -> None:
+def test_taking_groups_does_not_change_a_state_being_written() -> None:
     run = ledger()
     [group] = run.take(1)
     for sample in group.samples:

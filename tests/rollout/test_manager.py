@@ -83,9 +83,7 @@ def prompts(rollout: Rollout) -> list[Any]:
     return [group.samples[0].prompt for group in rollout.groups]
 
 
-def test_a_rollout_is_exactly_one_batch_in_data_order_whoever_finished_first(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_rollout_is_one_batch_in_data_order(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     policy = ScriptedPolicy(tokenizer, {"0+1=": 0.05, "1+1=": 0.02})
     rollout = asyncio.run(manager(config, tokenizer, tmp_path, policy).generate(0))
     assert prompts(rollout) == ["0+1=", "1+1=", "2+1="]
@@ -100,7 +98,7 @@ def test_a_rollout_is_exactly_one_batch_in_data_order_whoever_finished_first(
         assert sample.tokens == tokenizer.encode(f"{sample.prompt}{sample.response}", add_special_tokens=False)
 
 
-def test_a_rollouts_metrics_say_what_happened(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+def test_a_rollout_has_metrics(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     rollout = asyncio.run(manager(config, tokenizer, tmp_path).generate(0))
     rewards = [s.reward_value for g in rollout.groups for s in g.samples]
     metrics = rollout.metrics
@@ -113,9 +111,7 @@ def test_a_rollouts_metrics_say_what_happened(config: RunConfig, tokenizer: Any,
     assert rollout.failures == [] and len(rollout.examples) in (1, 2)
 
 
-def test_rollouts_asked_for_ahead_take_prompts_in_the_order_of_the_calls(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_rollouts_generated_ahead_take_prompts_in_call_order(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> list[Rollout]:
         ahead = manager(config, tokenizer, tmp_path, ScriptedPolicy(tokenizer, {"0+1=": 0.05}))
         return list(await asyncio.gather(*(ahead.generate(number) for number in range(3))))
@@ -145,7 +141,7 @@ def test_resuming_from_the_last_trained_rollout_skips_and_repeats_nothing(
     assert [rollout.groups for rollout in again] == [rollout.groups for rollout in ahead]
 
 
-def test_a_batch_without_one_trainable_sample_ends_the_run_with_the_reasons(
+def test_a_batch_without_trainable_samples_ends_the_run_with_the_reasons(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     faulty = config.model_copy(update=FAULTY)
@@ -242,7 +238,7 @@ def test_evaluation_asks_every_prompt_greedily_and_writes_every_sample(
     assert {row["reward"] for row in rows} == {1.0}
 
 
-def test_evaluation_takes_nothing_from_the_training_data(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+def test_evaluation_does_not_use_training_prompts(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> tuple[Rollout, Rollout]:
         run = manager(config, tokenizer, tmp_path)
         before = await run.generate(0)
@@ -254,13 +250,13 @@ def test_evaluation_takes_nothing_from_the_training_data(config: RunConfig, toke
     assert prompts(after) == ["3+1=", "4+1=", "5+1="]
 
 
-def test_an_evaluation_that_scores_nothing_says_why(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
+def test_an_evaluation_without_scores_fails_with_the_reason(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     faulty = config.model_copy(update=FAULTY)
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 24 samples has a reward: 24x reward"):
         asyncio.run(manager(faulty, tokenizer, tmp_path).evaluate(0))
 
 
-def test_an_evaluation_names_the_component_that_failed_samples_apart_from_training(
+def test_evaluation_failures_are_counted_separately_by_component(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     half = config.model_copy(update=FAULTY | {"reward": RewardOptions(reward="half_faulty")})

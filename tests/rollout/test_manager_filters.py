@@ -93,9 +93,7 @@ def test_groups_without_variance_are_dropped_and_replaced(config: RunConfig, tok
     assert generated == dropped + 6 + second.metrics["rollout/buffer_size"]
 
 
-def test_a_sources_add_samples_sees_every_generated_sample_once(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_add_samples_gets_every_generated_sample_once(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "curious.py"
     file.write_text(CURIOUS)
     config = config.model_copy(
@@ -109,9 +107,7 @@ def test_a_sources_add_samples_sees_every_generated_sample_once(
     assert trained < {index for batch in shown for index in batch}, "groups that were dropped are shown as well"
 
 
-def test_a_run_continued_from_its_files_trains_on_what_it_would_have(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_resumed_run_trains_on_the_same_groups(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     over = config.model_copy(
         update={
             "rollout": config.rollout.model_copy(
@@ -126,9 +122,7 @@ def test_a_run_continued_from_its_files_trains_on_what_it_would_have(
     assert [r.groups for r in first + second] == [r.groups for r in whole]
 
 
-def test_a_runs_own_functions_mark_samples_and_rewrite_rewards_for_the_estimator(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_custom_functions_mark_samples_and_rewrite_rewards(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     path = str(tmp_path / "functions.py")
     own = config.model_copy(
@@ -147,7 +141,7 @@ def test_a_runs_own_functions_mark_samples_and_rewrite_rewards_for_the_estimator
     assert rollout.metrics["rollout/raw_reward"] == rollout.metrics["rollout/reward_mean"] == 0.5
 
 
-def test_post_processed_rewards_stand_in_the_places_of_the_trainable_samples(
+def test_post_processed_rewards_are_aligned_with_trainable_samples(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     class Refusing(ScriptedPolicy):

@@ -129,7 +129,7 @@ def parts(sample: Sample, reference: Reference) -> list[int]:
 
 
 @pytest.mark.parametrize("mask", [False, True], ids=["trained", "masked"])
-def test_continued_responses_agree_with_one_forward_pass_under_the_weights_that_made_each_part(
+def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
     mask: bool,
     engines: tuple[list[EngineServer], str],
     models: list[Path],

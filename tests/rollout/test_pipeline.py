@@ -92,7 +92,7 @@ def finish(
     return asyncio.run(main())
 
 
-def test_groups_come_back_in_their_own_order_whatever_finished_first() -> None:
+def test_groups_are_returned_in_order() -> None:
     finished, _ = finish(groups(16, 4), RandomlySlowPolicy(), FirstTokenReward())
     assert [group.index for group in finished] == list(range(16))
     assert [sample.index for group in finished for sample in group.samples] == list(range(64))
@@ -136,7 +136,7 @@ def test_progress_counts_every_sample_once() -> None:
     assert (context.done, context.total) == (6, 6)
 
 
-def test_one_failed_sample_leaves_its_siblings_alone() -> None:
+def test_a_failed_sample_does_not_affect_its_siblings() -> None:
     class FaultyPolicy(RandomlySlowPolicy):
         """Fails the request of one sample."""
 

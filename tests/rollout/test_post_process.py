@@ -20,7 +20,7 @@ def batch() -> list[Group]:
     ]
 
 
-def test_a_sample_filter_marks_samples_group_by_group_and_can_take_none_out() -> None:
+def test_a_sample_filter_marks_samples_and_cannot_remove_any() -> None:
     def mark(groups: list[list[Sample]]) -> None:
         groups[1][0].remove_sample = True
         groups.pop()
@@ -41,7 +41,7 @@ def test_a_sample_filter_that_removes_everything_is_refused() -> None:
         BatchFunction(remove_all, "--rollout-sample-filter-path f.py").mark_removed(batch())
 
 
-def test_rewards_are_those_of_the_trainable_samples_in_order_and_samples_keep_their_own() -> None:
+def test_post_processing_gets_trainable_samples_in_order() -> None:
     groups = batch()
     answer = BatchFunction(
         lambda samples: ([s.reward for s in samples], 10 * np.asarray([s.reward_value for s in samples])), "--post f.py"
@@ -61,7 +61,7 @@ def test_rewards_are_those_of_the_trainable_samples_in_order_and_samples_keep_th
         ((0.5, [1, 2, 3]), "returned raw rewards that are a float, expected a list"),
     ],
 )
-def test_an_answer_that_does_not_fit_is_refused_with_the_functions_name(answer: Any, words: str) -> None:
+def test_an_invalid_result_is_refused_with_the_functions_name(answer: Any, words: str) -> None:
     with pytest.raises(PluginContractError, match=f"^--post f.py {words}"):
         BatchFunction(lambda _: answer, "--post f.py").rewards(batch())
 

@@ -71,7 +71,7 @@ def test_only_trainable_samples_are_scored() -> None:
         (None, "reward faulty returned a NoneType, expected a list of Reward"),
     ],
 )
-def test_an_unusable_answer_fails_all_samples_of_the_call(answer: object, reason: str) -> None:
+def test_an_invalid_result_fails_all_samples_of_the_call(answer: object, reason: str) -> None:
     samples = [finished(), finished()]
     score(FaultyReward(answer), samples)
     assert [(sample.status, sample.failure, sample.reward) for sample in samples] == [(Status.FAILED, reason, None)] * 2
@@ -95,7 +95,7 @@ def test_an_exception_fails_the_samples_and_names_the_reward() -> None:
     assert (sample.status, sample.failure) == (Status.FAILED, "reward faulty: ValueError: bad label")
 
 
-def test_a_reward_that_hangs_is_ended_by_its_timeout() -> None:
+def test_a_reward_that_hangs_is_cancelled_at_its_timeout() -> None:
     class HangingReward:
         async def score(self, samples: Sequence[Sample]) -> list[Reward]:
             await asyncio.Event().wait()

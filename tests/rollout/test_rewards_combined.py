@@ -49,7 +49,7 @@ def score(scorer: Scorer, samples: list[Sample]) -> list[Sample]:
     return samples
 
 
-def test_the_reward_is_the_weighted_sum_with_every_reward_beside_it() -> None:
+def test_the_reward_is_the_weighted_sum_of_named_rewards() -> None:
     scorer = Scorer(
         [
             term(Says(lambda _: Reward(1.0, {"form": 0.5})), SAMPLE, "reward a", key="a", weight=0.5),
@@ -65,7 +65,7 @@ def test_the_reward_is_the_weighted_sum_with_every_reward_beside_it() -> None:
     assert (metrics["rollout/reward_mean"], metrics["rollout/reward/a"], metrics["rollout/reward/b"]) == (1.5, 1.0, 0.5)
 
 
-def test_a_sample_fails_when_one_of_its_rewards_does_and_the_culprit_is_counted() -> None:
+def test_a_sample_fails_if_one_of_its_rewards_fails() -> None:
     def half(sample: Sample) -> Reward:
         return Reward(float("nan") if sample.index else 1.0)
 
@@ -84,7 +84,7 @@ def test_a_sample_fails_when_one_of_its_rewards_does_and_the_culprit_is_counted(
     assert "plugin/reward/tests/good/failed" not in metrics
 
 
-def test_rewards_of_samples_and_of_groups_are_asked_each_in_its_way() -> None:
+def test_rewards_of_samples_and_of_groups_can_be_combined() -> None:
     one, whole = Says(lambda _: Reward(1.0)), Says(lambda _: Reward(1.0))
     scorer = Scorer([term(one, SAMPLE, "reward a", key="a"), term(whole, GROUP, "reward b", key="b")])
     assert scorer.scope == "group"
@@ -92,7 +92,7 @@ def test_rewards_of_samples_and_of_groups_are_asked_each_in_its_way() -> None:
     assert (one.calls, whole.calls) == ([1, 1, 1], [3])
 
 
-def test_rewards_are_asked_at_the_same_time() -> None:
+def test_rewards_are_called_concurrently() -> None:
     met = asyncio.Barrier(2)
 
     class Meets:
@@ -112,7 +112,7 @@ def test_rewards_are_asked_at_the_same_time() -> None:
         (["exact_match", "rewards/exact_match"], ["exact_match[0]", "exact_match[1]"]),
     ],
 )
-def test_names_of_several_rewards_are_qualified_where_they_would_collide(names: list[str], keys: list[str]) -> None:
+def test_colliding_names_of_rewards_are_qualified(names: list[str], keys: list[str]) -> None:
     config = RunConfig(reward=RewardOptions(terms=[RewardTerm(name=name) for name in names]))
     used = load_plugins(config.plugins).resolve(config).values()
     assert term_keys([one for one in used if one.use.kind == "reward"]) == keys
@@ -145,14 +145,14 @@ def test_a_few_samples_of_the_first_rollouts_are_scored_twice() -> None:
     assert calls == [28, 28, 20]
 
 
-def test_a_reward_that_is_left_to_chance_is_not_asked_twice() -> None:
+def test_a_reward_that_is_not_deterministic_is_called_once() -> None:
     says = Says(lambda _: Reward(1.0))
     spec = RewardSpec(name="r", factory="nowhere:R", deterministic=False)
     score(Scorer([term(says, spec, "reward dice")], passive=PassiveChecks(1)), finished())
     assert says.calls == [1]
 
 
-def test_a_reward_in_the_rollouts_process_that_writes_to_samples_is_named() -> None:
+def test_a_reward_that_changes_samples_is_named() -> None:
     def write(sample: Sample) -> Reward:
         sample.metadata["seen"] = True
         return Reward(1.0)
@@ -164,7 +164,7 @@ def test_a_reward_in_the_rollouts_process_that_writes_to_samples_is_named() -> N
     ]
 
 
-def test_evaluations_have_a_budget_of_their_own() -> None:
+def test_evaluations_have_their_own_budget() -> None:
     bad = Says(lambda _: Reward(float("nan")))
     scorer = Scorer([term(bad, SAMPLE, "reward bad", error_budget=0.25, rollout_samples=64)])
     evaluation = scorer.for_evaluation()
@@ -177,5 +177,5 @@ def test_evaluations_have_a_budget_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("stated", "expected"), [(3, {3}), (None, set(range(2, 9)))])
-def test_worker_processes_are_as_stated_or_half_the_cores(stated: int | None, expected: set[int]) -> None:
+def test_reward_workers_default_to_half_the_cores(stated: int | None, expected: set[int]) -> None:
     assert reward_workers(RunConfig(reward=RewardOptions(reward_workers=stated))) in expected

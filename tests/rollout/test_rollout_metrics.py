@@ -55,7 +55,7 @@ def test_a_rollout_without_rewards_has_lengths_only() -> None:
     assert not any(name.startswith("rollout/reward") for name in metrics)
 
 
-def test_the_oldest_weights_of_trainable_samples_are_told() -> None:
+def test_the_oldest_weight_version_of_trainable_samples_is_reported() -> None:
     groups = [
         Group(0, [sample(1.0, versions=("3",)), sample(1.0, versions=("1", "2"))]),
         Group(1, [sample(1.0, versions=("default",)), sample(1.0, status=Status.FAILED, versions=("0",))]),
@@ -73,7 +73,7 @@ def test_common_reasons_are_counted_most_frequent_first() -> None:
     assert common_reasons(samples) == ["2x b", "1x a"]
 
 
-def test_what_generators_report_is_the_mean_over_the_samples_that_report_it() -> None:
+def test_generator_metrics_are_means_over_samples_that_report_them() -> None:
     samples = [
         Sample(metrics={"tools/search/calls": 2.0}, status=Status.FAILED),
         Sample(metrics={"tools/search/calls": 1.0, "turns": 3}),

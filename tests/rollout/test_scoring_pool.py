@@ -134,7 +134,7 @@ def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_calls_that_hang_cost_their_own_samples_only(name: str, tmp_path: Path) -> None:
+def test_calls_that_hang_fail_only_their_samples(name: str, tmp_path: Path) -> None:
     labels = {3: "spin", 7: "sleep"}
     found = score_in_pool(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=0.5)
     assert values(found) == [Cause.HUNG if n in labels else float(n) for n in range(12)]
@@ -144,7 +144,7 @@ def test_calls_that_hang_cost_their_own_samples_only(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_rewards_that_end_their_process_cost_their_own_samples_only(name: str, tmp_path: Path) -> None:
+def test_rewards_that_exit_fail_only_their_samples(name: str, tmp_path: Path) -> None:
     ends = {
         3: ("exit", "ended with exit code 3"),
         6: ("kill", "was killed by SIGKILL"),

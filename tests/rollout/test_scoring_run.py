@@ -95,7 +95,7 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
         ("kill", "died", "its worker process was killed by SIGKILL while it scored the sample"),
     ],
 )
-def test_a_run_goes_on_without_the_samples_that_its_reward_hangs_on_lies_about_or_dies_of(
+def test_a_run_continues_without_the_samples_a_reward_failed(
     mischief: str, metric: str, reason: str, tokenizer: Any, tmp_path: Path
 ) -> None:
     labels = {3: mischief, 12: mischief}  # 8 of the 80 samples of the first rollout
@@ -115,7 +115,7 @@ def test_a_run_goes_on_without_the_samples_that_its_reward_hangs_on_lies_about_o
     assert (first.metrics.get("plugin/reward/bad/plain/restarts", 0) > 0) == (mischief != "nan")
 
 
-def test_a_reward_that_never_answers_ends_the_run_soon_and_says_why(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_reward_that_always_hangs_ends_the_run_quickly(tokenizer: Any, tmp_path: Path) -> None:
     labels = dict.fromkeys(range(2 * PROMPTS), "sleep")
     config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=0.2)
     with pytest.raises(ErrorBudgetError) as raised:
@@ -127,7 +127,7 @@ def test_a_reward_that_never_answers_ends_the_run_soon_and_says_why(tokenizer: A
     assert str(tmp_path / "logs" / "reward*.log") in text
 
 
-def test_several_rewards_each_have_workers_limits_and_metrics_of_their_own(tokenizer: Any, tmp_path: Path) -> None:
+def test_several_rewards_have_separate_workers_limits_and_metrics(tokenizer: Any, tmp_path: Path) -> None:
     terms = [
         RewardTerm(name="bad/plain", weight=2.0, options={"timeout_s": 0.3}),
         RewardTerm(name="best", weight=0.5),
@@ -146,7 +146,7 @@ def test_several_rewards_each_have_workers_limits_and_metrics_of_their_own(token
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"reward0-0.log", "reward1-0.log"}
 
 
-def test_two_uses_of_one_reward_are_told_apart(tokenizer: Any, tmp_path: Path) -> None:
+def test_two_uses_of_one_reward_are_distinguished(tokenizer: Any, tmp_path: Path) -> None:
     terms = [RewardTerm(name="bad/plain", options={"timeout_s": 0.3}), RewardTerm(name="bad/plain")]
     first, _ = run(configured(tmp_path, {3: "raise"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
     assert [first.metrics[f"plugin/reward/bad/plain[{place}]/failed"] for place in (0, 1)] == [4, 4]

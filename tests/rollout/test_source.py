@@ -43,7 +43,7 @@ def take(groups: list[Group] | None, count: int = 2) -> list[Group]:
     return CheckedSource(FaultySource(groups), "data source faulty", 2).take(count)
 
 
-def test_exactly_the_groups_asked_for_pass() -> None:
+def test_a_source_must_return_exactly_the_requested_groups() -> None:
     wanted = [group(7, 14, 15), group(8, 16, 17)]
     assert take(wanted) == wanted
 
