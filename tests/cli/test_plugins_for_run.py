@@ -122,7 +122,7 @@ def test_require_and_deny_of_the_run_apply(
 ) -> None:
     install_reward("math", "boxed")
     content = listed(capsys, run_file, "--plugins.require", "slime-reward-math>=9", code=1)
-    assert "slime-reward-math>=9, but 0.3.1 is installed" in content["problems"][0]
+    assert "slime-reward-math>=9 (0.3.1 is installed)" in content["problems"][0]
     content = listed(capsys, run_file, "--plugins.deny", "math", code=1)
     assert "[plugins] deny names it" in use(content, "reward")["problem"]
 

@@ -11,7 +11,7 @@ _WITH_TRACKERS = """
 import dataclasses, json, sys
 from slime.plugins import kinds
 slot = kinds.Slot(
-    "tracker", "components", "tracker", "tracker", list_key="tracker", help="where metrics go", default=("board",)
+    "tracker", "components", "tracker", list_key="tracker", help="where metrics go", default=("board",)
 )
 kinds.KINDS["tracker"] = dataclasses.replace(kinds.KINDS["reward"], name="tracker", slots=(slot,))
 kinds.SLOTS["tracker"] = slot

@@ -26,7 +26,7 @@ BROKEN = {
     "syntax error": ("def (:\n", "SyntaxError", "pip install -U slime-reward-bad"),
     "raises": ("raise RuntimeError('no licence')\n", "RuntimeError: no licence", "tell its authors"),
     "exits": ("import sys\nsys.exit(3)\n", "SystemExit: 3", "tell its authors"),
-    "no api": ("import slime.plugin\n", "does not say which plugin API", "tell its authors"),
+    "no api": ("import slime.plugin\n", "has slime_api = None", "tell its authors"),
     "newer api": ("slime_api = 3\n", "written for plugin API 3, this slime speaks 1", "pip install -U slime-rl"),
     "older api": (
         "slime_api = 0\n",
@@ -51,17 +51,17 @@ BROKEN = {
     ),
     "wrong argument": (
         HEAD + "@sp.hookimpl\ndef slime_step_finished(stp): pass\n",
-        "asks for `stp`, but this hook passes only step, metrics. Did you mean step?",
+        "has the parameter `stp`, but this hook passes only step, metrics. Did you mean step?",
         "",
     ),
     "argument where there is none": (
         HEAD + "@sp.hookimpl\ndef slime_register_rewards(config): return []\n",
-        "asks for `config`, but this hook passes no arguments",
+        "has the parameter `config`, but this hook passes no arguments",
         "",
     ),
     "keyword-only argument": (
         HEAD + "@sp.hookimpl\ndef slime_step_finished(*, step): pass\n",
-        "has the parameter `step`, expected plain parameters only",
+        "has the parameter `step`, expected plain parameters without defaults",
         "",
     ),
     "async hook": (

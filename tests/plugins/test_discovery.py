@@ -116,8 +116,8 @@ def test_the_error_for_a_component_of_an_unloaded_plugin_gives_the_reason(instal
 @pytest.mark.parametrize(
     ("requirement", "message"),
     [
-        ("slime-reward-math>=0.4", r"slime-reward-math>=0.4, but 0.3.1 is installed"),
-        ("slime-reward-maths", r"is not installed. Did you mean slime-reward-math\? Try: pip install"),
+        ("slime-reward-math>=0.4", r"require needs slime-reward-math>=0.4 \(0.3.1 is installed\). Try: pip install"),
+        ("slime-reward-maths", r"require needs slime-reward-maths \(not installed\). Try: pip install"),
     ],
 )
 def test_an_unmet_requirement_stops(install_reward: Any, requirement: str, message: str) -> None:

@@ -73,7 +73,7 @@ def test_observers_get_the_arguments_they_declare(install: Any) -> None:
 
 def test_an_argument_the_hook_does_not_pass_is_refused_even_with_a_default(install: Any) -> None:
     install("slime-watch", "1", {"watch": "watcher_mod"}, {"watcher_mod": WATCHER})
-    assert "asks for `extra`" in survey_plugins().failures[0].problem
+    assert "has the parameter `extra=None`" in survey_plugins().failures[0].problem
 
 
 def test_an_observer_that_raises_is_reported_once_and_counted(install: Any, caplog: pytest.LogCaptureFixture) -> None:

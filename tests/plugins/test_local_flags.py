@@ -89,7 +89,10 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
         ({"reward": {"reward": "exact_match", "group_rm": True}}, "--group-rm has no effect"),
         ({"reward": {"custom_rm_path": "P", "group_rm": True}}, "nothing that fits a reward of whole groups"),
         ({"rollout": {"buffer_filter_path": "P"}}, r"--buffer-filter-path \S+custom_rm.py: .* fits a buffer filter"),
-        ({"rollout": {"rollout_sample_filter_path": "no.py"}}, r"--rollout-sample-filter-path no.py: there is no file"),
+        (
+            {"rollout": {"rollout_sample_filter_path": "no.py"}},
+            r"--rollout-sample-filter-path no.py: .*no.py cannot be read: No such file",
+        ),
         ({"reward": {"custom_reward_post_process_path": "P"}}, "fits a reward post-processing"),
     ],
 )

@@ -167,9 +167,13 @@ def test_a_bad_function_is_refused_with_line_and_signatures(
 @pytest.mark.parametrize(
     ("reference", "error", "message"),
     [
-        ("{folder}/custom_rn.py", PluginNotFoundError, r"there is no file .*custom_rn.py. Did you mean custom_rm.py\?"),
-        ("{folder}/no/custom_rm.py", PluginNotFoundError, "there is no folder"),
-        ("{folder}/a_folder.py", PluginNotFoundError, "is a folder, expected a Python file"),
+        (
+            "{folder}/custom_rn.py",
+            PluginNotFoundError,
+            r"custom_rn.py cannot be read: No such file or directory. Did you mean custom_rm.py\?",
+        ),
+        ("{folder}/no/custom_rm.py", PluginNotFoundError, "no/custom_rm.py cannot be read: No such file"),
+        ("{folder}/a_folder.py", PluginNotFoundError, "a_folder.py cannot be read: Is a directory"),
         ("{folder}/custom_rm", ConfigError, r"expected FILE.py, FILE.py:NAME or package.module:NAME. Did you mean"),
         ("custom_rm", ConfigError, "expected FILE.py"),
         ("local:{folder}/custom_rm.py", ConfigError, "write it without `local:`"),

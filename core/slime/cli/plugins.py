@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from slime.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError, did_you_mean
+from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError, did_you_mean
 from slime.plugins.component import Component
 from slime.plugins.kinds import KINDS
 from slime.plugins.plugin_set import PluginSet, survey_plugins
@@ -25,7 +25,7 @@ usage: slime plugins [OPTIONS]                 list every installed plugin
        slime plugins check [ID...]             run the contract kit on installed components
        slime plugins new KIND NAME [--into DIR]  write a new plugin package, with tests
 
-KIND is {kinds}.
+KIND is one of {kinds}.
 
 options of the list:
   --kind KIND       only plugins with components of one kind, and broken ones
@@ -41,6 +41,8 @@ options of the list:
 show and check take --kind where components of two kinds have one name. check exits with 1 when a component breaks a
 rule.
 """
+#: kinds as people write them
+_KIND_NAMES = [name.replace("_", "-") for name in KINDS]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
             f" Commands: {', '.join(commands)}."
         )
     if {"-h", "--help"} & set(words):
-        print(_HELP.format(kinds=_listed([name.replace("_", "-") for name in KINDS])), end="")
+        print(_HELP.format(kinds=", ".join(_KIND_NAMES)), end="")
         return 0
     return commands[command](words)
 
@@ -84,9 +86,9 @@ def _kind(text: str) -> str:
     """A kind of component as people write it: `buffer-filter` or `buffer_filter`."""
     kind = text.replace("-", "_")
     if kind not in KINDS:
-        shown = [name.replace("_", "-") for name in KINDS]
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a kind of component; expected one of {', '.join(shown)}.{did_you_mean(text, shown)}"
+            f"{text!r} is not a kind of component; expected one of {', '.join(_KIND_NAMES)}."
+            f"{did_you_mean(text, _KIND_NAMES)}"
         )
     return kind
 
@@ -214,15 +216,15 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
         PluginConflictError: Several components of one kind have the name.
         PluginNotFoundError: Nothing has the name; the message offers the nearest one.
     """
+    from slime.compat.functions import find_function
+
+    if kind and is_reference(name):
+        return [find_function(kind, name)]
+    find = find_function if is_reference(name) else plugins.find
     found: list[Component] = []
     for candidate in (kind,) if kind else KINDS:
-        try:
-            found.append(_find(plugins, candidate, name))
-        except PluginConflictError:
-            raise
-        except PluginNotFoundError:
-            if kind and is_reference(name):
-                raise
+        with contextlib.suppress(PluginNotFoundError):
+            found.append(find(candidate, name))
     found += [one for one in plugins.components(kind) if one not in found and one.found.is_called(name)]
     if found:
         return found
@@ -238,21 +240,8 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
     raise PluginNotFoundError(f"no {what} is called {name!r}.{did_you_mean(name, known)} `slime plugins` lists them.")
 
 
-def _find(plugins: PluginSet, kind: str, name: str) -> Component:
-    """An installed component, or a function of the user's own."""
-    if not is_reference(name):
-        return plugins.find(kind, name)
-    from slime.compat.functions import find_function
-
-    return find_function(kind, name)
-
-
 @contextlib.contextmanager
 def _prints_to_stderr() -> Iterator[None]:
     """Send what plugins print to stderr: stdout holds the answer, which may be JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -12,10 +12,11 @@ from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import table
 from slime.config.values import describe
-from slime.plugins.component import LIMITED_KINDS, Component, Limits, unmet_requirements
+from slime.plugins.component import LIMITED_KINDS, Component, Limits
 from slime.plugins.find import FoundPlugin
 from slime.plugins.kinds import KINDS
 from slime.plugins.provenance import source_of
+from slime.plugins.requirements import unmet_requirements
 
 #: fields of specs that are shown with their values
 _FIELDS = ("ratio", "takes_kl", "scope", "deterministic", "isolation", "needs_engine")
@@ -60,7 +61,7 @@ def source_text(found: FoundPlugin) -> str:
 
 def _facts(component: Component) -> Iterator[str]:
     spec = component.spec
-    unmet = dict(unmet_requirements(component))
+    unmet = unmet_requirements(spec.requires)
     facts = {
         "package": [f"{component.found.package}, {source_text(component.found)}"],
         "class": [spec.factory, *_class_line(spec.factory)],

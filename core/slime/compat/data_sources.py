@@ -126,13 +126,21 @@ class LocalDataSource:
     def _group(self, family: list[Sample]) -> Group:
         number = self._next_group
         self._next_group += 1
-        distinct = _rollouts(Group(number, family))
+        distinct = _rollouts(family)
         templates = distinct + [distinct[-1]] * (self._copies - len(distinct))
         samples = []
         for template in templates:
-            indices = Sample(group_index=number, index=self._next_index)
+            sample = Sample(
+                group_index=number,
+                index=self._next_index,
+                prompt=deepcopy(template.prompt),
+                tokens=template.tokens[: template.prompt_length],
+                label=template.label,
+                metadata=deepcopy(template.metadata),
+                multimodal_inputs=template.multimodal_inputs,
+            )
             self._next_index += 1
-            samples.append(self._complete(_asked_again(template, indices), template))
+            samples.append(self._complete(sample, template))
         return Group(number, samples)
 
     def _complete(self, sample: Sample, template: Sample) -> Sample:
@@ -169,22 +177,9 @@ def made_source(local: LocalFunction, dataset: PromptDataset | None, context: Co
     return source
 
 
-def _asked_again(sample: Sample, indices: Sample) -> Sample:
-    """The prompt of `sample` as a pending sample with the indices of `indices`."""
-    return Sample(
-        group_index=indices.group_index,
-        index=indices.index,
-        prompt=deepcopy(sample.prompt),
-        tokens=sample.tokens[: sample.prompt_length],
-        label=sample.label,
-        metadata=deepcopy(sample.metadata),
-        multimodal_inputs=sample.multimodal_inputs,
-    )
-
-
-def _rollouts(group: Group) -> list[Sample]:
-    """One sample for each rollout of a group: several of one rollout are asked for once."""
+def _rollouts(family: list[Sample]) -> list[Sample]:
+    """One sample for each rollout of a prompt: the prompt is generated again once for each of them."""
     seen: dict[object, Sample] = {}
-    for position, sample in enumerate(group.samples):
+    for position, sample in enumerate(family):
         seen.setdefault(("new", position) if sample.index is None else sample.index, sample)
     return list(seen.values())

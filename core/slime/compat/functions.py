@@ -7,6 +7,7 @@ that it sends to all others.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,11 @@ from slime.compat.shapes import ROLES, Role, Shape, role_of_kind
 from slime.compat.signatures import Definition
 from slime.config import RunConfig
 from slime.config.eval_options import EvalSetOptions
-from slime.config.function_flags import BATCH_FUNCTIONS, rival_choice
+from slime.config.function_flags import rival_choice
 from slime.errors import PluginConflictError, PluginLoadError, PluginNotFoundError, SlimeError, did_you_mean
 from slime.plugin import NoOptions, Options, RewardSpec
 from slime.plugins.component import LocalComponent, found_locally
-from slime.plugins.kinds import SLOTS, Slot, kind_of
+from slime.plugins.kinds import BATCH_FUNCTIONS, SLOTS, Slot, kind_of
 from slime.plugins.reference import LocalFunction, Reference, is_reference
 
 
@@ -52,7 +53,7 @@ def find_function(kind: str, text: str, role: Role | None = None) -> LocalCompon
     function = LocalFunction(
         Reference(reference.file, reference.module, found.name),
         probed.path,
-        probed.sha256,
+        hashlib.sha256(probed.source).hexdigest(),
         probed.source if reference.file is not None else None,
     )
     spec = _spec(role, shape, found, function)

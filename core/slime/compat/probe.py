@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import hashlib
 import importlib
 import json
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slime.compat.signatures import Definition, definitions_in
-from slime.errors import PluginLoadError, PluginNotFoundError, did_you_mean
+from slime.errors import PluginLoadError, PluginNotFoundError, did_you_mean, one_line
 from slime.plugins.reference import Reference, run_file
 
 #: seconds an import may take
@@ -40,7 +39,6 @@ class ProbedFile:
     """What a file or module defines."""
 
     path: Path
-    sha256: str
     source: bytes = field(repr=False)
     definitions: tuple[Definition, ...]
 
@@ -66,15 +64,12 @@ def probe(reference: Reference) -> ProbedFile:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise PluginNotFoundError(f"{path} is a folder, expected a Python file")
-    if not path.exists():
-        folder = path.parent
-        near = [other.name for other in folder.glob("*.py")] if folder.is_dir() else []
-        what = f"there is no file {path}" if folder.is_dir() else f"there is no folder {folder}"
-        raise PluginNotFoundError(f"{what}.{did_you_mean(path.name, near)}")
-    if not os.access(path, os.R_OK):
-        raise PluginLoadError(f"{path} cannot be read: permission denied")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
+        kind = PluginLoadError if isinstance(error, PermissionError) else PluginNotFoundError
+        raise kind(f"{path} cannot be read: {error.strerror}.{near}") from None
 
 
 def _probed(reference: Reference) -> ProbedFile:
@@ -144,13 +139,12 @@ def _import(where: str) -> ProbedFile | PluginLoadError:
             module = importlib.import_module(where)
             path = Path(module.__file__ or "")
             source = path.read_bytes()
-        return ProbedFile(path, hashlib.sha256(source).hexdigest(), source, tuple(definitions_in(module)))
+        return ProbedFile(path, source, tuple(definitions_in(module)))
     except BaseException as error:  # noqa: BLE001 - the boundary around the user's file, sys.exit() included
         return _explained(error, where, by_path=by_path)
 
 
 def _explained(error: BaseException, where: str, *, by_path: bool) -> PluginLoadError:
-    text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return PluginLoadError(f"{error.filename or where}:{error.lineno or 1}: syntax error: {error.msg}")
     place = _places(error) or where
@@ -162,13 +156,13 @@ def _explained(error: BaseException, where: str, *, by_path: bool) -> PluginLoad
         return PluginLoadError(
             f"{place} needs {error.name}, which is not installed. Install the package that provides it"
         )
-    if isinstance(error, ImportError) and "relative import" in text:
+    if isinstance(error, ImportError) and "relative import" in str(error):
         return PluginLoadError(
             f"{place}: a relative import, in a file that is not part of a package. Write `from MODULE import ...` for a"
             " file beside it, or name the function as package.module:NAME"
         )
     verb = "ends the process when it is imported" if isinstance(error, SystemExit) else "cannot be loaded"
-    return PluginLoadError(f"{place} {verb}: {type(error).__name__}{f': {text}' if text else ''}")
+    return PluginLoadError(f"{place} {verb}: {one_line(error)}")
 
 
 def _places(error: BaseException) -> str:

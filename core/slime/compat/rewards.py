@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -40,30 +40,31 @@ class RequiredModelOptions(Options):
     model_path: str = Field(description="model_path of its constructor")
 
 
-class PlainReward:
-    """A reward that computes its answers."""
+class _Reward:
+    """Turns a function's answers into rewards."""
 
-    def __init__(self, answers: Callable[[Sequence[Sample]], object], reward_of: Callable[[object], Reward]) -> None:
+    def __init__(self, answers: Callable[[Sequence[Sample]], Any], reward_of: Callable[[object], Reward]) -> None:
         self._answers = answers
         self._reward_of = reward_of
+
+    def _rewards(self, answers: object, count: int) -> list[Reward]:
+        return [self._reward_of(answer) for answer in _as_many(answers, count)]
+
+
+class PlainReward(_Reward):
+    """A reward that computes its answers."""
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
-        return [self._reward_of(answer) for answer in _as_many(_plain(self._answers(samples)), len(samples))]
+        return self._rewards(_plain(self._answers(samples)), len(samples))
 
 
-class AsyncReward:
+class AsyncReward(_Reward):
     """A reward that waits for its answers."""
-
-    def __init__(
-        self, answers: Callable[[Sequence[Sample]], Awaitable[object]], reward_of: Callable[[object], Reward]
-    ) -> None:
-        self._answers = answers
-        self._reward_of = reward_of
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
-        return [self._reward_of(answer) for answer in _as_many(await self._answers(samples), len(samples))]
+        return self._rewards(await self._answers(samples), len(samples))
 
 
 def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:

@@ -10,12 +10,6 @@ from slime.config.run_config import RunConfig
 from slime.plugins.kinds import SLOTS, Slot
 from slime.plugins.reference import is_reference
 
-#: functions over a finished batch, which have no component, only a path: name -> section and field of the path
-BATCH_FUNCTIONS = {
-    "rollout_sample_filter": ("rollout", "rollout_sample_filter_path"),
-    "reward_post_process": ("reward", "custom_reward_post_process_path"),
-}
-
 
 def without_rivals(earlier: Settings, later: Settings) -> Settings:
     """`earlier` without the components that `later` replaces by a different kind of option.

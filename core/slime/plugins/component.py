@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +69,13 @@ class Component:
             raise PluginLoadError(
                 f"{self.title} cannot be imported: {one_line(error)}. {remedy_for(self.found, error)}"
             ) from error
-        made: Any = module
-        for part in class_name.split("."):
-            if not hasattr(made, part):
-                raise PluginLoadError(
-                    f"{self.title} names the class {self.spec.factory}, but {module_name} has no {part}."
-                    f"{did_you_mean(part, vars(made))} {remedy_for(self.found)}"
-                )
-            made = getattr(made, part)
-        return made
+        try:
+            return operator.attrgetter(class_name)(module)
+        except AttributeError as error:
+            raise PluginLoadError(
+                f"{self.title} names the class {self.spec.factory}, but {module_name} has no {error.name}."
+                f"{did_you_mean(str(error.name), dir(error.obj))} {remedy_for(self.found)}"
+            ) from None
 
     def build(self, options: Options, context: Context) -> Any:
         """The component's object.
@@ -188,76 +187,27 @@ def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[O
     Raises:
         ConfigError: Options are unknown, missing or invalid; the message names each of them.
     """
-    names = Limits.model_fields if component.kind in LIMITED_KINDS else {}
-    limits = {name: value for name, value in options.items() if name in names}
-    own = {name: value for name, value in options.items() if name not in names}
+    limits = Limits.model_fields if component.kind in LIMITED_KINDS else {}
+    made: list[Options] = []
     problems: list[str] = []
-    checked_limits = _checked(Limits, limits, component, problems)
-    checked_own = _checked(component.spec.options, own, component, problems)
-    if checked_limits is None or checked_own is None:
+    for model in (component.spec.options, Limits):
+        stated = {name: value for name, value in options.items() if (name in limits) == (model is Limits)}
+        try:
+            made.append(model.model_validate(stated))
+        except ValidationError as error:
+            known = [*component.spec.options.model_fields, *limits]
+            problems += [_problem(dict(entry), known) for entry in error.errors(include_url=False)]
+    if problems:
         raise ConfigError(f"options of {component.title}: {'; '.join(problems)}")
-    assert isinstance(checked_limits, Limits)
-    return checked_own, checked_limits
+    own, limited = made
+    assert isinstance(limited, Limits)
+    return own, limited
 
 
-def _checked(
-    model: type[Options], options: Mapping[str, Any], component: Component, problems: list[str]
-) -> Options | None:
-    try:
-        return model.model_validate(dict(options))
-    except ValidationError as error:
-        problems += [_problem(dict(entry), component) for entry in error.errors(include_url=False)]
-    return None
-
-
-def _problem(entry: dict[str, Any], component: Component) -> str:
+def _problem(entry: dict[str, Any], known: list[str]) -> str:
     name = ".".join(map(str, entry["loc"])) or "all"
     if entry["type"] == "extra_forbidden":
-        known = [
-            *component.spec.options.model_fields,
-            *(Limits.model_fields if component.kind in LIMITED_KINDS else ()),
-        ]
         return f"no option {name!r}.{did_you_mean(name, known)} Options: {', '.join(known) or 'none'}"
     if entry["type"] == "missing":
         return f"{name!r} is required"
     return f"{name!r} is {entry['input']!r}: {entry['msg']}"
-
-
-def check_requires(component: Component) -> None:
-    """Raise `PluginLoadError`, with the command to run, unless everything in `spec.requires` is installed."""
-    unmet = unmet_requirements(component)
-    if unmet:
-        needs = " and ".join(f"{requirement} ({state})" for requirement, state in unmet)
-        install = " ".join(f'"{requirement}"' for requirement, _ in unmet)
-        raise PluginLoadError(f"{component.title} needs {needs}. Try: pip install {install}")
-
-
-def unmet_requirements(component: Component) -> list[tuple[str, str]]:
-    """Unmet requirements, each with what is installed instead. Requirements of other platforms are skipped."""
-    return [(text, state) for text in component.spec.requires for state in [_state(text)] if state is not None]
-
-
-def malformed(requirements: Sequence[object]) -> str | None:
-    """The first entry that is not a PEP 508 requirement, and why; None if all are."""
-    # Parsing them costs more than everything else about a spec, and few specs have any.
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for text in requirements:
-        try:
-            Requirement(text if isinstance(text, str) else "")
-        except InvalidRequirement as error:
-            return f"{text!r}: {str(error).splitlines()[0]}"
-    return None
-
-
-def _state(text: str) -> str | None:
-    from packaging.requirements import Requirement
-
-    wanted = Requirement(text)
-    if wanted.marker is not None and not wanted.marker.evaluate():
-        return None
-    try:
-        version = importlib_metadata.version(wanted.name)
-    except importlib_metadata.PackageNotFoundError:
-        return "not installed"
-    return None if wanted.specifier.contains(version, prereleases=True) else f"{version} is installed"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import importlib_metadata
 
-from slime.errors import ConfigError, PluginLoadError, did_you_mean
+from slime.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from slime.config import PluginOptions
@@ -66,22 +66,11 @@ def find_plugins() -> list[FoundPlugin]:
 
     A distribution that is on the path twice counts once: the first is the one that imports.
     """
-    found: dict[tuple[str, str], FoundPlugin] = {}
-    first_of: dict[str, object] = {}
-    for distribution in importlib_metadata.distributions():
-        # Reading the text first is what keeps this fast: most distributions have no plugin.
-        text = distribution.read_text("entry_points.txt") or ""
-        if not re.search(rf"^\s*\[{GROUP}\]\s*$", text, re.MULTILINE):
-            continue
-        name = distribution.metadata["Name"] or "unknown"
-        version = distribution.metadata["Version"] or "unknown"
-        if first_of.setdefault(canonical(name), distribution) is not distribution:
-            continue
-        for entry in distribution.entry_points:
-            if entry.group == GROUP:
-                key = (canonical(name), entry.name)
-                found[key] = FoundPlugin(entry.name, entry.value, name, version, entry)
-    return sorted(found.values(), key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
+    found = []
+    for entry in importlib_metadata.entry_points(group=GROUP):
+        assert entry.dist is not None  # it is set by `entry_points`
+        found.append(FoundPlugin(entry.name, entry.value, entry.dist.name, entry.dist.version, entry))
+    return sorted(found, key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
 
 
 def canonical(name: str) -> str:
@@ -106,28 +95,6 @@ def choose_plugins(found: Sequence[FoundPlugin], options: PluginOptions) -> dict
             logger.warning("[plugins] deny names %r, which is not installed.%s", name, _near(name, found))
     reasons = ((plugin, _why_not(plugin, options)) for plugin in found)
     return {plugin: reason for plugin, reason in reasons if reason is not None}
-
-
-def check_requirements(found: Iterable[FoundPlugin], require: Sequence[str]) -> None:
-    """Raise `PluginLoadError` unless every requirement is met by the distribution of an installed plugin."""
-    if not require:  # importing `packaging` would take time for nothing
-        return
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    versions = {canonical(plugin.distribution): plugin.version for plugin in found}
-    for text in require:
-        try:
-            wanted = Requirement(text)
-        except InvalidRequirement as error:
-            raise ConfigError(
-                f'[plugins] require has {text!r}, expected e.g. "slime-reward-x>=0.3,<0.4": {error}'
-            ) from None
-        version = versions.get(canonical(wanted.name))
-        if version is None:
-            near = did_you_mean(canonical(wanted.name), versions)
-            raise PluginLoadError(f'[plugins] require: {text} is not installed.{near} Try: pip install "{text}"')
-        if not wanted.specifier.contains(version, prereleases=True):
-            raise PluginLoadError(f'[plugins] require: {text}, but {version} is installed. Try: pip install "{text}"')
 
 
 def _why_not(plugin: FoundPlugin, options: PluginOptions) -> str | None:

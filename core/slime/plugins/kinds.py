@@ -27,6 +27,11 @@ from slime.plugin import (
 )
 
 
+def _title(name: str) -> str:
+    """A slot or a kind as messages call it."""
+    return {"datasource": "data source"}.get(name, name.replace("_", " "))
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A role in a run that a component of some kind fills.
@@ -40,9 +45,7 @@ class Slot:
     section: str
     #: field with the name of the component
     key: str
-    #: as messages call it
-    title: str
-    #: field with several components, in order, for slots that more than one may fill: choices with `name` and `options`
+    #: field with several components, in order, if more than one may fill the slot: choices with `name` and `options`
     list_key: str | None = None
     #: field that names a function or class of the user's own instead
     path_key: str | None = None
@@ -51,8 +54,13 @@ class Slot:
     default: tuple[str, ...] = ()
 
     @property
+    def title(self) -> str:
+        """As messages call it."""
+        return _title(self.name)
+
+    @property
     def repeated(self) -> bool:
-        """Whether it takes any number of components: `Slot(NAME, "components", NAME, TITLE, list_key=NAME)`."""
+        """Whether it takes any number of components: `Slot(NAME, "components", NAME, list_key=NAME)`."""
         return self.key == self.list_key
 
     @property
@@ -67,7 +75,7 @@ class Slot:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What may stand before the dot in flags of the component's options: `estimator`, `advantage-estimator`."""
+        """What may precede the dot in flags of the component's options: `estimator`, `advantage-estimator`."""
         return tuple(dict.fromkeys(name.replace("_", "-") for name in (self.name, self.key)))
 
 
@@ -76,15 +84,18 @@ class Kind:
     """One kind of component."""
 
     name: str
-    #: as people call it
-    title: str
     spec: type[ComponentSpec]
     #: what the built object must be; its methods are required
     protocol: type
     #: where a run uses components of this kind
     slots: tuple[Slot, ...]
-    #: whether the kernel calls it once a sample, under a deadline and an error budget that a run may set
+    #: whether the kernel calls it once per sample, under a deadline and an error budget that a run may set
     limited: bool = False
+
+    @property
+    def title(self) -> str:
+        """As messages call it."""
+        return _title(self.name)
 
     @property
     def hook(self) -> str:
@@ -102,77 +113,43 @@ class Kind:
         return f"slime-{self.name.replace('_', '-')}-*"
 
 
+_ESTIMATOR = Slot("estimator", "algorithm", "advantage_estimator")
+_REWARD = Slot("reward", "reward", "reward", list_key="terms", path_key="custom_rm_path")
+_DATA_SOURCE = Slot("datasource", "data", "data_source", path_key="data_source_path")
+_FILTERS = (
+    Slot("sampling_filter", "rollout", "sampling_filter", path_key="dynamic_sampling_filter_path"),
+    Slot("buffer_filter", "rollout", "buffer_filter", path_key="buffer_filter_path"),
+)
+_GENERATOR = Slot("generator", "rollout", "generator", path_key="custom_generate_function_path")
+_TRACKER = Slot(
+    "tracker",
+    "components",
+    "tracker",
+    list_key="tracker",
+    help="where the run's numbers go besides metrics.jsonl, one or several",
+    default=("tensorboard",),
+)
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(
-            "estimator",
-            "estimator",
-            EstimatorSpec,
-            Estimator,
-            (Slot("estimator", "algorithm", "advantage_estimator", "estimator"),),
-        ),
-        Kind(
-            "reward",
-            "reward",
-            RewardSpec,
-            RewardModel,
-            (Slot("reward", "reward", "reward", "reward", list_key="terms", path_key="custom_rm_path"),),
-            limited=True,
-        ),
-        Kind(
-            "datasource",
-            "data source",
-            DataSourceSpec,
-            DataSource,
-            (Slot("datasource", "data", "data_source", "data source", path_key="data_source_path"),),
-        ),
-        Kind(
-            "buffer_filter",
-            "buffer filter",
-            BufferFilterSpec,
-            BufferFilter,
-            (
-                Slot(
-                    "sampling_filter",
-                    "rollout",
-                    "sampling_filter",
-                    "sampling filter",
-                    path_key="dynamic_sampling_filter_path",
-                ),
-                Slot("buffer_filter", "rollout", "buffer_filter", "buffer filter", path_key="buffer_filter_path"),
-            ),
-        ),
-        Kind(
-            "generator",
-            "generator",
-            GeneratorSpec,
-            Generator,
-            (Slot("generator", "rollout", "generator", "generator", path_key="custom_generate_function_path"),),
-            limited=True,
-        ),
-        Kind(
-            "tracker",
-            "tracker",
-            TrackerSpec,
-            Tracker,
-            (
-                Slot(
-                    "tracker",
-                    "components",
-                    "tracker",
-                    "tracker",
-                    list_key="tracker",
-                    help="where the run's numbers go besides metrics.jsonl, one or several; none: nowhere",
-                    default=("tensorboard",),
-                ),
-            ),
-        ),
+        Kind("estimator", EstimatorSpec, Estimator, (_ESTIMATOR,)),
+        Kind("reward", RewardSpec, RewardModel, (_REWARD,), limited=True),
+        Kind("datasource", DataSourceSpec, DataSource, (_DATA_SOURCE,)),
+        Kind("buffer_filter", BufferFilterSpec, BufferFilter, _FILTERS),
+        Kind("generator", GeneratorSpec, Generator, (_GENERATOR,), limited=True),
+        Kind("tracker", TrackerSpec, Tracker, (_TRACKER,)),
     )
 }
 
 #: every slot by name
 SLOTS: dict[str, Slot] = {slot.name: slot for kind in KINDS.values() for slot in kind.slots}
+
+#: functions over a finished batch, which have no component, only a path: name -> section and field of the path
+BATCH_FUNCTIONS = {
+    "rollout_sample_filter": ("rollout", "rollout_sample_filter_path"),
+    "reward_post_process": ("reward", "custom_reward_post_process_path"),
+}
 
 
 def kind_of(slot: str) -> Kind:

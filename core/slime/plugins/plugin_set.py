@@ -21,13 +21,14 @@ from slime.errors import (
     one_line,
 )
 from slime.plugin import Context
-from slime.plugins.component import Component, LocalComponent, check_requires, checked_options
-from slime.plugins.find import FoundPlugin, check_requirements, choose_plugins, find_plugins
+from slime.plugins.component import Component, LocalComponent, checked_options
+from slime.plugins.find import FoundPlugin, choose_plugins, find_plugins
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers, hook_of
 from slime.plugins.provenance import check_saved, digest_of, provenance_of
 from slime.plugins.reference import is_reference
+from slime.plugins.requirements import check_installed
 from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
 from slime.plugins.validate import check_factory
 
@@ -167,7 +168,7 @@ class PluginSet:
         `ConfigError` for wrong options and for a need that the run does not meet.
         """
         resolved = self.look_up(use)
-        check_requires(resolved.component)
+        check_installed(resolved.component.spec.requires, resolved.component.title)
         check_factory(resolved.component)
         check_needs(resolved.component, config)
         return resolved
@@ -246,7 +247,10 @@ def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalCo
     found = find_plugins()
     skipped: dict[FoundPlugin, str] = {}
     if options is not None:
-        check_requirements(found, options.require)
+        try:
+            check_installed(options.require, "[plugins] require")
+        except ValueError as error:
+            raise ConfigError(f'[plugins] require has {error}; expected e.g. "slime-reward-x>=0.3,<0.4"') from None
         skipped = choose_plugins(found, options)
     manager = pluggy.PluginManager("slime")
     manager.add_hookspecs(hookspecs)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime.errors import ConfigError, PluginLoadError
+from slime.errors import ConfigError, PluginLoadError, one_line
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[A-Za-z_]\w*))?", re.DOTALL)
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
@@ -96,10 +96,7 @@ class LocalFunction:
         except PluginLoadError:
             raise
         except (Exception, SystemExit) as error:  # the boundary around the user's file
-            text = " ".join(str(error).split())
-            raise PluginLoadError(
-                f"{self.path} cannot be loaded: {type(error).__name__}{f': {text}' if text else ''}"
-            ) from error
+            raise PluginLoadError(f"{self.path} cannot be loaded: {one_line(error)}") from error
         if not callable(made):
             raise PluginLoadError(f"{self.path}: {self.reference.name} is {made!r} here, expected what was found there")
         return made

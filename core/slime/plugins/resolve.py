@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime.errors import ConfigError
 from slime.plugin import Context, EstimatorSpec, Options
 from slime.plugins.component import Component, Limits
-from slime.plugins.kinds import KINDS, Kind, Slot
+from slime.plugins.kinds import BATCH_FUNCTIONS, KINDS, Kind, Slot
 from slime.plugins.reference import is_reference
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def components_used(config: RunConfig) -> list[Use]:
         for kind, choice in (("reward", one.reward), ("generator", one.generator))
         if choice is not None
     ]
-    functions = {
-        "rollout_sample_filter": config.rollout.rollout_sample_filter_path,
-        "reward_post_process": config.reward.custom_reward_post_process_path,
-    }
-    # One that could not be found is still as the user wrote it, and has been reported already.
-    return uses + [Use(role, role, path) for role, path in functions.items() if path is not None and is_reference(path)]
+    for name, (section, key) in BATCH_FUNCTIONS.items():
+        path = getattr(getattr(config, section), key)
+        # One that could not be found is still as the user wrote it, and has been reported already.
+        if path is not None and is_reference(path):
+            uses.append(Use(name, name, path))
+    return uses
 
 
 def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:

@@ -11,20 +11,23 @@ from collections.abc import Iterator
 from importlib.util import decode_source, find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pluggy
 
 from slime.errors import PluginLoadError, did_you_mean, one_line
 from slime.plugin import API_VERSION, EstimatorSpec, Options, RewardSpec
-from slime.plugins.component import LIMITED_KINDS, Component, Limits, malformed, remedy_for
+from slime.plugins.component import LIMITED_KINDS, Component, Limits, remedy_for
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.observers import hook_of
+from slime.plugins.requirements import parse_requirement
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
 ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
 
+#: types of a spec's fields, in words
+_WORDS = {str: "text", bool: "True or False"}
 _PLUGIN_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _COMPONENT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -46,17 +49,15 @@ def check_plugin_name(found: FoundPlugin) -> None:
 
 def check_api(stated: object, found: FoundPlugin) -> int:
     """The plugin was written for an API this slime speaks; returns that."""
-    speaks = " and ".join(map(str, ACCEPTED_APIS))
-    if stated is None:
-        raise Defect(
-            f"{found.entry} does not say which plugin API it was written for; expected `slime_api = {API_VERSION}`"
-        )
     if type(stated) is not int:
-        raise Defect(f"{found.entry} has slime_api = {stated!r}, expected a whole number like {API_VERSION}")
+        raise Defect(
+            f"{found.entry} has slime_api = {stated!r}, expected a whole number: the plugin API it was written for"
+            f" (`slime_api = {API_VERSION}`)"
+        )
     if stated not in ACCEPTED_APIS:
         newer = stated > API_VERSION
         raise Defect(
-            f"written for plugin API {stated}, this slime speaks {speaks}",
+            f"written for plugin API {stated}, this slime speaks {' and '.join(map(str, ACCEPTED_APIS))}",
             f"Try: pip install -U {OWN_DISTRIBUTION if newer else found.distribution}",
         )
     return stated
@@ -88,16 +89,14 @@ def check_hooks(module: ModuleType, manager: pluggy.PluginManager) -> None:
 
 def _check_parameters(name: str, function: Any, passed: tuple[str, ...]) -> None:
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise Defect(f"{name}() has the parameter `{parameter}`, expected plain parameters only")
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
+            raise Defect(f"{name}() has the parameter `{parameter}`, expected plain parameters without defaults")
         if parameter.name not in passed:
             passes = f"only {', '.join(passed)}" if passed else "no arguments"
             raise Defect(
-                f"{name}() asks for `{parameter.name}`, but this hook passes {passes}."
+                f"{name}() has the parameter `{parameter.name}`, but this hook passes {passes}."
                 f"{did_you_mean(parameter.name, passed)}"
             )
-        if parameter.default is not inspect.Parameter.empty:
-            raise Defect(f"{name}() has the parameter `{parameter}`, expected it without a default")
 
 
 def collect_components(found: FoundPlugin, manager: pluggy.PluginManager) -> tuple[Component, ...]:
@@ -145,33 +144,32 @@ def check_spec(spec: object, kind: Kind) -> None:
             f"Rename it; a run states --{kind.name}.{reserved[0].replace('_', '-')} for slime itself.",
         )
     expected: dict[str, tuple[bool, str]] = {
-        "summary": (isinstance(spec.summary, str), "text"),
-        "docs": (isinstance(spec.docs, str), "text"),
-        "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements"),
+        "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements")
     }
+    for field, hint in get_type_hints(kind.spec).items():
+        if get_origin(hint) is Literal:
+            expected[field] = getattr(spec, field) in get_args(hint), " or ".join(map(repr, get_args(hint)))
+        elif hint in _WORDS:
+            expected[field] = isinstance(getattr(spec, field), hint), _WORDS[hint]
     if isinstance(spec, EstimatorSpec):
         bounds = spec.clip_range
         pair = isinstance(bounds, tuple) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)
-        expected |= {
-            "ratio": (spec.ratio in ("token", "sequence"), "'token' or 'sequence'"),
-            "takes_kl": (isinstance(spec.takes_kl, bool), "True or False"),
-            "clip_range": (pair, "two numbers of at least 0"),
-        }
+        expected["clip_range"] = pair, "two numbers of at least 0"
         known = {"group", "critic", "reference"}
         unknown = sorted(map(str, {spec.needs} if isinstance(spec.needs, str) else set(spec.needs) - known))
         if unknown:
             raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
     if isinstance(spec, RewardSpec):
         positive = _is_number(spec.timeout_s) and spec.timeout_s > 0
-        expected |= {
-            "scope": (spec.scope in ("sample", "group"), "'sample' or 'group'"),
-            "timeout_s": (positive, "a positive number of seconds"),
-        }
+        expected["timeout_s"] = positive, "a positive number of seconds"
     for field, (fits, what) in expected.items():
         if not fits:
             raise Defect(f"{title} has {field} {getattr(spec, field)!r}, expected {what}")
-    if spec.requires and (wrong := malformed(spec.requires)):
-        raise Defect(f'{title} requires {wrong}; expected e.g. "sympy>=1.12"')
+    for text in spec.requires:
+        try:
+            parse_requirement(text)
+        except ValueError as error:
+            raise Defect(f'{title} requires {error}; expected e.g. "sympy>=1.12"') from None
 
 
 def _is_number(value: object) -> bool:
