@@ -12,13 +12,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Self
 
+from slime.errors import SandboxError
 from slime.kit.sandbox.inside.main import ANSWER
+from slime.kit.sandbox.limits import Isolation, Limits, Outcome
+from slime.kit.sandbox.scratch import scratch_folder
 
-#: seconds that ending a program may take, on a busy machine
-_END_S = 30.0
+#: seconds that starting a program may take in addition to its own time, and that ending it may take, on a busy machine
+_SPARE_S = 30.0
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _READ = 1 << 16
 # Only the modules it needs: the packages' own __init__ would load far more than the program itself.
 _LAUNCH = """
@@ -44,19 +51,49 @@ class Launcher:
         self._ours.close()
         self._theirs.close()
 
-    def run(self, request: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any] | None, str]:
-        """Run the program and wait until all of its processes have ended.
-
-        Args:
-            request: What `slime.kit.sandbox.inside.main` reads.
-            timeout_s: Seconds until there must be an answer.
-
-        Returns:
-            The answer, or None and the output of the process that ended without one.
+    def run(
+        self,
+        argv: Sequence[str],
+        isolation: Isolation,
+        limits: Limits,
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] = NO_FILES,
+        readable: Sequence[str] = (),
+    ) -> Outcome:
+        """Run the program and wait until all of its processes have ended; for the arguments see `run_program`.
 
         Raises:
-            TimeoutError: If there is no answer in time.
+            SandboxError: If it cannot be isolated or started, or there is no answer in time.
         """
+        with scratch_folder() as scratch:
+            request = {
+                "argv": list(argv),
+                "stdin": stdin,
+                "files": dict(files),
+                "limits": asdict(limits),
+                "readable": list(readable),
+                "scratch": scratch,
+                "level": isolation.value,
+            }
+            try:
+                output, mark, packed = self._ask(marshal.dumps(request), limits.wall_s + _SPARE_S)
+            except TimeoutError:
+                raise SandboxError(
+                    f"{argv[0]}: no answer {_SPARE_S:g} s after its time of {limits.wall_s:g} s was over"
+                ) from None
+        if not mark:
+            written = output.decode(errors="replace").strip()[-500:] or "it wrote nothing"
+            raise SandboxError(f"the process that watches {argv[0]} ended without an answer: {written}")
+        answer = marshal.loads(packed)
+        if "refused" in answer:
+            raise SandboxError(f"{argv[0]} cannot be started with isolation {isolation.value!r}: {answer['refused']}")
+        if "lost" in answer:  # process 1 was killed: by the kernel, for lack of memory
+            return Outcome("memory", None, b"", b"", 0.0, 0.0, 0.0, isolation)
+        return Outcome(**answer, isolation=isolation)
+
+    def _ask(self, request: bytes, timeout_s: float) -> tuple[bytes, bytes, bytes]:
+        """Output that is no answer, the mark before the answer, and the answer. Raises `TimeoutError`."""
         argv = [sys.executable, "-I", "-S", "-B", "-c", _LAUNCH, str(Path(__file__).parents[1])]
         theirs = self._theirs.fileno()
         process = subprocess.Popen(
@@ -64,15 +101,14 @@ class Launcher:
         )
         self._theirs.close()
         try:
-            before, mark, answer = self._exchange(marshal.dumps(request), timeout_s).partition(b"\n" + ANSWER)
+            return self._exchange(request, timeout_s).partition(b"\n" + ANSWER)
         finally:
             self._ours.close()
             try:
-                process.wait(_END_S)
+                process.wait(_SPARE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        return marshal.loads(answer) if mark else None, before.decode(errors="replace").strip()
 
     def _exchange(self, request: bytes, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 
+from slime.errors import SandboxError
 from slime.kit.sandbox.inside.landlock import landlock_version
 from slime.kit.sandbox.launcher import Launcher
 from slime.kit.sandbox.limits import Isolation, Limits
-from slime.kit.sandbox.scratch import scratch_folder
-
-_TRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +40,9 @@ def machine_isolation() -> Machine:
 
 def _try(isolation: Isolation) -> str | None:
     """Why `isolation` does not work here; None if it does."""
-    with scratch_folder() as scratch:
-        request = {
-            "argv": ["/bin/true"],
-            "stdin": b"",
-            "files": {},
-            "limits": asdict(Limits()),
-            "readable": [],
-            "scratch": scratch,
-            "level": isolation.value,
-        }
-        try:
-            with Launcher() as launcher:
-                answer, output = launcher.run(request, _TRY_S)
-        except TimeoutError:
-            return f"no answer within {_TRY_S:g} s"
-    if answer is None:
-        return output[-300:] or "no answer"
-    return None if answer.get("kind") == "ok" else str(answer.get("refused") or answer)
+    try:
+        with Launcher() as launcher:
+            outcome = launcher.run(["/bin/true"], isolation, Limits())
+    except SandboxError as error:
+        return str(error)
+    return None if outcome.kind == "ok" else f"/bin/true ended with {outcome}"

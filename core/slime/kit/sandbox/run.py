@@ -7,18 +7,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from slime.errors import SandboxError
-from slime.kit.sandbox.launcher import Launcher
+from slime.kit.sandbox.launcher import NO_FILES, Launcher
 from slime.kit.sandbox.limits import Isolation, Limits, Outcome
 from slime.kit.sandbox.machine import machine_isolation
-from slime.kit.sandbox.scratch import scratch_folder
 
-#: seconds that starting and ending may take in addition to the program's own time, on a busy machine
-_SPARE_S = 30.0
-_NO_FILES: Mapping[str, bytes] = {}
 #: one thread waits for each program of `run_program`
 _THREADS = ThreadPoolExecutor(256, thread_name_prefix="slime-sandbox")
 
@@ -27,7 +23,7 @@ async def run_program(
     argv: Sequence[str],
     *,
     stdin: bytes = b"",
-    files: Mapping[str, bytes] = _NO_FILES,
+    files: Mapping[str, bytes] = NO_FILES,
     limits: Limits | None = None,
     readable: Sequence[str | Path] = (),
     require: Isolation = Isolation.LIMITS,
@@ -51,9 +47,18 @@ async def run_program(
         SandboxError: If the machine does not permit the required isolation, or the program cannot be started.
     """
     with Launcher() as launcher:
-        running = asyncio.get_running_loop().run_in_executor(
-            _THREADS, _run, launcher, argv, stdin, files, limits or Limits(), readable, require, isolation
+        work = partial(
+            run_program_sync,
+            argv,
+            stdin=stdin,
+            files=files,
+            limits=limits,
+            readable=readable,
+            require=require,
+            isolation=isolation,
+            launcher=launcher,
         )
+        running = asyncio.get_running_loop().run_in_executor(_THREADS, work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -66,27 +71,14 @@ def run_program_sync(
     argv: Sequence[str],
     *,
     stdin: bytes = b"",
-    files: Mapping[str, bytes] = _NO_FILES,
+    files: Mapping[str, bytes] = NO_FILES,
     limits: Limits | None = None,
     readable: Sequence[str | Path] = (),
     require: Isolation = Isolation.LIMITS,
     isolation: Isolation | None = None,
+    launcher: Launcher | None = None,
 ) -> Outcome:
-    """`run_program` for code without an event loop."""
-    with Launcher() as launcher:
-        return _run(launcher, argv, stdin, files, limits or Limits(), readable, require, isolation)
-
-
-def _run(
-    launcher: Launcher,
-    argv: Sequence[str],
-    stdin: bytes,
-    files: Mapping[str, bytes],
-    limits: Limits,
-    readable: Sequence[str | Path],
-    require: Isolation,
-    isolation: Isolation | None,
-) -> Outcome:
+    """`run_program` for code without an event loop. Another thread can end the program with `launcher.abandon()`."""
     machine = machine_isolation()
     level = machine.isolation if isolation is None else isolation
     if level.rank < require.rank:
@@ -97,34 +89,9 @@ def _run(
     for name in files:
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise ValueError(f"file {name!r} is outside the program's working folder")
-    with scratch_folder() as scratch:
-        request = {
-            "argv": list(argv),
-            "stdin": stdin,
-            "files": dict(files),
-            "limits": asdict(limits),
-            "readable": [*_python_folders(), *map(str, readable)],
-            "scratch": scratch,
-            "level": level.value,
-        }
-        try:
-            answer, output = launcher.run(request, limits.wall_s + _SPARE_S)
-        except TimeoutError:
-            raise SandboxError(
-                f"{argv[0]}: no answer {_SPARE_S:g} s after its time of {limits.wall_s:g} s was over"
-            ) from None
-    if answer is None:
-        raise SandboxError(
-            f"the process that watches {argv[0]} ended without an answer: {output[-500:] or 'it wrote nothing'}"
-        )
-    if "refused" in answer:
-        raise SandboxError(
-            f"{argv[0]} cannot be started with isolation {level.value!r}: {answer['refused']}. The program must be"
-            " given by its absolute path, and be readable by an unprivileged user."
-        )
-    if "lost" in answer:  # process 1 was killed: by the kernel, for lack of memory
-        return Outcome("memory", None, b"", b"", 0.0, 0.0, 0.0, level)
-    return Outcome(**answer, isolation=level)
+    visible = [*_python_folders(), *map(str, readable)]
+    with launcher or Launcher() as started:
+        return started.run(argv, level, limits or Limits(), stdin=stdin, files=files, readable=visible)
 
 
 def python_argv(*arguments: str) -> list[str]:

@@ -79,15 +79,15 @@ def make_read_only(target: str) -> None:
     Raises `OSError`, in particular on kernels before 5.12.
     """
     attributes = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
-    done = _LIBC.syscall(
-        ctypes.c_long(_MOUNT_SETATTR),
-        ctypes.c_int(_AT_FDCWD),
+    checked_call(
+        f"mount_setattr {target}",
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
         target.encode(),
-        ctypes.c_uint(_AT_RECURSIVE),
+        _AT_RECURSIVE,
         attributes,
-        ctypes.c_size_t(ctypes.sizeof(attributes)),
+        ctypes.sizeof(attributes),
     )
-    _checked(done, f"mount_setattr {target}")
 
 
 def change_root(folder: str) -> None:
@@ -96,6 +96,6 @@ def change_root(folder: str) -> None:
     number = _PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise OSError(f"pivot_root has no known number on {platform.machine()}")
-    _checked(_LIBC.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
+    checked_call("pivot_root", number, b".", b".")
     _checked(_LIBC.umount2(b".", ctypes.c_int(_MNT_DETACH)), "umount of the old root")
     os.chdir("/")

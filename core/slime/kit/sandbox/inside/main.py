@@ -88,7 +88,8 @@ def _run(
         os.close(descriptor)
     if failure := os.read(started[0], 4096):
         os.waitpid(program, 0)
-        return {"refused": failure.decode(errors="replace")}
+        hint = "The program must be given by its absolute path, and be readable by an unprivileged user."
+        return {"refused": f"{failure.decode(errors='replace')}. {hint}"}
     return Watch(program, out[0], err[0], request["limits"], alone).run(_LIFELINE)
 
 
