@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import BinaryIO, NamedTuple
 
-#: bytes of content, kind, number of the call, seconds the call took
+#: bytes of content, kind, number of the call, seconds that the call took
 _HEADER = struct.Struct("<QBQd")
 
 
@@ -29,40 +29,32 @@ class Kind(IntEnum):
 OVERLAP = b"overlap"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message."""
 
     kind: Kind
-    call: int
-    content: bytes
-    seconds: float
+    call: int = 0
+    content: bytes = b""
+    seconds: float = 0.0
+
+    def pack(self) -> bytes:
+        """Encode it."""
+        return _HEADER.pack(len(self.content), self.kind, self.call, self.seconds) + self.content
 
 
-def frame(kind: Kind, call: int = 0, content: bytes = b"", seconds: float = 0.0) -> bytes:
-    """Encode a message."""
-    return _HEADER.pack(len(content), kind, call, seconds) + content
+def read_message(stream: BinaryIO) -> Message | None:
+    """Wait for the next message; None at the end of the stream."""
+    header = stream.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    size, kind, call, seconds = _HEADER.unpack(header)
+    return Message(Kind(kind), call, stream.read(size), seconds)
 
 
-class FrameReader:
-    """Decodes messages from a stream of bytes."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Add bytes; yields the messages that are now complete."""
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        try:
-            while len(buffer) - start >= _HEADER.size:
-                length, kind, call, seconds = _HEADER.unpack_from(buffer, start)
-                end = start + _HEADER.size + length
-                if len(buffer) < end:
-                    break
-                message = Message(Kind(kind), call, bytes(buffer[start + _HEADER.size : end]), seconds)
-                start = end
-                yield message
-        finally:
-            del buffer[:start]
+async def receive_message(reader: asyncio.StreamReader) -> Message | None:
+    """`read_message` for an event loop."""
+    try:
+        size, kind, call, seconds = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        return Message(Kind(kind), call, await reader.readexactly(size), seconds)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -21,7 +21,6 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,6 @@ SLOW_FACTOR = 20.0
 SLOW_S = 0.5
 #: seconds added to the deadline, because the start of a call is not known exactly
 GRACE_S = 0.25
-#: a worker is replaced after this many time-outs: what the calls left behind may slow it down
-WORN_OUT = 8
 #: workers in a row that ended without one answer before the pool gives up
 BAD_STARTS = 3
 
@@ -130,7 +127,6 @@ class WorkerPool:
         """
         if self._monitor is None:
             self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._buriers = ThreadPoolExecutor(self._most, thread_name_prefix="slime-worker-end")
             self._monitor = asyncio.create_task(self._watch())
             self._monitor.add_done_callback(self._over)
             self._fill()
@@ -169,7 +165,6 @@ class WorkerPool:
                 await asyncio.wait(self._tasks)
         finally:
             self._server.stop()
-            self._buriers.shutdown(wait=False)
 
     def _log_path(self, suffix: str) -> Path | None:
         return None if self._log_stem is None else self._log_stem.with_name(f"{self._log_stem.name}{suffix}.log")
@@ -177,20 +172,17 @@ class WorkerPool:
     # --- distributing calls ----------------------------------------------------------------------
 
     def _distribute(self) -> None:
-        idle = [w for w in self._workers.values() if w.solo and w.ready and not (w.ending or w.calls)]
-        for solo in idle:
-            if self._suspects:
-                solo.send(self._suspects.popleft())
-            else:
-                solo.leave()
-        while self._queue and (worker := self._roomiest()) is not None:
+        while self._suspects and (worker := self._emptiest()) is not None and not worker.calls:
+            worker.send(self._suspects.popleft())
+        while self._queue and (worker := self._emptiest()) is not None:
             call = self._queue.popleft()
             if not call.future.done():
                 worker.send(call)
 
-    def _roomiest(self) -> Worker | None:
-        open_workers = [w for w in self._workers.values() if w.ready and _accepts_calls(w) and not w.solo]
-        worker = min(open_workers, key=lambda w: len(w.calls), default=None)
+    def _emptiest(self) -> Worker | None:
+        """The worker with the fewest calls of those that can take one."""
+        free = [w for w in self._workers.values() if w.ready and w.accepts_calls and not w.tries_suspect]
+        worker = min(free, key=lambda w: len(w.calls), default=None)
         if worker is None:
             return None
         short = self._typical_s is not None and self._typical_s < SHORT_S
@@ -216,7 +208,7 @@ class WorkerPool:
                 call.future.set_exception(CallRaisedError(message.content.decode()))
             else:
                 call.future.set_exception(self._timed_out())
-        if not worker.calls and not worker.ending and not worker.solo and not _accepts_calls(worker):
+        if not worker.calls and not worker.ending and not worker.accepts_calls:
             worker.leave()
         self._distribute()
 
@@ -232,16 +224,12 @@ class WorkerPool:
 
     def _fill(self) -> None:
         """Start workers until enough of them accept calls."""
-        normal = sum(_accepts_calls(worker) and not worker.solo for worker in self._workers.values())
-        solo = sum(worker.solo and not worker.ending for worker in self._workers.values())
-        wanted = [False] * (self._size + (self.restarts > 0) - normal)
-        wanted += [True] * (min(self._size, len(self._suspects)) - solo)
-        for is_solo in wanted:
-            if self._closing or self._broken is not None or len(self._workers) >= self._most:
-                return
-            self._add_worker(solo=is_solo)
+        missing = self._size + (self.restarts > 0) - sum(worker.accepts_calls for worker in self._workers.values())
+        for _ in range(min(missing, self._most - len(self._workers))):
+            if not self._closing and self._broken is None:
+                self._add_worker()
 
-    def _add_worker(self, *, solo: bool) -> None:
+    def _add_worker(self) -> None:
         number = next(n for n in itertools.count() if n not in self._workers)
         if self._server.pid is None or self._server.poll() is not None:
             self._server.stop()
@@ -253,7 +241,6 @@ class WorkerPool:
             self._log_path(f"-{number}"),
             on_answer=self._on_answer,
             on_ready=self._on_ready,
-            solo=solo,
         )
         self._workers[number] = worker
         self._spawn(self._live(number, worker))
@@ -261,19 +248,18 @@ class WorkerPool:
     async def _live(self, number: int, worker: Worker) -> None:
         """Run a worker, and handle its calls when it ends."""
         process = f"{self._title}, worker {number}"
-        how = await worker.run(self._buriers)
+        how = await worker.run()
         del self._workers[number]
         calls, culprit = list(worker.calls.values()), worker.culprit()
         worker.calls = {}
         if self._closing:
             return
-        if not worker.solo or calls:
-            self.restarts += 1
-            logger.info("%s %s; log: %s", process, how, worker.log_path)
+        self.restarts += 1
+        logger.info("%s %s; log: %s", process, how, worker.log_path)
         for call in reversed(calls):
             if not call.future.done():
                 self._settle(call, worker, culprit, how)
-        if worker.answers == 0 and not calls and not (worker.solo and worker.ready):
+        if worker.answers == 0 and not calls:
             self._count_bad_start(worker, how)
         self._fill()
         self._distribute()
@@ -335,7 +321,7 @@ class WorkerPool:
         """Kill an overdue worker; send no more calls to a slow one."""
         silent_s = worker.silent_s()
         if worker.exited():
-            worker.forget()
+            worker.end()
         elif not worker.ready:
             if silent_s > self._startup_timeout_s:
                 if worker.pid is None:  # the imports hang
@@ -373,8 +359,3 @@ class WorkerPool:
             broken = SlimeError(f"the worker pool of {self._title} failed: {one_line(error)}; see logs/rollout.log")
             broken.__cause__ = error
             self._give_up(broken)
-
-
-def _accepts_calls(worker: Worker) -> bool:
-    """Whether the worker gets more calls."""
-    return not (worker.slow or worker.ending or worker.timeouts >= WORN_OUT)
