@@ -29,7 +29,7 @@ class Conversation:
     The next request always consists of the tokens of the last one, its answer, and the tokens of the new messages.
     """
 
-    __slots__ = ("_answers", "_last_answer", "_prompt", "log_probs", "loss_mask", "messages", "template", "tokens")
+    __slots__ = ("_last_answer", "_prompt", "answers", "log_probs", "loss_mask", "messages", "template", "tokens")
 
     def __init__(
         self, template: ChatTemplate, tokens: Sequence[int], *, prompt: str | list[dict[str, Any]] | None = None
@@ -50,8 +50,9 @@ class Conversation:
         self.log_probs: list[float] = []
         #: answers and messages after the prompt, as text
         self.messages: list[dict[str, Any]] = []
+        #: what the engine reported of the answers
+        self.answers = Answers()
         self._prompt = prompt
-        self._answers = Answers()
         #: start and end of the last answer in the response
         self._last_answer = (0, 0)
 
@@ -68,7 +69,7 @@ class Conversation:
     @property
     def finish_reason(self) -> str | None:
         """How the last answer ended, as the engine reports it; None before the first."""
-        return self._answers.finish_reason
+        return self.answers.finish_reason
 
     @property
     def last_answer(self) -> list[int]:
@@ -82,15 +83,26 @@ class Conversation:
         Returns:
             Its text for parsers, with all special tokens except the one that ends the answer.
         """
-        start = len(self.loss_mask)
-        self.tokens.extend(answer.tokens)
-        self.loss_mask.extend([1] * len(answer.tokens))
-        self.log_probs.extend(answer.log_probs)
-        self._last_answer = (start, len(self.loss_mask))
-        self._answers.add(answer)
+        self.answers.add(answer)
         text = self.template.text(answer.tokens)
-        self.messages.append({"role": "assistant", "content": text})
+        self.append(answer.tokens, answer.log_probs, text)
         return text
+
+    def append(self, tokens: Sequence[int], log_probs: Sequence[float], text: str, *, train: bool = True) -> None:
+        """Append an answer that `answers` includes already.
+
+        Args:
+            tokens: Token ids [A] of the answer.
+            log_probs: [A] the engine's log-probs.
+            text: Its text, as `generated` returns it.
+            train: Whether it is trained on.
+        """
+        start = len(self.loss_mask)
+        self.tokens.extend(tokens)
+        self.loss_mask.extend([int(train)] * len(tokens))
+        self.log_probs.extend(log_probs if train else [0.0] * len(tokens))
+        self._last_answer = (start, len(self.loss_mask))
+        self.messages.append({"role": "assistant", "content": text})
 
     def continuation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens that `add(messages)` would append, to see whether they fit."""
@@ -129,7 +141,7 @@ class Conversation:
         if not train_past:
             other.log_probs = [0.0] * len(self.loss_mask)
         other.messages = list(self.messages)
-        other._answers = self._answers.fork()
+        other.answers = self.answers.fork()
         return other
 
     def to_sample(self, like: Sample) -> Sample:
@@ -160,7 +172,7 @@ class Conversation:
             metadata={**like.metadata, "messages": self.messages[:num_messages]},
             metrics=dict(like.metrics),
         )
-        self._answers.fork().fill(sample)
+        self.answers.fork().fill(sample)
         return sample
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from slime.kit.chat import Answers, ChatTemplate
+from slime.kit.chat import Answers, ChatTemplate, Conversation
 from slime.types import Sample, Status
 
 #: equal for messages that mean the same
@@ -154,35 +154,17 @@ def _is_unchanged(sent: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
 
 def _sample(path: Sequence[Node], trained: set[Node], like: Sample, template: ChatTemplate) -> Sample:
     root, leaf = path[0], path[-1]
-    response: list[int] = []
-    mask: list[int] = []
-    log_probs: list[float] = []
-    messages: list[dict[str, Any]] = []
-    for node in path:
-        if node is not root:
-            messages += node.messages
-        messages.append({"role": "assistant", "content": node.text})
-        answered = (node.tokens, None if node in trained else node.log_probs)
-        for tokens, written in [answered] if node is root else [(node.new_tokens, None), answered]:
-            response += tokens
-            mask += [0 if written is None else 1] * len(tokens)
-            log_probs += [0.0] * len(tokens) if written is None else written
     prompt: str | list[dict[str, Any]] = like.prompt
     if root.new_tokens != like.tokens:
         # The data set's messages rendered differently, for example with tools: the text shows the difference.
         prompt = template.text(root.new_tokens) if root.messages == like.prompt else root.messages
-    sample = replace(
-        like,
-        prompt=prompt,
-        tokens=root.new_tokens + response,
-        response_length=len(response),
-        response=template.plain_text(leaf.tokens),
-        loss_mask=mask,
-        rollout_log_probs=log_probs,
-        metadata={**like.metadata, "messages": messages},
-        metrics={},
-    )
-    leaf.reports.fork().fill(sample)
+    talk = Conversation(template, root.new_tokens, prompt=prompt)
+    for node in path:
+        if node is not root:
+            talk.add(node.messages, node.new_tokens)
+        talk.append(node.tokens, node.log_probs, node.text, train=node not in trained)
+    talk.answers = leaf.reports
+    sample = talk.to_sample(replace(like, metrics={}))
     if leaf.cut and sample.status is Status.COMPLETED:
         sample.status = Status.TRUNCATED
     return sample
