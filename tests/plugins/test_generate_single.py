@@ -173,7 +173,7 @@ def test_a_custom_mask_may_only_remove_tokens(tmp_path: Path) -> None:
     [done] = generate(tmp_path, source, Scripted("look;", "it is 42;"))
     assert done.loss_mask == [0] * 12 + [1] * 9
     source = DOCUMENTED.replace("build_loss_mask(sample)", "[1] * 21")
-    with pytest.raises(PluginContractError, match="7 tokens in it that the policy did not write"):
+    with pytest.raises(PluginContractError, match="is 1 on 7 tokens that the policy did not generate"):
         generate(tmp_path, source, Scripted("look;", "it is 42;"))
 
 

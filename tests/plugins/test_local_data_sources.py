@@ -196,10 +196,10 @@ def test_the_state_of_the_class_is_saved_and_a_missing_one_is_reported(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("None", "gave a NoneType from get_samples"),
-        ("[]", r"gave nothing for get_samples\(1\)"),
-        ("['text']", "gave a str in the list of get_samples"),
-        ("[[]]", "gave an empty list in the list"),
+        ("None", "returned a NoneType from get_samples"),
+        ("[]", r"returned nothing from get_samples\(1\)"),
+        ("['text']", "returned a str in the list of get_samples"),
+        ("[[]]", "returned an empty list in the list"),
     ],
 )
 def test_results_that_are_not_samples_are_named(tmp_path: Path, answer: str, message: str) -> None:

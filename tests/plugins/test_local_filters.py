@@ -49,7 +49,7 @@ def test_a_filter_with_a_rollout_id_works_on_groups(tmp_path: Path) -> None:
 
 def test_copies_of_samples_are_refused(tmp_path: Path) -> None:
     source = "def buffer_filter(buffer): return [s.from_dict(s.to_dict()) for s in buffer]"
-    with pytest.raises(PluginContractError, match="not in the buffer, expected some of what it was shown"):
+    with pytest.raises(PluginContractError, match="not in the buffer, expected objects of the buffer"):
         select(tmp_path, source, groups([0.0]), 1)
 
 

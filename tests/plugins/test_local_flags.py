@@ -87,13 +87,13 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
             "--buffer-filter-path P and --buffer-filter x",
         ),
         ({"reward": {"reward": "exact_match", "group_rm": True}}, "--group-rm has no effect"),
-        ({"reward": {"custom_rm_path": "P", "group_rm": True}}, "nothing that fits a reward of whole groups"),
-        ({"rollout": {"buffer_filter_path": "P"}}, r"--buffer-filter-path \S+custom_rm.py: .* fits a buffer filter"),
+        ({"reward": {"custom_rm_path": "P", "group_rm": True}}, "nothing that can be a reward of whole groups"),
+        ({"rollout": {"buffer_filter_path": "P"}}, r"--buffer-filter-path \S+custom_rm.py: .* can be a buffer filter"),
         (
             {"rollout": {"rollout_sample_filter_path": "no.py"}},
             r"--rollout-sample-filter-path no.py: .*no.py cannot be read: No such file",
         ),
-        ({"reward": {"custom_reward_post_process_path": "P"}}, "fits a reward post-processing"),
+        ({"reward": {"custom_reward_post_process_path": "P"}}, "can be a reward post-processing"),
     ],
 )
 def test_an_unusable_path_is_reported_once(path: Path, options: dict[str, Any], message: str) -> None:

@@ -103,7 +103,7 @@ def test_the_documented_function_works_and_its_text_is_tokenized(
     assert (done.response, done.reward, done.status) == ("found: 42", 1.0, Status.COMPLETED)
     assert done.tokens == Letters().encode("abfound: 42", add_special_tokens=False)
     assert (done.response_length, done.rollout_log_probs) == (9, None)
-    assert "returns texts without tokens" in caplog.text
+    assert "returns text without tokens" in caplog.text
 
 
 def test_the_conversation_so_far_is_the_prompt_of_the_last_answer(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_texts_are_refused_if_the_run_needs_engine_log_probs(tmp_path: Path, alg
 
 def test_a_sample_without_any_reward_is_refused(tmp_path: Path) -> None:
     source = "async def generate(args, sample):\n    sample.response = 'x'\n    return sample"
-    with pytest.raises(PluginContractError, match="without a reward, and the run has no other"):
+    with pytest.raises(PluginContractError, match="without a reward, and the run has no reward component"):
         generate(tmp_path, source, pending())
     [done] = generate(tmp_path, source, pending(), reward={"reward": "exact_match"})
     assert done.reward is None

@@ -33,7 +33,7 @@ REFUSED = [
         "",
         "import json",
         PluginNotFoundError,
-        "nothing that fits a reward. Got nothing public. Expected, best called reward_func",
+        "nothing that can be a reward. Got nothing public. Expected, preferably called reward_func",
     ),
     (
         "reward",
@@ -47,7 +47,7 @@ REFUSED = [
         "",
         "def reward_func(args, answer): ...",
         PluginLoadError,
-        r"rm.py:2: got reward_func\(args, answer\), .* called sample. Expected, .* \(args, sample, .*\) -> float",
+        r"rm.py:2: got reward_func\(args, answer\), .* called sample. Expected .* \(args, sample, .*\) -> float",
     ),
     (
         "reward",
@@ -106,7 +106,7 @@ REFUSED = [
         "",
         "import os\nprint('now', flush=True)\nos._exit(7)",
         PluginLoadError,
-        r"rm.py ended the process that imported it with exit status 7, after: now",
+        r"rm.py ended the process that imported it, with exit status 7; its last output was: now",
     ),
     ("reward", "", "import raises", PluginLoadError, r"rm.py:2 \(at \S+raises.py:2\) cannot be loaded: KeyError: 'x'"),
     (
@@ -121,7 +121,7 @@ REFUSED = [
         "",
         "from . import helpers\ndef f(sample): ...",
         PluginLoadError,
-        "rm.py:2: a relative import, in a file that is not part of a package",
+        "rm.py:2: a relative import in a file that is not part of a package",
     ),
     ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it must be an `async def`"),
     (

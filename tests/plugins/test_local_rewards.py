@@ -146,7 +146,10 @@ def test_the_other_numbers_of_a_dictionary_are_parts(tmp_path: Path) -> None:
         ("def reward_func(args, sample): return '1'", r"returned '1' \(str\), expected a number"),
         ("def score_all(args, samples): return [1]", "returned 1 rewards for 2 samples"),
         ("def score_all(args, samples): return 1", "expected a list with one reward for each sample"),
-        ("async def _go(): ...\ndef reward_func(args, sample): return _go()", "returned an awaitable from a plain def"),
+        (
+            "async def _go(): ...\ndef reward_func(args, sample): return _go()",
+            "returned an awaitable, and the function is a plain",
+        ),
     ],
 )
 def test_results_that_are_not_rewards_are_named(tmp_path: Path, source: str, message: str) -> None:

@@ -19,11 +19,12 @@ _FORMAT = 1
 
 
 class LocalDataSource:
-    """Makes whole groups of the prompts that a class hands out.
+    """Makes groups of the prompts that a class provides.
 
-    Its `get_samples(n)` returns n prompts: samples, one for each, or lists of the samples of a prompt. Samples that
-    stand alone but share a `group_index` share a prompt.  slime numbers groups and samples, fills every group up to
-    --n-samples-per-prompt, and tokenises prompts that have no tokens. A sample that has been generated is asked again.
+    The class's `get_samples(n)` returns n prompts: one sample per prompt, or one list of samples per prompt. Samples
+    outside lists that have the same `group_index` belong to one prompt. slime numbers groups and samples, repeats
+    prompts to make --n-samples-per-prompt of each, and tokenizes prompts without tokens. A sample that has a response
+    already is generated again.
     """
 
     def __init__(self, local: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -40,10 +41,10 @@ class LocalDataSource:
         self._in_lists = False
 
     def take(self, n: int) -> list[Group]:
-        """The class's next `n` prompts; it is asked again while it gave too few.
+        """The class's next `n` prompts; `get_samples` is called until there are enough.
 
         Raises:
-            PluginContractError: It gave nothing, or something else than samples.
+            PluginContractError: It returned nothing, or something other than samples.
         """
         groups: list[Group] = []
         while len(groups) < n:
@@ -51,14 +52,14 @@ class LocalDataSource:
             given = self._source.get_samples(missing)
             families = list(self._families(given))
             if not families:
-                raise PluginContractError(f"gave nothing for get_samples({missing})")
+                raise PluginContractError(f"returned nothing from get_samples({missing})")
             groups += [self._group(family) for family in families]
         return groups
 
     def generated(self, groups: Sequence[Group]) -> None:
         """Pass what was generated for a batch to the class's own `add_samples`, if it has one.
 
-        It gets samples, or lists of the samples of each prompt if that is how it hands out prompts.
+        It receives samples, or one list of samples per prompt if `get_samples` returned lists.
         """
         own = getattr(type(self._source), "add_samples", None)
         if own in (None, RolloutDataSource.add_samples, RolloutDataSourceWithBuffer.add_samples):
@@ -69,11 +70,11 @@ class LocalDataSource:
             self._source.add_samples([sample for group in groups for sample in group.samples])
 
     def metrics(self) -> dict[str, float]:
-        """`data/...`: how far it is in the dataset, and what was left out of it."""
+        """`data/...`: the position in the dataset, and how many rows were left out."""
         return {} if self._dataset is None else self._dataset.metrics()
 
     def close(self) -> None:
-        """End what reads ahead, and close the files."""
+        """Stop reading ahead, and close the files."""
         if self._dataset is not None:
             self._dataset.close()
 
@@ -109,7 +110,7 @@ class LocalDataSource:
     def _families(self, given: object) -> Iterable[list[Sample]]:
         """The samples of each prompt, in the order in which prompts first appear."""
         if not isinstance(given, list | tuple):
-            raise PluginContractError(f"gave a {type(given).__name__} from get_samples, expected a list of Samples")
+            raise PluginContractError(f"returned a {type(given).__name__} from get_samples, expected a list of Samples")
         families: dict[object, list[Sample]] = {}
         for position, item in enumerate(given):
             self._in_lists = isinstance(item, list | tuple)
@@ -117,7 +118,7 @@ class LocalDataSource:
             if not samples or not all(isinstance(sample, Sample) for sample in samples):
                 kind = "an empty list" if item == [] else f"a {type(item).__name__}"
                 raise PluginContractError(
-                    f"gave {kind} in the list of get_samples, expected Samples or lists of the Samples of a prompt"
+                    f"returned {kind} in the list of get_samples, expected Samples or one list of Samples per prompt"
                 )
             alone = self._in_lists or samples[0].group_index is None
             families.setdefault(("new", position) if alone else samples[0].group_index, []).extend(samples)
@@ -144,11 +145,11 @@ class LocalDataSource:
         return Group(number, samples)
 
     def _complete(self, sample: Sample, template: Sample) -> Sample:
-        """Fill in the label of the sample's row, if it has none, and the tokens of its prompt."""
+        """Fill in the label and metadata of the prompt's row, if the sample has none, and the prompt's tokens."""
         row = self._dataset.row_of(template.prompt) if self._dataset is not None else None
         if row is not None and sample.label is None and not sample.metadata:
             sample.label, sample.metadata = row.label, deepcopy(row.metadata)
-        # A list of messages may have been added to since it was drawn; a text is as it was.
+        # The class may have changed a list of messages since it was read; a string cannot change.
         if not sample.tokens and row is not None and row.tokens is not None and isinstance(row.prompt, str):
             sample.tokens = list(row.tokens)
         if not sample.tokens:
@@ -168,7 +169,7 @@ def dataset_of(context: Context) -> PromptDataset | None:
 
 
 def made_source(local: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:
-    """An object of the class. One whose constructor does not ask for them gets `dataset` and `args` afterwards."""
+    """An object of the class, with the attributes `dataset` and `args` even if its constructor does not take them."""
     given = {"dataset": dataset, "args": args_of(context)}
     source = ByName.load(local)(**given)
     for name, value in given.items():

@@ -13,11 +13,11 @@ from slime.plugins.reference import LocalFunction
 
 
 class LocalBufferFilter:
-    """A function over groups, each a list of samples, or over samples, whatever group they are of.
+    """A function that selects groups (lists of samples), or samples of any groups.
 
-    One that asks for `rollout_id`, which is None, gets groups, and `num_samples` counts groups. Any other gets samples,
-    and `num_samples` counts samples: enough for as many groups as are wanted. A group is then kept if the function
-    returns one of its samples. What it does not return stays in the buffer.
+    If it has a parameter `rollout_id` (always None), it is called with groups, and `num_samples` is a number of groups.
+    Otherwise it is called with samples, `num_samples` is the number of samples in as many groups as are wanted, and a
+    group is kept if the function returns one of its samples. Whatever it does not return stays in the buffer.
     """
 
     def __init__(self, local: LocalFunction | ByName, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -25,7 +25,7 @@ class LocalBufferFilter:
         self._args = args_of(context)
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """The groups that the function returned, or whose samples it returned, in its order."""
+        """Keep the groups that the function returned, or whose samples it returned, in its order."""
         over_groups = "rollout_id" in self._function.names
         shown: list[Any] = [list(group.samples) for group in buffer]
         count = want
@@ -55,7 +55,7 @@ class SamplingFilter:
         self._args = args_of(context)
 
     def select(self, buffer: Sequence[Group], want: int) -> Selection:
-        """Groups in their order up to `want`; those that the function refuses are dropped with its reason."""
+        """Keep up to `want` groups in their order; groups that the function refuses are dropped with its reason."""
         selection = Selection([])
         for index, group in enumerate(buffer):
             if len(selection.keep) == want:
@@ -83,11 +83,11 @@ def batch_function(
     options: NoOptions,  # noqa: ARG001 - the factory contract
     context: Context,
 ) -> Callable[[list[Any]], object]:
-    """A function over a finished batch, to be called with its samples or its groups; the caller checks the answer.
+    """A function over a finished batch, to be called with its samples or its groups; the caller checks the result.
 
-    The function of `--rollout-sample-filter-path` asks for `groups`, the samples of each group. That of
-    `--custom-reward-post-process-path` asks for `samples` and returns (raw rewards, rewards): raw rewards go to the
-    metrics, rewards to the estimator.
+    The function of `--rollout-sample-filter-path` has the parameter `groups`: a list of samples per group. That of
+    `--custom-reward-post-process-path` has the parameter `samples` and returns (raw rewards, rewards): raw rewards go
+    to the metrics, rewards to the estimator.
     """
     function, args = ByName.load(local), args_of(context)
     return lambda batch: function(args=args, samples=batch, groups=batch)
@@ -102,8 +102,8 @@ def _indices(kept: Sequence[Any], buffer: Sequence[Group]) -> list[int]:
         for sample in samples:
             if not isinstance(sample, Sample) or id(sample) not in index_of:
                 raise PluginContractError(
-                    f"returned a {type(sample).__name__} that is not in the buffer, expected some of what it was shown"
-                    " (the same objects, no copies)"
+                    f"returned a {type(sample).__name__} that is not in the buffer, expected objects of the buffer,"
+                    " not copies"
                 )
             indices[index_of[id(sample)]] = None
     return list(indices)

@@ -1,8 +1,7 @@
-"""Flags and names that mean a function of the user's own, turned into components.
+"""Turns functions given by path into components.
 
-`--custom-rm-path custom_rm.py` becomes the reward `/path/to/custom_rm.py:reward_func`, and so on: from there on it is a
-component like any other. Each file is probed once, by the process that the user started; the components are plain data
-that it sends to all others.
+`--custom-rm-path custom_rm.py` becomes the reward `/path/to/custom_rm.py:reward_func`, a component like any other. Each
+file is probed once, by the process that the user started; the components are plain data, which it sends to the others.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from slime.plugins.reference import LocalFunction, Reference, is_reference
 
 
 def find_function(kind: str, text: str, role: Role | None = None) -> LocalComponent:
-    """The component that a reference means where one of `kind` is wanted. Its file is probed, not run in this process.
+    """The function that a reference names, as a component. Its file is probed, not run in this process.
 
     Args:
         kind: Kind of component, or the name of a function over a finished batch.
         text: `FILE.py`, `FILE.py:NAME` or `package.module:NAME`.
-        role: What exactly it is wanted for, if that is known.
+        role: What it is used for, if that is known more exactly than by its kind.
 
     Raises:
         ConfigError: The text is not a reference.
         PluginNotFoundError: There is no such file, module or name.
-        PluginLoadError: It cannot be imported, or its parameters fit no shape.
-        PluginConflictError: Several functions could be meant.
+        PluginLoadError: It cannot be imported, or does not fit any call shape.
+        PluginConflictError: The reference has no name, and several functions fit.
     """
     role = role or role_of_kind(kind)
     reference = Reference.parse(text)
@@ -47,8 +46,8 @@ def find_function(kind: str, text: str, role: Role | None = None) -> LocalCompon
     shape = role.shape_of(found)
     if shape is None:
         raise PluginLoadError(
-            f"{found.file}:{found.line}: got {found}, which does not fit a {role.title}: {role.why_not(found)}."
-            f" Expected, parameters by name, {role.expected}"
+            f"{found.file}:{found.line}: got {found}, which cannot be a {role.title}: {role.why_not(found)}."
+            f" Expected (parameters are passed by name): {role.expected}"
         )
     function = LocalFunction(
         Reference(reference.file, reference.module, found.name),
@@ -70,29 +69,29 @@ def _named(name: str, probed: ProbedFile) -> Definition:
 
 
 def _guessed(role: Role, probed: ProbedFile) -> Definition:
-    """What is meant without a name: what has a usual name, else the only public definition that fits."""
+    """The definition for a reference without a name: the one with a conventional name, else the only one that fits."""
     for names in role.usual:
         if usual := [found for found in probed.definitions if found.name in names]:
             return _only(usual, probed)
     own = [found for found in probed.definitions if found.own and found.name[0] != "_"]
     fitting = [found for found in own if role.shape_of(found) is not None]
-    # A class that another one refines is not meant itself.
-    refined = {name for found in fitting for name in found.ancestors}
-    if fitting := [found for found in fitting if found.name not in refined]:
+    # A base class of another candidate is not a candidate.
+    bases = {name for found in fitting for name in found.ancestors}
+    if fitting := [found for found in fitting if found.name not in bases]:
         return _only(fitting, probed)
     has = "; ".join(f"line {found.line}: {found} ({role.why_not(found)})" for found in own) or "nothing public"
     usual_names = [name for names in role.usual for name in names]
-    called = f", best called {usual_names[0]}" if usual_names else ""
+    called = f", preferably called {usual_names[0]}" if usual_names else ""
     raise PluginNotFoundError(
-        f"{probed.path} has nothing that fits a {role.title}. Got {has}. Expected{called}, parameters by name,"
-        f" {role.expected}"
+        f"{probed.path} has nothing that can be a {role.title}. Got {has}. Expected{called} (parameters are"
+        f" passed by name): {role.expected}"
     )
 
 
 def _only(candidates: list[Definition], probed: ProbedFile) -> Definition:
     if len(candidates) > 1:
         choices = " or ".join(f"{probed.path.name}:{found.name} (line {found.line})" for found in candidates)
-        raise PluginConflictError(f"{probed.path} has several that could be meant: write {choices}")
+        raise PluginConflictError(f"{probed.path} has several candidates: write {choices}")
     return candidates[0]
 
 
@@ -105,7 +104,7 @@ def _spec(role: Role, shape: Shape, found: Definition, function: LocalFunction) 
     if found.is_class:
         required = found.signature is not None and "model_path" in found.signature.required
         options = RequiredModelOptions if required else ModelOptions
-    # Nothing is known about whether it is deterministic, so nothing is promised.
+    # It may not be deterministic.
     scope = "sample" if "sample" in shape.core else "group"
     return RewardSpec(options=options, scope=scope, deterministic=False, **common)  # type: ignore[arg-type]  # a dict of mixed values
 
@@ -115,20 +114,20 @@ def _spec(role: Role, shape: Shape, found: Definition, function: LocalFunction) 
 
 @dataclass
 class PlacedFunctions:
-    """A configuration whose functions are named as components."""
+    """A configuration that names functions as components."""
 
     config: RunConfig
     #: the components, for `slime.plugins.load_plugins`
     components: list[LocalComponent] = field(default_factory=list)
-    #: what is wrong with references that the configuration states, each with its flag
+    #: what is wrong with the configuration's references, each with its flag
     problems: list[str] = field(default_factory=list)
 
     def has_failed(self, name: str) -> bool:
-        """Whether a name is a reference that could not be resolved; `problems` has the reason."""
+        """Whether a name is a reference that was not found; `problems` has the reason."""
         return is_reference(name) and all(name != one.id for one in self.components)
 
     def find(self, kind: str, text: str, flag: str, role: Role | None = None) -> LocalComponent | None:
-        """The component that a reference means; None if it cannot be resolved, with the reason added to `problems`."""
+        """The component that a reference names; None if it was not found, with the reason added to `problems`."""
         try:
             component = find_function(kind, text, role)
         except SlimeError as error:
@@ -140,9 +139,9 @@ class PlacedFunctions:
 
 
 def place_functions(config: RunConfig) -> PlacedFunctions:
-    """Name every function that the configuration gives by path as a component, with its absolute path and its name.
+    """Replace every function given by path by the name of its component: its absolute path and its name.
 
-    What cannot be found is left unchanged. Idempotent.
+    References that are not found are left unchanged. Calling it again changes nothing.
     """
     placed = PlacedFunctions(config)
     for slot in SLOTS.values():
@@ -183,7 +182,7 @@ def _place_slot(placed: PlacedFunctions, slot: Slot) -> None:
 
 
 def _place_own_filter(placed: PlacedFunctions, source: str) -> None:
-    """Make the `buffer_filter` of a data source class the run's, unless the run has another."""
+    """Use the `buffer_filter` method of a data source class, unless the run has another buffer filter."""
     rollout = placed.config.rollout
     if rollout.buffer_filter is not None or rollout.buffer_filter_path is not None:
         return
@@ -207,7 +206,7 @@ def _placed_set(placed: PlacedFunctions, one: EvalSetOptions) -> EvalSetOptions:
 
 
 def _placed_choice(placed: PlacedFunctions, kind: str, choice: Any, where: str) -> Any:
-    """One of several components, or the one of an evaluation set."""
+    """The choice of a component in a list, or by an evaluation set, with its function placed."""
     if not is_reference(choice.name):
         return choice
     found = placed.find(kind, choice.name, where)

@@ -17,21 +17,21 @@ from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits, answ
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 from slime.plugins.reference import LocalFunction
 
-#: of a sample that comes back pending, by its `finish_reason`
+#: `finish_reason` -> status of a sample that the function left pending
 _STATUS = {"length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
 class LocalGenerator:
-    """A function over one sample or `[sample]`, whose answer is completed where it has only text.
+    """Calls a function with one sample, or with `[sample]`, and adds the tokens if it returns only text.
 
-    A function may ask by name for `sample` or `samples`, `args`, `sampling_params` (a dictionary with the engine's
-    names), `sampling` (the same as `slime.plugin.SamplingParams`), `evaluation`, `policy`
+    The function may have parameters called `sample` or `samples`, `args`, `sampling_params` (a dictionary with the
+    engine's names), `sampling` (the same as `slime.plugin.SamplingParams`), `evaluation`, `policy`
     (`slime.plugin.PolicyClient`) and `tokenizer`.
 
-    A sample that comes back with tokens is passed on as it is. One that comes back without gets those that
-    `slime.kit.sessions.generate_single` recorded, in one sample for each conversation. If the function did not ask in
-    that way, its text is tokenised: the tokens trained on may then differ from those that were sampled, and there are
-    no log-probs of the engine. A run that needs those refuses such a sample.
+    A returned sample with tokens is passed on unchanged. One without tokens gets those that
+    `slime.kit.sessions.generate_single` recorded, as one sample per conversation. If the function did not call
+    `generate_single`, its text is tokenized: the tokens trained on may then differ from those that were sampled, and
+    there are no log-probs of the engine. A run that needs log-probs refuses such a sample.
     """
 
     def __init__(self, local: LocalFunction, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -49,9 +49,9 @@ class LocalGenerator:
         self._warned = False
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """What the function returns for the sample, with tokens."""
+        """The samples that the function returns, with tokens."""
         prompt, prompt_tokens = sample.prompt, list(sample.tokens)
-        # Siblings share the prompt, and functions like to append to a conversation.
+        # Samples of a group share the prompt, and a function may append to the conversation.
         sample.prompt = deepcopy(prompt)
         inline = Inline(lambda: self._session(str(sample.index), policy, sampling))
         try:
@@ -78,16 +78,16 @@ class LocalGenerator:
             produced = _with_recorded(produced, inline.session, prompt, prompt_tokens)
             for one in produced:
                 self._finish(one, prompt, prompt_tokens)
-        # Whatever else it is, the kernel's own check names it.
+        # Anything else is reported by the kernel's check.
         return produced
 
     def _session(self, key: str, policy: PolicyClient, sampling: SamplingParams) -> Session:
-        """Raises `ValueError` for a tokenizer without chat template."""
+        """A session for `generate_single`. Raises `ValueError` for a tokenizer without chat template."""
         return Session(key, policy, sampling, self._chat, self._tokenizer, limits=self._limits, parser=None)
 
     @cached_property
     def _chat(self) -> ChatTemplate:
-        """Made once, when a function first asks in this way: other runs need no chat template."""
+        """Made when a function first calls `generate_single`: other runs need no chat template."""
         return ChatTemplate(self._tokenizer, **self._variables)
 
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
@@ -97,22 +97,22 @@ class LocalGenerator:
         if not sample.trainable:
             return
         if sample.response_length == 0:
-            self._tokenise(sample, prompt, prompt_tokens)
+            self._tokenize(sample, prompt, prompt_tokens)
         if self._own_rewards:
             _check_own_reward(sample.reward)
 
-    def _tokenise(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
+    def _tokenize(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         if not sample.response:
             raise PluginContractError("returned a sample without a response, neither as tokens nor as text")
         if self._needs_log_probs:
             raise PluginContractError(
-                f"returned a text without tokens, and {self._needs_log_probs} needs the engine's log-probs of the very"
-                " tokens: ask for `policy` and keep its tokens and log_probs"
+                f"returned text without tokens, and {self._needs_log_probs} needs the engine's log-probs: add a"
+                " parameter `policy`, and keep the tokens and log_probs that it returns"
             )
         if not self._warned:
             self._warned = True
             self._logger.warning(
-                "%s returns texts without tokens: they are tokenised, which need not give the tokens that were sampled",
+                "%s returns text without tokens: it is tokenized, and its tokens may differ from those sampled",
                 self._function.title,
             )
         before = prompt_tokens
@@ -129,11 +129,12 @@ class LocalGenerator:
 def _with_recorded(
     produced: list[Sample], session: Session | None, prompt: str | list[dict[str, Any]], prompt_tokens: list[int]
 ) -> list[Sample]:
-    """What a function returned, with a sample that has no tokens replaced by one for each recorded conversation.
+    """The returned samples, with the one that has no tokens replaced by one for each recorded conversation.
 
-    Text, reward, metadata and the rest stay as the function set them; tokens, log-probs, weight versions and status are
-    the engine's. Raises what the policy raised, and `PluginContractError` if it is not clear which
-    sample a conversation belongs to.
+    Tokens, log-probs, weight versions and status are the engine's; everything else stays as the function set it.
+
+    Raises:
+        PluginContractError: Several samples have no tokens. (What the policy raised is raised again.)
     """
     if session is None:
         return produced
@@ -144,14 +145,14 @@ def _with_recorded(
         return produced
     if len(without) > 1:
         raise PluginContractError(
-            f"returned {len(without)} samples without tokens, expected one, of which slime makes one for each"
-            " conversation; or set the tokens of each"
+            f"returned {len(without)} samples without tokens, expected at most one, which slime replaces by one for"
+            " each conversation. Return one, or set the tokens of each"
         )
     [asked] = without
     if session.aborted is not None:
         asked.status, asked.failure = Status.ABORTED, session.aborted
         return produced
-    # The function may have appended to the prompt: it is part of the recorded conversation.
+    # Messages that the function appended to the prompt are part of the recorded conversation.
     text, mask = asked.response, asked.loss_mask
     asked.prompt, asked.tokens = prompt, prompt_tokens
     recorded = session.samples(asked)
@@ -166,16 +167,18 @@ def _with_recorded(
 
 
 def _narrowed(mask: list[int], recorded: list[int]) -> list[int]:
-    """The function's own mask, which may leave out some of the tokens that the policy wrote."""
+    """The function's own mask, checked: it may select some of the tokens that the policy generated."""
     if len(mask) != len(recorded):
         raise PluginContractError(
             f"returned a loss_mask of {len(mask)} entries for a conversation of {len(recorded)} tokens after the"
-            " prompt: leave it None, and what the policy wrote is trained on, or start from"
+            " prompt. Leave it None to train on all that the policy generated, or start from"
             " slime.kit.sessions.build_loss_mask(sample)"
         )
     foreign = sum(1 for own, written in zip(mask, recorded, strict=True) if own and not written)
     if foreign:
-        raise PluginContractError(f"returned a loss_mask with {foreign} tokens in it that the policy did not write")
+        raise PluginContractError(
+            f"returned a loss_mask that is 1 on {foreign} tokens that the policy did not generate"
+        )
     return mask
 
 
@@ -186,8 +189,8 @@ def _check_own_reward(reward: object) -> None:
     """
     if reward is None:
         raise PluginContractError(
-            "returned a sample without a reward, and the run has no other: set Sample.reward, or state --reward or"
-            " --custom-rm-path"
+            "returned a sample without a reward, and the run has no reward component: set Sample.reward, or choose"
+            " --reward or --custom-rm-path"
         )
     value = reward.get("score") if isinstance(reward, dict) else reward
     if not isinstance(value, Real) or not math.isfinite(value):
@@ -197,7 +200,7 @@ def _check_own_reward(reward: object) -> None:
 
 
 def _by_name(sampling: SamplingParams) -> dict[str, Any]:
-    """The parameters as the engine takes them, without those that are not stated."""
+    """The parameters in the engine's form, without those that are not set."""
     values = asdict(sampling)
     del values["evaluation"]
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -205,7 +208,7 @@ def _by_name(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _needs_log_probs(config: Any) -> str:
-    """The run's flag that needs the engine's log-probs; empty if there is none."""
+    """The flag because of which the run needs the engine's log-probs; empty if it does not."""
     algorithm = config.algorithm
     if algorithm.loss_type != "policy_loss":
         return ""

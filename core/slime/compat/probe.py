@@ -1,6 +1,6 @@
-"""Imports a user's file in a process of its own, to find out what it defines before a run starts.
+"""Imports a user's file in a separate process, to find out what it defines before a run starts.
 
-Whatever the file does when it is imported - hang, exit, print, raise - costs that process alone.
+Whatever the file does when it is imported (hang, exit, print, raise) affects that process alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime.plugins.reference import Reference, run_file
 
 #: seconds an import may take
 TIMEOUT_S = 60.0
-#: seconds the process then has to report where it hangs
+#: seconds after that in which the process must report where it hangs
 _GRACE_S = 5.0
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from slime.compat.probe import main; main(*sys.argv[2:])"
@@ -43,12 +43,12 @@ class ProbedFile:
     definitions: tuple[Definition, ...]
 
 
-#: what was found in this process, so that a run probes each file once
+#: results of this process, so that each file is probed once
 _found: dict[tuple[str, ...], ProbedFile] = {}
 
 
 def probe(reference: Reference) -> ProbedFile:
-    """What the file or module of a reference defines; its name does not matter.
+    """What the file or module of a reference defines.
 
     Raises:
         PluginNotFoundError: There is no such file or module.
@@ -76,7 +76,7 @@ def _probed(reference: Reference) -> ProbedFile:
     where = str(reference.file or reference.module)
     with tempfile.TemporaryDirectory(prefix="slime-probe-") as folder:
         answer, output = Path(folder, "answer"), Path(folder, "output")
-        # Files, not pipes: what the user's file starts may keep a pipe open for ever.
+        # Files, not pipes: a program that the user's file starts may keep a pipe open forever.
         with output.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path), where, str(answer), str(TIMEOUT_S)],
@@ -101,22 +101,20 @@ def _probed(reference: Reference) -> ProbedFile:
         printed = output.read_text(encoding="utf-8", errors="replace")
     if status is None or "Timeout (" in printed:
         raise PluginLoadError(
-            f"{_hung_at(printed, where)} was still being imported after {TIMEOUT_S:g} s: slow work"
-            " belongs into the function or class"
+            f"{_hung_at(printed, where)} was still being imported after {TIMEOUT_S:g} s. Move slow work"
+            " into the function or class"
         )
-    last = "".join(printed.strip().splitlines()[-1:])
-    raise PluginLoadError(
-        f"{where} ended the process that imported it with exit status {status}{f', after: {last}' if last else ''}"
-    )
+    last = "".join(f"; its last output was: {line}" for line in printed.strip().splitlines()[-1:])
+    raise PluginLoadError(f"{where} ended the process that imported it, with exit status {status}{last}")
 
 
 def _hung_at(printed: str, where: str) -> str:
-    """FILE:LINE of the user's own file in the stack that faulthandler printed."""
+    """FILE:LINE of the user's file in the stack that faulthandler printed."""
     lines = re.findall(r'File "(.+)", line (\d+) in', printed)
     return next((f"{file}:{line}" for file, line in lines if file == where), where)
 
 
-# --- in the process of its own ---------------------------------------------------------------------
+# --- in the separate process -----------------------------------------------------------------------
 
 
 def main(where: str, answer: str, timeout_s: str) -> NoReturn:
@@ -124,7 +122,7 @@ def main(where: str, answer: str, timeout_s: str) -> NoReturn:
     faulthandler.dump_traceback_later(float(timeout_s), exit=True)
     Path(f"{answer}.part").write_bytes(pickle.dumps(_import(where)))
     os.replace(f"{answer}.part", answer)
-    # Threads and exit handlers of the user's file do not matter any more.
+    # Skip threads and exit handlers of the user's file.
     os._exit(0)
 
 
@@ -147,26 +145,26 @@ def _import(where: str) -> ProbedFile | PluginLoadError:
 def _explained(error: BaseException, where: str, *, by_path: bool) -> PluginLoadError:
     if isinstance(error, SyntaxError):
         return PluginLoadError(f"{error.filename or where}:{error.lineno or 1}: syntax error: {error.msg}")
-    place = _places(error) or where
+    line = _lines(error) or where
     if isinstance(error, ModuleNotFoundError) and error.name:
         if not by_path and f"{where}.".startswith(f"{error.name}."):
             file = Path(*where.split(".")).with_suffix(".py")
-            hint = f"Did you mean {file}:NAME?" if file.is_file() else "A file is named as FILE.py:NAME."
+            hint = f"Did you mean {file}:NAME?" if file.is_file() else "Write a file as FILE.py:NAME."
             return PluginNotFoundError(f"there is no module {where} on the path. {hint}")
         return PluginLoadError(
-            f"{place} needs {error.name}, which is not installed. Install the package that provides it"
+            f"{line} needs {error.name}, which is not installed. Install the package that provides it"
         )
     if isinstance(error, ImportError) and "relative import" in str(error):
         return PluginLoadError(
-            f"{place}: a relative import, in a file that is not part of a package. Write `from MODULE import ...` for a"
-            " file beside it, or name the function as package.module:NAME"
+            f"{line}: a relative import in a file that is not part of a package. Write `from MODULE import ...` for a"
+            " file in the same folder, or name the function as package.module:NAME"
         )
     verb = "ends the process when it is imported" if isinstance(error, SystemExit) else "cannot be loaded"
-    return PluginLoadError(f"{place} {verb}: {one_line(error)}")
+    return PluginLoadError(f"{line} {verb}: {one_line(error)}")
 
 
-def _places(error: BaseException) -> str:
-    """FILE:LINE of the user's own frames, from the named file to where it failed."""
+def _lines(error: BaseException) -> str:
+    """FILE:LINE in the user's code: where its import began and, if that differs, where it failed."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename[:1] != "<"]
     skipped = (__file__, sys.modules[run_file.__module__].__file__, importlib.__file__)
     frames = [one for one in frames if one.filename not in skipped]

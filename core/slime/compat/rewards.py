@@ -1,7 +1,7 @@
 """Reward functions and reward model classes as rewards.
 
-What is written as `def` becomes a plain `score`, so that a worker process that hangs in it can be killed; what is
-written as `async def` becomes one that overlaps with others and is cancelled at its deadline.
+A plain `def` becomes a plain `score`: a worker process that hangs in it is killed. An `async def` becomes an async
+`score`: its calls overlap, and are cancelled at their deadlines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Reward:
 
 
 class PlainReward(_Reward):
-    """A reward that computes its answers."""
+    """A reward by a plain function."""
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
@@ -60,7 +60,7 @@ class PlainReward(_Reward):
 
 
 class AsyncReward(_Reward):
-    """A reward that waits for its answers."""
+    """A reward by a coroutine function."""
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
@@ -82,7 +82,7 @@ def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context)
 
 
 def batch_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
-    """A function `(args, samples)` that returns one number or dictionary for each."""
+    """A function `(args, samples)` that returns a number or a dictionary for each sample."""
     function, args = ByName.load(local), args_of(context)
 
     def answers(samples: Sequence[Sample]) -> Any:
@@ -94,7 +94,7 @@ def batch_reward(local: LocalFunction, options: ScoreOptions, context: Context) 
 def model_reward(
     local: LocalFunction, options: ModelOptions | RequiredModelOptions, context: Context
 ) -> PlainReward | AsyncReward:
-    """A class whose `compute_reward(prompts, responses)` returns one number for each; made once."""
+    """A class whose `compute_reward(prompts, responses)` returns a number for each sample; one object is made."""
     constructed = {} if options.model_path is None else {"model_path": options.model_path}
     model = ByName.load(local)(**constructed, args=args_of(context))
     method = getattr(model, "compute_reward", None)
@@ -113,7 +113,7 @@ def model_reward(
 
 
 def _reader(options: ScoreOptions, context: Context) -> Callable[[object], Reward]:
-    """Reads a number, or a dictionary that has the reward under a key and its parts under the others."""
+    """Converts a number, or a dictionary with the reward under one key and its parts under the others."""
     run_key = None if context.config is None else context.config.reward.reward_key
     key = options.reward_key or run_key or "score"
 
@@ -138,7 +138,7 @@ def _number(value: object) -> float:
 
 
 def _is_number(value: object) -> bool:
-    """Python's numbers, and those of numpy and torch."""
+    """Whether it is a number of Python, numpy or torch."""
     return not isinstance(value, str | bytes) and hasattr(type(value), "__float__")
 
 
@@ -157,7 +157,7 @@ def _plain(answer: object) -> object:
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
-        raise PluginContractError("returned an awaitable from a plain def: write `async def` and await it")
+        raise PluginContractError("returned an awaitable, and the function is a plain `def`: make it an `async def`")
     return answer
 
 

@@ -1,4 +1,4 @@
-"""What a user's functions and classes ask for, as `inspect` shows it, and calls that give them what they ask for."""
+"""The parameters of a user's functions and classes, and calls that pass only the arguments they have parameters for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The named parameters of a function. `*args` and `**kwargs` count for nothing."""
+    """The named parameters of a function; `*args` and `**kwargs` are ignored."""
 
     names: tuple[str, ...]
     #: names without a default
@@ -31,11 +31,11 @@ class Signature:
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, bound: bool = True) -> Signature | None:
-        """The signature of a live callable; None if Python cannot tell.
+        """The signature of a callable; None if Python cannot determine it.
 
         Args:
             function: A function, class or method.
-            bound: False for a method that is looked up on its class: its first parameter does not count.
+            bound: False for a method that was looked up on its class: its first parameter is ignored.
         """
         try:
             signature = inspect.signature(function)
@@ -56,17 +56,17 @@ class Definition:
     """A name at the top level of a user's file."""
 
     name: str
-    #: of the file that defines it, which may be one that the user's file imports
+    #: the file that defines it: the user's, or one that the user's file imports
     file: str
     line: int
-    #: whether the user's file itself defines it
+    #: whether the user's file defines it
     own: bool
     is_class: bool
-    #: of the function, or of the class's constructor; None for what cannot be called or read
+    #: of the function, or of the class's constructor; None if it is neither, or cannot be determined
     signature: Signature | None
-    #: of a class, methods that it inherits included
+    #: of a class: its methods, including inherited ones
     methods: dict[str, Signature]
-    #: names of the classes that a class inherits from
+    #: of a class: the names of its base classes
     ancestors: frozenset[str]
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Definition:
 
 
 def definitions_in(module: ModuleType) -> Iterator[Definition]:
-    """Every public name of a module that can be called, and its other public names, in the order of their lines."""
+    """The names of a module, except imported modules and `__names__`; those that it defines itself come first."""
     found = [
         _definition(module, name, value)
         for name, value in vars(module).items()
@@ -115,7 +115,7 @@ def _methods(made: type) -> Iterator[tuple[str, Signature]]:
 
 
 class ByName:
-    """A callable that takes, of the values offered to it, those that its parameters name."""
+    """A callable that is called with those of the offered values for which it has parameters."""
 
     def __init__(self, function: Callable[..., Any], title: str) -> None:
         #: its name for messages
@@ -134,15 +134,15 @@ class ByName:
         return cls(local.load(), local.title)
 
     def __call__(self, **offered: Any) -> Any:
-        """Call it with those of the offered values that it has parameters for."""
+        """Call it with those of the offered values for which it has parameters."""
         chosen = {name: offered[name] for name in self._signature.parameters if name in offered and name in self.names}
         bound = inspect.BoundArguments(self._signature, chosen)
         return self._function(*bound.args, **bound.kwargs)
 
 
 def args_of(context: Context) -> ArgsView | None:
-    """What every function may ask for as `args`: the run's options as attributes; None without a run."""
-    # The table of all options, which the probe process does without.
+    """The value of the parameter `args`: the run's options as attributes; None without a run."""
+    # It imports the table of all options, which the probe process does not need.
     from slime.config.args_view import ArgsView
 
     config: Any = context.config
