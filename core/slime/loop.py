@@ -1,7 +1,7 @@
 """The loops. Read top to bottom: this page is what slime does.
 
-Every verb is a method of `slime.run.run.Run`. Which algorithm, reward, data source and generator take part is up to
-the plugins and appears nowhere here.
+Each of their steps is a method of `slime.run.run.Run`. Which algorithm, reward, data source and generator take part is
+up to the plugins and appears nowhere here.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ from slime.config.run_config import nvidia_devices
         # what would be ignored
         ("--async-buffer-size 4", "--async-buffer-size 4 has no effect without --async"),
         ("--update-weights-interval 2", "--update-weights-interval 2 has no effect without --async"),
-        ("--loss-type sft_loss", "--advantage-estimator some has no effect with --loss-type sft_loss"),
+        ("--loss-type sft_loss", "--advantage-estimator some has no effect without --loss-type policy_loss"),
         (
             "--micro-batch-size 2 --max-tokens-per-gpu 99",
             "--micro-batch-size 2 and --max-tokens-per-gpu 99 exclude each",
@@ -188,7 +188,7 @@ def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:
 )
 def test_supervised_training_refuses_options_of_the_policy_loss(refused: Refused, stated: str) -> None:
     problem = refused("--loss-type", "sft_loss", *stated.split())
-    assert problem.count("has no effect with --loss-type sft_loss") == 2  # and --advantage-estimator
+    assert problem.count("has no effect without --loss-type policy_loss") == 2  # and --advantage-estimator
     assert stated.split()[0] in problem
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.config.function_flags import choice_problems
+from slime.config.choices import choice_problems
 from slime.config.options import RewardOptions, RewardTerm
 from slime.config.run_config import RunConfig
 

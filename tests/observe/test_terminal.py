@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime.observe.samples import examples_of
-from slime.observe.step_line import COLUMNS, StepLine, number, sparkline
+from slime.observe.step_line import COLUMNS, StepLine, number
 from slime.observe.terminal import LOG_WIDTH, Terminal
 from slime.types import Group, Sample, Status
 
@@ -78,11 +78,6 @@ def test_new_metrics_cause_a_new_header() -> None:
 def test_numbers_fit_into_seven_characters(value: float, text: str) -> None:
     assert number(value) == text
     assert len(number(-value)) <= 8
-
-
-def test_the_trend_spans_the_lowest_to_the_highest_bar() -> None:
-    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█"
-    assert sparkline([0.3, 0.3]) == "▁▁"
 
 
 def test_a_log_gets_neither_escape_codes_nor_a_bar() -> None:

@@ -15,7 +15,7 @@ from tests.plugins.local_runs import answered, plugins_for, run_config, scores, 
 
 from slime.compat.functions import place_functions
 from slime.config import PluginOptions, RunConfig, config_from_toml, config_problems, read_config, resolve
-from slime.config.function_flags import choice_problems
+from slime.config.choices import choice_problems
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.plugin import Context
 from slime.plugins.component import checked_options

@@ -16,12 +16,12 @@ from slime.compat.functions import PlacedFunctions, place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble
 from slime.config.checks import engine_devices, ports
+from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
 from slime.config.eval_options import EvalOptions
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
 from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import Flag, Setting, Settings
-from slime.config.function_flags import choice_problems, without_rivals
 from slime.config.options import (
     AlgorithmOptions,
     CheckpointOptions,
@@ -132,7 +132,7 @@ def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
     """
     line = CommandLine(argv)
     settings = Settings() if line.file is None else _settings_of(Path(line.file))
-    stated = assemble(without_rivals(settings, line.settings).followed_by(line.settings))
+    stated = assemble(override(settings, line.settings))
     load = stated.checkpoint.load
     checkpoint = None if load is None else _read_checkpoint(Path(load))
     if ("run", "run_name") not in line.settings.items:
@@ -149,7 +149,7 @@ def _settings_of(path: Path) -> Settings:
         return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))})
     folder = _read_checkpoint(path).path
     own = read_run_file(folder / "config.toml")
-    return own.followed_by(Settings({("checkpoint", "load"): Setting(str(folder), str(folder))}))
+    return override(own, Settings({("checkpoint", "load"): Setting(str(folder), str(folder))}))
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:

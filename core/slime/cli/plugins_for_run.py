@@ -12,7 +12,7 @@ from slime.cli.preflight_plugins import CheckedPlugins, check_plugins
 from slime.cli.text_layout import count, table
 from slime.compat.functions import place_functions
 from slime.config import read_config, resolve
-from slime.config.function_flags import choice_problems
+from slime.config.choices import choice_problems
 from slime.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError, SlimeError
 from slime.plugin import API_VERSION
 from slime.plugins.resolve import Use

@@ -16,8 +16,8 @@ from slime.compat.rewards import ModelOptions, RequiredModelOptions, ScoreOption
 from slime.compat.shapes import ROLES, Role, Shape, role_of_kind
 from slime.compat.signatures import Definition
 from slime.config import RunConfig
+from slime.config.choices import other_choice
 from slime.config.eval_options import EvalSetOptions
-from slime.config.function_flags import rival_choice
 from slime.errors import PluginConflictError, PluginLoadError, PluginNotFoundError, SlimeError, did_you_mean
 from slime.plugin import NoOptions, Options, RewardSpec
 from slime.plugins.component import LocalComponent, found_locally
@@ -163,7 +163,7 @@ def _place_slot(placed: PlacedFunctions, slot: Slot) -> None:
     role = ROLES.get("group_reward" if grouped else slot.name)
     by_path = getattr(options, slot.path_key) if slot.path_key else None
     changed: dict[str, Any] = {}
-    if by_path is not None and rival_choice(config, slot) is None:
+    if by_path is not None and other_choice(config, slot) is None:
         found = placed.find(kind.name, by_path, slot.path_flag, role)
         if found is not None:
             changed = {slot.path_key or "": None, slot.key: found.id}

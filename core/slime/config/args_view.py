@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG
-from slime.config.run_config import SECTIONS, RunConfig
+from slime.config.run_config import SECTION_OF, RunConfig
 from slime.errors import ConfigError, did_you_mean
 
 _SGLANG = "sglang_"
@@ -34,9 +34,8 @@ class ArgsView:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        for section, options in SECTIONS.items():
-            if name in options.model_fields:
-                return getattr(getattr(self._config, section), name)
+        if name in SECTION_OF:
+            return getattr(getattr(self._config, SECTION_OF[name]), name)
         stated = self._config.sglang if name.startswith(_SGLANG) else self._config.megatron
         key = name.removeprefix(_SGLANG)
         if key in stated:
@@ -44,7 +43,7 @@ class ArgsView:
         defaults = _defaults(name)
         if name in defaults:
             return _literal(defaults[name])
-        near = did_you_mean(name, _own_names() | set(defaults))
+        near = did_you_mean(name, SECTION_OF.keys() | set(defaults))
         raise AttributeError(f"args has no {name}: no option of this run has that name.{near}")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -57,17 +56,13 @@ class ArgsView:
         self.__setattr__(name, None)
 
     def __dir__(self) -> Iterator[str]:
-        yield from sorted(_own_names() | set(self._config.megatron) | {_SGLANG + key for key in self._config.sglang})
+        yield from sorted([*SECTION_OF, *self._config.megatron, *(_SGLANG + key for key in self._config.sglang)])
 
     def __reduce__(self) -> tuple[type[ArgsView], tuple[RunConfig]]:
         return ArgsView, (self._config,)
 
     def __repr__(self) -> str:
         return f"args of run {self._config.run.run_name or 'without a name'}"
-
-
-def _own_names() -> set[str]:
-    return {name for options in SECTIONS.values() for name in options.model_fields}
 
 
 def _literal(default: str) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from slime.config.checks import config_problems
+from slime.config.choices import override
 from slime.config.command_line import CommandLine
 from slime.config.defaults import resolve
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
-from slime.config.function_flags import without_rivals
 from slime.config.options import Section
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.run_file import parse_run_file, read_run_file
@@ -40,7 +40,7 @@ def read_config(argv: Sequence[str]) -> RunConfig:
     """
     line = CommandLine(argv)
     file = Settings() if line.file is None else read_run_file(line.file)
-    return assemble(without_rivals(file, line.settings).followed_by(line.settings))
+    return assemble(override(file, line.settings))
 
 
 def config_from_toml(text: str, name: str | Path = "run file") -> RunConfig:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slime.config.algorithm_checks import ALGORITHM_CHECKS, algorithm_notes
+from slime.config.choices import choice_problems
 from slime.config.eval_sets import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
-from slime.config.function_flags import choice_problems
-from slime.config.megatron_checks import MEGATRON_CHECKS
-from slime.config.run_config import RunConfig, batch_shape
+from slime.config.megatron_checks import MEGATRON_CHECKS, Check
+from slime.config.run_config import KEEPING_OPTIONS, RunConfig, batch_shape
 from slime.errors import ConfigError
 from slime.plugins.reference import is_reference
-
-Check = Callable[[RunConfig], Iterator[str]]
 
 
 def config_problems(config: RunConfig) -> list[str]:
@@ -38,7 +35,7 @@ def required_options(config: RunConfig) -> Iterator[str]:
         yield "--num-rollout is missing: how many rollouts to run"
     if not config.data.prompt_data and config.data.data_source == "prompts":
         yield "--prompt-data is missing: a file of prompts"
-    if config.algorithm.loss_type == "policy_loss":
+    if _policy_loss(config):
         if config.algorithm.advantage_estimator is None:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"
         generator = config.rollout.generator or ""
@@ -49,34 +46,144 @@ def required_options(config: RunConfig) -> Iterator[str]:
             yield "--reward is missing (`slime plugins` lists what is installed; --custom-rm-path names a function)"
 
 
-#: (section, option, condition under which it has an effect, what the user must add)
-_DEPENDENT_OPTIONS: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
-    ("rollout", "async_buffer_size", lambda c: c.rollout.async_mode, "--async (or train_async.py)"),
-    ("rollout", "update_weights_interval", lambda c: c.rollout.async_mode, "--async (or train_async.py)"),
-    ("rollout", "mask_offpolicy_in_partial_rollout", lambda c: c.rollout.partial_rollout, "--partial-rollout"),
+#: (options, condition under which they have an effect, what the user must add)
+_DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str], ...] = (
     (
-        "rollout",
-        "partial_rollout",
+        ("async_buffer_size", "update_weights_interval"),
+        lambda c: c.rollout.async_mode,
+        "--async (or train_async.py)",
+    ),
+    (("mask_offpolicy_in_partial_rollout",), lambda c: c.rollout.partial_rollout, "--partial-rollout"),
+    (
+        ("partial_rollout",),
         lambda c: c.aborts_surplus,
         "--over-sampling-batch-size above --rollout-batch-size and without a buffer filter: nothing is aborted",
     ),
-    ("data", "tool_key", lambda c: c.data.apply_chat_template, "--apply-chat-template, which adds tools to the prompt"),
-    ("data", "apply_chat_template_kwargs", lambda c: c.data.apply_chat_template, "--apply-chat-template"),
-    ("algorithm", "kl_loss_coef", lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
-    ("algorithm", "use_unbiased_kl", lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
-    *(
-        ("algorithm", name, lambda c: c.algorithm.off_policy_correction, "--use-tis or --off-policy-correction")
-        for name in ("tis_threshold", "tis_threshold_low", "off_policy_level")
+    (("tool_key", "apply_chat_template_kwargs"), lambda c: c.data.apply_chat_template, "--apply-chat-template"),
+    (("kl_loss_coef", "use_unbiased_kl"), lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
+    (
+        ("tis_threshold", "tis_threshold_low", "off_policy_level"),
+        lambda c: c.algorithm.off_policy_correction,
+        "--use-tis or --off-policy-correction",
     ),
-    ("algorithm", "true_on_policy_tolerance", lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
+    (("true_on_policy_tolerance",), lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
+    (
+        (
+            "advantage_estimator",
+            "use_kl_loss",
+            "kl_coef",
+            "kl_loss_type",
+            "kl_reward_type",
+            "ref_update_interval",
+            "eps_clip",
+            "eps_clip_c",
+            "normalize_advantages",
+            "use_rollout_logprobs",
+            "use_tis",
+            "off_policy_sequence_delta",
+            "true_on_policy_mode",
+        ),
+        lambda c: _policy_loss(c),
+        "--loss-type policy_loss",
+    ),
+    # Derived from --use-tis and --eps-clip, which are reported already.
+    (("off_policy_correction",), lambda c: _policy_loss(c) or c.algorithm.use_tis, "--loss-type policy_loss"),
+    (
+        ("eps_clip_high",),
+        lambda c: _policy_loss(c) or c.algorithm.eps_clip_high == c.algorithm.eps_clip,
+        "--loss-type policy_loss",
+    ),
 )
+
+
+def _policy_loss(config: RunConfig) -> bool:
+    return config.algorithm.loss_type == "policy_loss"
 
 
 def dependent_options(config: RunConfig) -> Iterator[str]:
     """Options that have an effect only with another option."""
-    for section, name, has_effect, needed in _DEPENDENT_OPTIONS:
-        for flag in config.stated(section, name) if not has_effect(config) else ():
+    for names, has_effect, needed in _DEPENDENT_OPTIONS:
+        for flag in config.stated(*names) if not has_effect(config) else ():
             yield f"{flag} has no effect without {needed}. Drop it"
+
+
+#: pairs of options that exclude each other, with the reason
+_EXCLUSIVE_OPTIONS = (
+    ("kl_coef", "kl_loss_coef", "KL belongs in the reward or in the loss"),
+    ("calculate_per_token_loss", "loss_constant_length", "the sum is divided by the tokens or by a constant"),
+    ("micro_batch_size", "max_tokens_per_gpu", "micro-batches are filled by samples or by tokens"),
+)
+
+
+def contradictions(config: RunConfig) -> Iterator[str]:
+    """Pairs that exclude each other, and a KL loss without a coefficient."""
+    for first, second, reason in _EXCLUSIVE_OPTIONS:
+        stated = config.stated(first, second)
+        if len(stated) == 2:
+            yield f"{' and '.join(stated)} exclude each other: {reason}"
+    if config.algorithm.use_kl_loss and "kl_loss_coef" not in config.algorithm.model_fields_set:
+        yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
+
+
+def off_policy(config: RunConfig) -> Iterator[str]:
+    """One correction for the engines' log-probs, with its bounds in order."""
+    options = config.algorithm
+    if options.use_tis and options.off_policy_correction == "mask":
+        yield "--use-tis and --off-policy-correction mask exclude each other: weights are truncated or masked"
+    if options.off_policy_correction is None:
+        return
+    if options.tis_threshold_low > options.tis_threshold:
+        yield (
+            f"--tis-threshold-low {options.tis_threshold_low} is above --tis-threshold {options.tis_threshold}:"
+            " expected a lower bound below the upper one"
+        )
+    if options.use_rollout_logprobs:
+        chosen = "--use-tis" if options.use_tis else f"--off-policy-correction {options.off_policy_correction}"
+        yield (
+            f"{chosen} and --use-rollout-logprobs exclude each other: with the engines'"
+            " log-probs in the ratio, the correction would count the difference twice. Drop one of them"
+        )
+
+
+def on_policy(config: RunConfig) -> Iterator[str]:
+    """--true-on-policy-mode excludes options that make engines and trainer disagree."""
+    if not config.algorithm.true_on_policy_mode:
+        return
+    over_sampling = ["over_sampling_batch_size"] * config.over_samples
+    quantized = [
+        f"--sglang-{name.replace('_', '-')} {config.sglang[name]}"
+        for name in ("quantization", "kv_cache_dtype")
+        if config.sglang.get(name) not in (None, "auto")
+    ]
+    stale = config.stated("async_mode", *KEEPING_OPTIONS, *over_sampling)
+    reasons = {
+        "samples would come from older weights than the trainer's": stale,
+        "samples would come from a truncated distribution": config.stated("rollout_top_p", "rollout_top_k"),
+        "the engines would compute in another precision than the trainer": quantized,
+    }
+    for reason, flags in reasons.items():
+        for flag in flags:
+            yield f"--true-on-policy-mode excludes {flag}: {reason}. Drop one of them"
+
+
+def algorithm_notes(config: RunConfig) -> Iterator[str]:
+    """Options that have an effect only with some estimators, and a policy that is never trained."""
+    options, rollouts = config.algorithm, config.rollout.num_rollout
+    for names, has_effect, needed in (
+        (("kl_reward_type",), options.kl_coef, "--kl-coef"),
+        (
+            ("ref_load", "ref_update_interval", "kl_loss_type"),
+            options.use_kl_loss or options.kl_coef,
+            "--use-kl-loss or --kl-coef",
+        ),
+    ):
+        for flag in config.stated(*names) if not has_effect else ():
+            yield f"{flag} has no effect unless the estimator needs a reference, or with {needed}"
+    if rollouts is not None and 0 < rollouts <= options.num_critic_only_steps:
+        yield (
+            f"--num-critic-only-steps {options.num_critic_only_steps} leaves the policy untrained: there are"
+            f" --num-rollout {rollouts} rollouts in all"
+        )
 
 
 #: variables of a chat template that slime sets
@@ -173,6 +280,9 @@ CHECKS: tuple[Check, ...] = (
     required_options,
     choice_problems,
     dependent_options,
+    contradictions,
+    off_policy,
+    on_policy,
     chat_template,
     batch_sizes,
     engine_devices,
@@ -182,6 +292,5 @@ CHECKS: tuple[Check, ...] = (
     evaluation_rewards,
     lengths,
     export_folder,
-    *ALGORITHM_CHECKS,
     *MEGATRON_CHECKS,
 )

@@ -69,7 +69,3 @@ class Settings:
     #: (target, key) -> setting; the target is that of a flag, or `COMPONENT` and a slot
     items: dict[tuple[str, str], Setting] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-    def followed_by(self, other: Settings) -> Settings:
-        """These settings, overridden by `other`."""
-        return Settings(self.items | other.items, self.problems + other.problems)

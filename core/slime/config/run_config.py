@@ -30,6 +30,14 @@ from slime.config.options import (
 from slime.errors import ConfigError
 from slime.plugins.kinds import SLOTS
 
+#: options that, besides over-sampling, let finished groups stay in the buffer
+KEEPING_OPTIONS = (
+    "sampling_filter",
+    "dynamic_sampling_filter_path",
+    "buffer_filter",
+    "buffer_filter_path",
+    "max_reuse",
+)
 #: the default generator component of each loss
 DEFAULT_GENERATORS = {"policy_loss": "single_turn", "sft_loss": "supervised"}
 
@@ -120,13 +128,14 @@ class RunConfig(BaseModel):
     #: options of the component in each slot ("estimator", "reward", "datasource", ...): slot -> name -> value
     component_options: Mapping[str, Mapping[str, Any]] = {}
 
-    def stated(self, section: str, *names: str) -> list[str]:
+    def stated(self, *names: str) -> list[str]:
         """Those of the named options that differ from their defaults, as users write them: `--flag value`.
 
         Values are compared, because a saved configuration sets every option explicitly.
         """
         found = []
         for name in names:
+            section = SECTION_OF[name]
             field, value = SECTIONS[section].model_fields[name], getattr(getattr(self, section), name)
             if value is not None and value is not False and value != field.default:
                 shown = "" if value is True or isinstance(value, dict) else f" {value}"
@@ -170,11 +179,6 @@ class RunConfig(BaseModel):
         return batch_shape(self.rollout)
 
     @property
-    def steps_per_rollout(self) -> int:
-        """Optimizer steps per rollout."""
-        return self.batch.steps
-
-    @property
     def num_rollout(self) -> int:
         """Total number of rollouts. Raises `ConfigError` if it is not set."""
         if self.rollout.num_rollout is None:
@@ -190,14 +194,7 @@ class RunConfig(BaseModel):
     @property
     def keeps_groups(self) -> bool:
         """Whether finished groups may stay in the buffer and then come from older weights than the trainer's."""
-        rollout = self.rollout
-        filters = (
-            rollout.sampling_filter,
-            rollout.dynamic_sampling_filter_path,
-            rollout.buffer_filter,
-            rollout.buffer_filter_path,
-        )
-        return any(filters) or self.over_samples or rollout.max_reuse > 0
+        return self.over_samples or bool(self.stated(*KEEPING_OPTIONS))
 
     @property
     def over_samples(self) -> bool:
@@ -242,6 +239,8 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in RunConfig.model_fields.items()
     if isinstance(field.default, Section) and type(field.default).model_fields
 }
+#: the section of each option; names of options are unique
+SECTION_OF: dict[str, str] = {name: section for section, options in SECTIONS.items() for name in options.model_fields}
 
 
 def _toml(document: dict[str, Any], table: str) -> str:

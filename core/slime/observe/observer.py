@@ -113,7 +113,7 @@ class RunObserver:
     def starting(self, what: str) -> None:
         """Processes are being started, which takes seconds to minutes."""
         with self._sink("terminal"):
-            self.terminal.say(f"starting {what}", "dim")
+            self.terminal.say((f"starting {what}", "dim"))
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes have started."""
@@ -123,7 +123,7 @@ class RunObserver:
             f" x {rollout.n_samples_per_prompt} samples, ready after {self.seconds:.1f} s"
         )
         with self._sink("terminal"):
-            self.terminal.run_started(run_dir, description)
+            self.terminal.say(("run ", "dim"), (str(run_dir), "bold"), (f"  {description}", "dim"))
         self._call_plugins("slime_run_started", run_dir=run_dir, config=config)
 
     def progress(self, activity: str, done: int, total: int) -> None:
@@ -174,13 +174,13 @@ class RunObserver:
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is complete on disk."""
         with self._sink("terminal"):
-            self.terminal.checkpoint_saved(step, path)
+            self.terminal.say((f"checkpoint after {step} rollouts  ", "blue"), str(path))
         self._call_plugins("slime_checkpoint_saved", step=step, path=path)
 
     def model_exported(self, path: Path) -> None:
         """The model was written as a Hugging Face folder."""
         with self._sink("terminal"):
-            self.terminal.say(f"model exported to {path}", "blue")
+            self.terminal.say((f"model exported to {path}", "blue"))
 
     def run_finished(self, outcome: str) -> None:
         """The run ended: "finished", "interrupted" or "failed". Closes everything."""
@@ -259,4 +259,4 @@ class EvaluationObserver(RunObserver):
         path = write_results(self._run_dir, eval_sets(self._config), report.metrics, report.files, **facts)
         self.terminal.eval_finished(f"of {self._model}", report.metrics, report.seconds)
         self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures)
-        self.terminal.say(f"every number: {path}  every sample: {path.parent / 'rollouts'}", "dim")
+        self.terminal.say((f"every number: {path}  every sample: {path.parent / 'rollouts'}", "dim"))

@@ -10,7 +10,6 @@ from rich.text import Text
 
 #: |engine - trainer| log-prob per token above which training is noticeably off-policy
 LOGPROBGAP_WARNING = 0.05
-_BARS = "▁▂▃▄▅▆▇█"
 #: between columns
 GAP = "  "
 #: the header is repeated after this many steps, so that it is never far away
@@ -99,20 +98,8 @@ def fit(columns: Sequence[tuple[int, int]], room: int) -> list[int]:
     return sorted(kept)
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """A row of bars between the smallest and the largest value."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, high = min(finite), max(finite)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in finite)
-
-
 class StepLine:
     """Formats the steps of one run."""
-
-    TREND_LENGTH = 16
 
     def __init__(self, last_step: int | None) -> None:
         """`last_step`: shown behind the step, as in `3/59`."""
@@ -122,7 +109,6 @@ class StepLine:
         self._shown: list[Column] = []
         self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
         self._steps = 0
-        self._rewards: list[float] = []
 
     def _step_text(self, step: int) -> str:
         return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
@@ -139,7 +125,10 @@ class StepLine:
             titles = [column.title.rjust(column.width) for column in self._shown]
             yield Text(GAP.join(["step".rjust(self._step_width), *titles]), style="bold dim")
         self._steps += 1
-        yield self._line(step, metrics, width)
+        line = Text.assemble((self._step_text(step).rjust(self._step_width), "bold"))
+        for column in self._shown:
+            line.append(GAP).append_text(column.cell(metrics))
+        yield line
 
     def _legend(self, width: int) -> list[Text]:
         """What the shown columns mean, wrapped at `width`."""
@@ -153,14 +142,3 @@ class StepLine:
             else:
                 lines.append(entry)
         return [Text(line, style="dim") for line in lines]
-
-    def _line(self, step: int, metrics: Mapping[str, float], width: int) -> Text:
-        """The numbers of one step, followed by the trend of the reward if there is room."""
-        line = Text.assemble((self._step_text(step).rjust(self._step_width), "bold"))
-        for column in self._shown:
-            line.append(GAP).append_text(column.cell(metrics))
-        self._rewards.append(metrics.get("rollout/reward_mean", math.nan))
-        del self._rewards[: -self.TREND_LENGTH]
-        if len(self._rewards) > 1 and line.cell_len + len(GAP) + self.TREND_LENGTH <= width:
-            line.append(GAP).append(sparkline(self._rewards), style="green")
-        return line

@@ -71,17 +71,13 @@ class Terminal:
         """Whether the output is a terminal that can show a progress bar."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
-    def say(self, text: str, style: str = "") -> None:
-        """Print one line of text."""
-        self._print(Text(text, style=style))
+    def say(self, *parts: str | tuple[str, str]) -> None:
+        """Print one line, which consists of texts and of (text, style)."""
+        self._print(Text.assemble(*parts))
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._print(Text(f"warning: {text}", style="yellow"))
-
-    def run_started(self, run_dir: Path, description: str) -> None:
-        """Print the run folder and a description of the run."""
-        self._print(Text.assemble(("run ", "dim"), (str(run_dir), "bold"), ("  " + description, "dim")))
+        self.say((f"warning: {text}", "yellow"))
 
     def progress(self, activity: str, done: int | None = None, total: int | None = None) -> None:
         """Show what is being done, as a bar if `total` is known; only on a terminal."""
@@ -131,7 +127,7 @@ class Terminal:
         """Show a question with its answers and their rewards."""
         if not samples:
             return
-        self._print(Text(f"  a sample of rollout {rollout}", style="dim"))
+        self.say((f"  a sample of rollout {rollout}", "dim"))
         self._field("question", question_text(samples[0].prompt), "")
         if samples[0].label is not None:
             self._field("label", samples[0].label, "")
@@ -143,26 +139,22 @@ class Terminal:
     def eval_finished(self, what: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the results of an evaluation of `what`: a line for each evaluation set."""
         self.hide_progress()
-        self._print(Text.assemble(("eval ", "magenta"), (what, "magenta"), (f"  {seconds:.1f} s", "dim")))
+        self.say((f"eval {what}", "magenta"), (f"  {seconds:.1f} s", "dim"))
         for line in eval_table(metrics, self._first_eval, self._console.width):
             self._print(line)
         for name in eval_set_names(metrics):
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
-    def checkpoint_saved(self, step: int, path: Path) -> None:
-        """Print that a checkpoint is complete."""
-        self._print(Text.assemble((f"checkpoint after {step} rollouts  ", "blue"), str(path)))
-
     def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str]) -> None:
         """Print how the run ended, where the run folder is and what is in it."""
         self.hide_progress()
         style = "bold green" if outcome == "finished" else "bold red"
-        self._print(Text.assemble((outcome, style), (f"  {', '.join(facts)}" if facts else "", "")))
-        self._print(Text.assemble("run folder ", (str(run_dir), "bold")))
+        self.say((outcome, style), (f"  {', '.join(facts)}" if facts else "", ""))
+        self.say("run folder ", (str(run_dir), "bold"))
         present = [(name, meaning) for name, meaning in CONTENTS if any(run_dir.glob(name))]
         for name, meaning in present:
             shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
-            self._print(Text.assemble(f"  {shown:<22}", (meaning.format(parent=run_dir.parent), "dim")))
+            self.say(f"  {shown:<22}", (meaning.format(parent=run_dir.parent), "dim"))
 
     def _field(self, name: str, text: str, style: str) -> None:
         lines = printable(text).split("\n")
@@ -171,9 +163,9 @@ class Terminal:
         for position, line in enumerate(shown):
             title = name if position == 0 else ""
             line = line if len(line) <= room else line[: room - 1] + "…"
-            self._print(Text.assemble((f"  {title:>8} │ ", "dim"), (line, style)))
+            self.say((f"  {title:>8} │ ", "dim"), (line, style))
         if len(lines) > len(shown):
-            self._print(Text(f"  {'':>8} │ … {len(lines) - len(shown)} more lines", style="dim"))
+            self.say((f"  {'':>8} │ … {len(lines) - len(shown)} more lines", "dim"))
 
     def _print(self, text: Text) -> None:
         encoding = self._console.encoding

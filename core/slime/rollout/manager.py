@@ -170,7 +170,7 @@ class RolloutManager:
             metrics["rollout/removed"] = float(removed)
         rewards = None if self._reward_post_process is None else self._reward_post_process.rewards(groups)
         started = time.monotonic()
-        batch = TrainBatch.from_groups(groups, rollout=rollout.number, num_steps=self._config.steps_per_rollout)
+        batch = TrainBatch.from_groups(groups, rollout=rollout.number, num_steps=self._config.batch.steps)
         if rewards is not None:
             metrics["rollout/raw_reward"] = rewards.raw_mean
             batch = replace(batch, rewards=np.asarray(rewards.values, dtype=np.float32))

@@ -224,7 +224,7 @@ class Run:
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
 
-    # --- the verbs -------------------------------------------------------------------------------
+    # --- steps of a loop --------------------------------------------------------------------------
 
     def start_step(self) -> None:
         """Start the clock of one step, which `finish_step` reports."""

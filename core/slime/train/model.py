@@ -152,7 +152,7 @@ def build_scheduler(
         ConfigError: The options contradict each other.
     """
     stated = config.megatron
-    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.steps_per_rollout
+    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.batch.steps
     decay = stated.get("lr_decay_iters") or max(1, run)
     warmup = stated.get("lr_warmup_iters") or 0
     if stated.get("lr_warmup_fraction") is not None:

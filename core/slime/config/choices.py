@@ -1,4 +1,4 @@
-"""Flags that name the user's own functions, and conflicts with flags that name components."""
+"""Components chosen by different options: which one takes precedence, and which conflict."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slime.plugins.kinds import SLOTS, Slot
 from slime.plugins.reference import is_reference
 
 
-def without_rivals(earlier: Settings, later: Settings) -> Settings:
-    """`earlier` without the components that `later` replaces by a different kind of option.
+def override(earlier: Settings, later: Settings) -> Settings:
+    """All settings; where both choose a component, even by different options, `later` takes precedence.
 
-    This lets `--custom-rm-path` override the reward of a run file, as `--reward` does.
+    So `--custom-rm-path` overrides the reward of a run file, as `--reward` does.
     """
     stated = later.items.keys()
     dropped: set[tuple[str, str]] = set()
@@ -23,10 +23,10 @@ def without_rivals(earlier: Settings, later: Settings) -> Settings:
         if options & stated:
             dropped |= options - stated
     kept = {option: setting for option, setting in earlier.items.items() if option not in dropped}
-    return Settings(kept, earlier.problems)
+    return Settings(kept | later.items, earlier.problems + later.problems)
 
 
-def rival_choice(config: RunConfig, slot: Slot) -> str | None:
+def other_choice(config: RunConfig, slot: Slot) -> str | None:
     """The option, other than a path, that chooses the component of a slot; None if there is none."""
     options: Any = getattr(config, slot.section)
     chosen = getattr(options, slot.key)
@@ -40,8 +40,8 @@ def choice_problems(config: RunConfig) -> Iterator[str]:
     """Components that are chosen twice, and options of functions without a function."""
     for slot in SLOTS.values():
         stated = getattr(getattr(config, slot.section), slot.path_key) if slot.path_key else None
-        if stated is not None and (rival := rival_choice(config, slot)) is not None:
-            yield f"{slot.path_flag} {stated} and {rival} both choose the {slot.title}. Set only one of them"
+        if stated is not None and (other := other_choice(config, slot)) is not None:
+            yield f"{slot.path_flag} {stated} and {other} both choose the {slot.title}. Set only one of them"
     reward = config.reward
     if reward.group_rm and reward.custom_rm_path is None and not is_reference(reward.reward or ""):
         yield "--group-rm has no effect without --custom-rm-path: it changes how that function is called"
