@@ -1,4 +1,4 @@
-"""The house rules that code can check: who may import whom, what the kernel must not know, and size."""
+"""Rules of the architecture: allowed imports, names the kernel must not contain, and file size."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CORE_SOURCES = sorted(CORE.rglob("*.py"))
 _BASE = frozenset({"types", "errors", "plugin"})
 _CONFIGURED = _BASE | {"plugins", "config"}
 _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
-#: Room -> the rooms it may import when it runs.  Imports under `if TYPE_CHECKING` are free: they name types
-#: and load nothing.  `plugins` stands beside `config` and below it, so that the loader never needs a run;
-#: `config` itself holds the `[plugins]` section.  Of the three rooms on one level, training may use weights
+#: Room -> the rooms it may import when it runs. Imports under `if TYPE_CHECKING` are free: they name types
+#: and load nothing. `plugins` stands beside `config` and below it, so that the loader never needs a run;
+#: `config` itself holds the `[plugins]` section. Of the three rooms on one level, training may use weights
 #: and weights may use engines, never the other way round.
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
@@ -169,7 +169,7 @@ def test_the_table_has_no_cycles() -> None:
             del left[room]
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_follow_the_table() -> None:
     wrong = [
         f"{relative(path)} ({room_of(path)}) imports {room}"
         for path in CORE_SOURCES

@@ -15,7 +15,7 @@ from slime.cli.main import main
 
 __all__ = ["install", "install_reward"]
 
-#: a model small enough that nothing but its description matters; no weights are ever read
+#: a tiny model; its weights are never read
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -46,13 +46,13 @@ Slime = Callable[..., Ended]
 
 
 def split(words: str) -> list[str]:
-    """The words of a command line without quotes."""
+    """Split a command line without quotes."""
     return words.split()
 
 
 @pytest.fixture(scope="session")
 def described_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that is complete as far as a look at it tells.  Context 64, 4 heads, 3 layers."""
+    """A model folder that passes the checks of a dry run. Context 64, 4 heads, 3 layers."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     (folder / "model.safetensors").touch()
@@ -83,7 +83,7 @@ def slime(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 @pytest.fixture
 def base_words(described_model: Path, prompts: Path) -> list[str]:
-    """The words of a run that is right."""
+    """The arguments of a valid run."""
     words = ["--hf-checkpoint", str(described_model), "--prompt-data", str(prompts)]
     words += split("--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 2 --rollout-max-response-len 8")
     return words + split("--advantage-estimator grpo --reward exact_match --lr 1e-4 --device cpu --run-name run")
@@ -91,19 +91,19 @@ def base_words(described_model: Path, prompts: Path) -> list[str]:
 
 @pytest.fixture
 def dry_run(slime: Slime, base_words: list[str]) -> Slime:
-    """`slime train --dry-run` of that run, and more words."""
+    """Runs `slime train --dry-run` with those and further arguments."""
     return lambda *more: slime("train", "--dry-run", *base_words, *more)
 
 
 @pytest.fixture
 def refused(dry_run: Slime) -> Callable[..., str]:
-    """The message with which that run and more words are refused: exit code 2, on stderr, no traceback."""
+    """The error for those and further arguments: exit code 2, on stderr, no traceback."""
 
     def message(*more: str) -> str:
         ended = dry_run(*more)
         assert ended.code == 2, ended
         assert ended.out == ""
-        assert "\nslime: error: " in f"\n{ended.err}"  # warnings may stand before it
+        assert "\nslime: error: " in f"\n{ended.err}"  # warnings may precede it
         assert "Traceback" not in ended.err
         return ended.err.removeprefix("slime: error: ").rstrip("\n")
 

@@ -1,4 +1,4 @@
-"""Counting tokens without transformers gives what transformers gives."""
+"""Counting tokens without transformers gives the same result as with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slime eval` up to where processes start: what it is told, and what is wrong with it."""
+"""`slime eval` up to the start of processes: its configuration, and what it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Refused = Callable[..., str]
 
 
 class Evaluation(ModuleType):
-    """Stands where Ray would start, and remembers how it was called."""
+    """Replaces the start of Ray and records its arguments."""
 
     def __init__(self) -> None:
         super().__init__("slime.loop")
@@ -43,14 +43,14 @@ def evaluation(monkeypatch: pytest.MonkeyPatch) -> Evaluation:
 
 @pytest.fixture
 def words(described_model: Path, prompts: Path) -> list[str]:
-    """The words of an evaluation that is right."""
+    """The arguments of a valid evaluation."""
     sets = ["--eval-prompt-data", "sums", str(prompts), "--n-samples-per-eval-prompt", "4", "--eval-temperature", "1"]
     return [str(described_model), *sets, *split("--reward exact_match --eval-max-response-len 8 --device cpu")]
 
 
 @pytest.fixture
 def refused(slime: Slime) -> Refused:
-    """The message of an evaluation that is refused before anything starts."""
+    """The error of an evaluation that is refused before anything starts."""
 
     def message(*words: str) -> str:
         ended = slime("eval", *words)
@@ -63,7 +63,7 @@ def refused(slime: Slime) -> Refused:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, base_words: list[str], prompts: Path) -> Path:
-    """A folder that a run with these words could have saved, as far as a look at it tells."""
+    """A checkpoint folder of a run with these arguments, without weights."""
     from slime.config import load_config
 
     sets = ["--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--save-hf", "hf", "--save", "saved"]
@@ -108,7 +108,7 @@ def test_flags_override_the_options_saved_in_a_checkpoint(
     assert (saved.path, saved.rollouts_done) == (checkpoint / "rollout_000002", 2)
     [own] = eval_sets(config)
     assert (own.name, own.path, own.temperature, config.reward.reward) == ("own", str(prompts), 0.5, "exact_match")
-    # Nothing of the training run is written over.
+    # No file of the training run is overwritten.
     for one in (config, exporting):
         assert (one.checkpoint.save, one.checkpoint.save_hf, one.checkpoint.load) == (None, None, None)
     assert run_dir == Path("outputs/e")

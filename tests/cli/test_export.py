@@ -1,4 +1,4 @@
-"""`slime export` up to where processes start."""
+"""`slime export` up to the start of processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["checkpoint"]
 
 
 class Loop(ModuleType):
-    """Stands in for the loop, which imports Ray."""
+    """Replaces the loop, which imports Ray."""
 
     def __init__(self) -> None:
         super().__init__("slime.loop")

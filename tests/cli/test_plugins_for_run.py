@@ -1,4 +1,4 @@
-"""`slime plugins --for RUN.toml`: what one run would use, and whether it can."""
+"""`slime plugins --for RUN.toml`: the components of one run, and whether they can be used."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def pin(capsys: pytest.CaptureFixture[str], name: str) -> str:
 
 @pytest.fixture
 def pinned(tmp_path: Path, install_reward: Any, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path]:
-    """(the `.dist-info` of an installed package, what --freeze printed then)."""
+    """(the `.dist-info` of an installed package, the output of --freeze)."""
     info = install_reward("math", "boxed")
     path = tmp_path / "plugins.lock"
     path.write_text("\n".join(frozen(capsys)) + "\n")

@@ -1,4 +1,4 @@
-"""`slime plugins new`: a package that is complete, and nothing overwritten."""
+"""`slime plugins new`: writes a complete package and overwrites nothing."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_checkpoint_and_export_folders_must_be_writable(refused: Refused) -> Non
 
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
-    """A file-size limit stands for the disk's end: it fails the same write."""
+    """A file-size limit simulates a full disk: it fails the same write."""
     script = "import sys; from slime.cli.preflight import unwritable; from pathlib import Path;"
     script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
     limit = 2**16

@@ -1,4 +1,4 @@
-"""What `slime train --dry-run` tells of the prompts, and what it refuses."""
+"""What `slime train --dry-run` reports about prompts, and what it refuses."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_only_a_sample_of_a_large_file_is_read(tmp_path: Path, monkeypatch: pyte
 def test_only_the_beginning_of_a_large_gzip_file_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 2)
     text = "".join(json.dumps(row) + "\n" for row in numbered(20_000))
-    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])  # its end is never read
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])  # the end of the file is never read
     facts = look(parse_source(f"{tmp_path}/p.jsonl.gz"), PROMPTS)
     assert str(facts).startswith(f"{tmp_path}/p.jsonl.gz: more than ")
 

@@ -1,4 +1,4 @@
-"""`slime train --dry-run`: the plan, and nothing else."""
+"""`slime train --dry-run`: prints the plan and starts nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_plan_shows_that_no_engines_start(slime: Slime, described_model: Pat
     assert "save every 3 rollouts and after the last to x" in ended.out
 
 
-def test_an_interval_alone_saves_in_the_run_folder(dry_run: Slime) -> None:
+def test_save_interval_without_save_uses_the_run_folder(dry_run: Slime) -> None:
     assert "save every 5 rollouts and after the last to outputs/run/checkpoints" in dry_run("--save-interval", "5").out
 
 
@@ -78,7 +78,7 @@ def test_the_quickstart_run_files_are_accepted(script: str) -> None:
 
 
 def saved_run(folder: Path, words: Sequence[str], rollouts_done: int) -> Path:
-    """A checkpoint as a run with these words leaves it, without weights."""
+    """A checkpoint of a run with these arguments, without weights."""
     config = load_config(words)
     writer = CheckpointWriter(folder, config, load_plugins(config.plugins).provenance(config))
     return writer.commit(

@@ -1,4 +1,4 @@
-"""What the light commands import, and what checking a run imports."""
+"""The imports of light commands and of checking a run."""
 
 from __future__ import annotations
 

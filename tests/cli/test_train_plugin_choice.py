@@ -70,7 +70,7 @@ def test_a_met_requirement_passes(dry_run: Slime) -> None:
 def test_the_run_file_has_the_same_settings(dry_run: Slime, refused: Callable[..., str], tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[plugins]\nrequire = ["slime-reward-math>=0.3,<0.4"]\nallow = ["math"]\nstrict = true\n')
-    assert dry_run(str(run), "--reward", "math/boxed").code == 0  # bad is not loaded, so it cannot be broken
+    assert dry_run(str(run), "--reward", "math/boxed").code == 0  # `bad` is not loaded, so it does not count as broken
     run.write_text('[plugins]\nautoload = false\ndeny = ["bad"]\n')
     assert "[plugins] autoload is off" in refused(str(run), "--reward", "math/boxed")
     run.write_text("[plugins]\nstrictly = true\n")

@@ -16,7 +16,7 @@ from slime.errors import EngineError
 
 
 class Loop(ModuleType):
-    """Stands where Ray would start, and remembers how it was called."""
+    """Replaces the start of Ray and records its arguments."""
 
     def __init__(self) -> None:
         super().__init__("slime.loop")

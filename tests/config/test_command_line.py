@@ -24,7 +24,7 @@ def test_a_value_may_be_negative(load: Load) -> None:
     assert load("--rollout-top-k", "-1").rollout.rollout_top_k == -1
 
 
-def test_the_last_of_a_repeated_flag_wins(load: Load) -> None:
+def test_the_last_value_of_a_repeated_flag_is_used(load: Load) -> None:
     assert load("--seed", "1", "--seed", "2").run.seed == 2
 
 

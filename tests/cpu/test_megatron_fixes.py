@@ -1,4 +1,4 @@
-"""CPU forms of Megatron functions give Megatron's numbers."""
+"""CPU versions of Megatron functions give the same results."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ print(count)
     assert int(words[-1]) > 250
 
 
-def test_hook_is_inert_where_cuda_is_available() -> None:
+def test_the_hook_does_nothing_if_cuda_is_available() -> None:
     words = run("""
 import sys, torch
 torch.cuda.is_available = lambda: True
@@ -82,7 +82,7 @@ except TrainerError as error:
     assert words == ["True", "True"]
 
 
-def test_rewritten_modules_work_in_a_thread_and_leave_torch_alone() -> None:
+def test_rewritten_modules_work_in_a_thread_and_do_not_change_torch() -> None:
     words = run("""
 import threading, torch
 from slime.cpu.megatron import install

@@ -1,4 +1,4 @@
-"""Attention of a whole batch in one call gives what each sequence alone would get."""
+"""Attention over a whole batch in one call equals attention over each sequence."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Cache:
     def of(cls, lengths: list[int]) -> Cache:
         generator = torch.Generator().manual_seed(0)
         total = sum(lengths)
-        slots = torch.randperm(total, generator=generator) + 1  # slot 0 belongs to nobody
-        table = torch.full((len(lengths) + 3, max(lengths) + 5), 10**6, dtype=torch.int32)  # rubbish beyond the end
+        slots = torch.randperm(total, generator=generator) + 1  # slot 0 is unused
+        table = torch.full((len(lengths) + 3, max(lengths) + 5), 10**6, dtype=torch.int32)  # garbage after the end
         rows = torch.randperm(len(lengths) + 3, generator=generator)[: len(lengths)]
         for row, length, mine in zip(rows, lengths, slots.split(lengths), strict=True):
             table[row, :length] = mine.int()

@@ -63,7 +63,7 @@ def seeded_engine_url(fork_server: Path, tmp_path_factory: pytest.TempPathFactor
         yield server.url
 
 
-def test_a_seed_decides_the_response_alone_and_in_any_batch(seeded_engine_url: str) -> None:
+def test_a_seed_gives_the_same_response_alone_and_in_any_batch(seeded_engine_url: str) -> None:
     alone = [asyncio.run(generate(seeded_engine_url, [seeded(i)]))[0].tokens for i in range(8)]
     others = [([50 + i] * (1 + i % 9), SamplingParams(max_new_tokens=5 + i)) for i in range(24)]
     together = asyncio.run(generate(seeded_engine_url, [*[seeded(i) for i in range(8)], *others]))
@@ -116,10 +116,10 @@ def test_latent_attention_has_the_log_probs_of_transformers(fork_server: Path, t
     )
     model = save_model(tmp_path, config)
     description = json.loads((tmp_path / "config.json").read_text())
-    # transformers leaves out what published checkpoints of the family say and SGLang reads
+    # transformers omits keys that published checkpoints have and SGLang reads
     description |= {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
     (tmp_path / "config.json").write_text(json.dumps(description))
-    # Seeded sampling happens to imply the rule that is tested here.
+    # Seeded sampling would also imply the rule that is tested here.
     server = cpu_engine(tmp_path, tmp_path, fork_server=fork_server, seeded_sampling=False)
     with running(server):
         prompts = [PROMPT, PROMPT[:2], [90, 91, 92, 93, 94, 95, 96]]

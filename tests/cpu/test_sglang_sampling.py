@@ -1,4 +1,4 @@
-"""The sampling hash against MurmurHash3 written from its definition, on bytes."""
+"""The sampling hash equals MurmurHash3, implemented from its definition on bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins appear for what does not import, and only for that."""
+"""Only modules that cannot be imported are replaced."""
 
 from __future__ import annotations
 

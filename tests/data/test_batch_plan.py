@@ -24,7 +24,7 @@ def test_equal_samples_are_dealt_evenly() -> None:
     assert [[len(m) for m in rank] for rank in plan] == [[2, 2], [2, 2]]
 
 
-def test_a_sample_longer_than_the_limit_is_alone() -> None:
+def test_a_sample_longer_than_the_limit_gets_its_own_micro_batch() -> None:
     plan = plan_micro_batches([5, 500, 5], num_ranks=1, max_tokens=50, micro_batch_size=None)
     assert plan == [[[1], [0, 2]]]
 

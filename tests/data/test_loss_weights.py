@@ -70,7 +70,7 @@ ROWS = st.lists(
 
 @given(rows=ROWS, per_token=st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_weights_of_a_step_sum_to_one_and_are_zero_where_masked(rows: list[Row], per_token: bool) -> None:
+def test_weights_of_a_step_sum_to_one_and_are_zero_at_masked_tokens(rows: list[Row], per_token: bool) -> None:
     weights = loss_weights(batch_of(rows), per_token=per_token)
     for step in {step for step, _, _ in rows}:
         of_step = [(w, mask) for w, (s, _, mask) in zip(weights, rows, strict=True) if s == step]

@@ -1,9 +1,9 @@
-"""The pages of docs/plugins/: their commands are run, and what they show is what is printed.
+"""Runs the commands on the pages of docs/plugins/ and writes their output to the pages.
 
-    python -m tests.docs.console        # runs the commands again and writes what they print
+    python -m tests.docs.console        # runs the commands and updates the pages
 
-In a ```console block each line that begins with `$ ` is run by bash, and the lines below it are its output.  A page
-that shows files of a package shows them as `slime plugins new` writes them: a line "`PATH`:", then a block.
+In a ```console block, bash runs each line that begins with `$ `, and the lines below are its output. A page
+shows a file that `slime plugins new` writes as a line "`PATH`:" followed by a block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime.testing.scaffold import Names, package_files, write_package
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "plugins"
-#: the packages that the walk-throughs make
+#: the packages that the walk-throughs build
 PACKAGES = {
     "reward": "concise",
     "estimator": "middle",
@@ -57,7 +57,7 @@ class Workplace:
         self._sources = sources
 
     def run(self, command: str) -> str:
-        """What a command prints, stderr included, with the places of this machine replaced."""
+        """The output of a command, including stderr, with this machine's paths replaced."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.cwd,
@@ -75,7 +75,7 @@ class Workplace:
 
 
 def refreshed(page: str, place: Workplace) -> str:
-    """The page's text with what its commands print now."""
+    """The page's text with the current output of its commands."""
 
     def block(match: re.Match[str]) -> str:
         commands = [line for line in match[1].splitlines() if line.startswith("$ ")]
@@ -85,7 +85,7 @@ def refreshed(page: str, place: Workplace) -> str:
 
 
 def refiled(page: str) -> str:
-    """The page's text with the files as `slime plugins new` writes them now."""
+    """The page's text with the files that `slime plugins new` writes now."""
     files = {
         f"{Names.of(kind, name).distribution}/{path}": text
         for kind, name in PACKAGES.items()
@@ -100,7 +100,7 @@ def refiled(page: str) -> str:
 
 
 def schemas() -> dict[Path, str]:
-    """Page -> the JSON Schema that belongs in it."""
+    """File -> its JSON Schema."""
     models = {"listing": Listing, "for-run": RunListing}
     return {
         PAGES / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=2) + "\n"
@@ -109,7 +109,7 @@ def schemas() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write every page again."""
+    """Update every page."""
     for path, text in schemas().items():
         path.write_text(text, encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from slime.plugins.plugin_set import survey_plugins
 from slime_estimators import slime_register_estimators
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-#: estimator -> (flags, what is said of its options)
+#: estimator -> (flags, description of its options)
 ROWS = {
     name: (flags, options)
     for flags, name, options in re.findall(

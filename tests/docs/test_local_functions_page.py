@@ -1,4 +1,4 @@
-"""The code of docs/plugins/local-functions.md works as it stands there."""
+"""The code on docs/plugins/local-functions.md works unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.compat.functions import find_function
 from slime.compat.shapes import ROLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "local-functions.md").read_text(encoding="utf-8")
-#: what each block is
+#: the kind of each block
 KINDS = ("reward", "generator", "generator", "datasource")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

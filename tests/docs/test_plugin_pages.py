@@ -1,4 +1,4 @@
-"""docs/plugins/: complete, and every command on it does what it says."""
+"""docs/plugins/ is complete, and every command on it works as shown."""
 
 from __future__ import annotations
 

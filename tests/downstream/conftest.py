@@ -1,4 +1,4 @@
-"""Environments that have a third party's packages beside everything the tests run with."""
+"""Environments with third-party packages in addition to the packages of the tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ collect_ignore = list(PACKAGES)
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of its own, which sees the packages of the one that runs the tests."""
+    """A separate virtual environment that also has the packages of the tests."""
 
     folder: Path
     mark: str
@@ -56,7 +56,7 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages as their authors have them: in a folder that has nothing to do with slime's."""
+    """The packages in a folder outside the repository, as their authors have them."""
     folder = tmp_path_factory.mktemp("sources")
     for package in PACKAGES:
         shutil.copytree(HERE / package, folder / package)

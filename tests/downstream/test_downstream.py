@@ -1,4 +1,4 @@
-"""A third party's packages, from their sources to a run that uses them, and to one that misses them."""
+"""Third-party packages: built, used by a run, and missing in another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.tiny_models import make_tiny_model
 
 
 def installed_here() -> list[str]:
-    """What of the packages is in the environment that runs the tests."""
+    """Which of the packages are in the environment that runs the tests."""
     return [path.name for path in Path(sysconfig.get_path("purelib")).glob("*") if "brevity" in path.name]
 
 
@@ -81,7 +81,7 @@ def test_a_run_selects_them_by_name_and_is_refused_once_they_are_gone(environmen
         assert "slime-reward-*" in refused.stderr
         assert "Traceback" not in refused.stderr
 
-    # Another reward in its place would be another run: the checkpoint says what it was trained with.
+    # A different reward would make it a different run: the checkpoint records the one it was trained with.
     words = [
         word if word != "brevity/short" else "exact_match" for word in command if word not in ("--reward.limit", "16")
     ]

@@ -1,4 +1,4 @@
-"""Engines shared by this room's tests, and a stub for injecting faults that real engines do not produce on demand."""
+"""Engines shared by the tests of this folder, and a stub that injects faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """A running engine; tests leave its weights as they found them."""
+    """A running engine; tests do not change its weights."""
     server = cpu_engine(tiny_model, tmp_path_factory.mktemp("engine"), fork_server=fork_server)
     with running(server):
         yield server

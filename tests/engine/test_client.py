@@ -1,4 +1,4 @@
-"""The rollout client: numbers against transformers on a real engine, its rules against injected faults."""
+"""The rollout client: log-probs compared with transformers on a real engine, and its handling of injected faults."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_request_that_waits_for_its_turn_is_aborted_without_being_sent(
     aborted = threading.Event()
 
     def reply(number: int) -> tuple[int, bytes]:
-        if number == 1:  # the one request that is sent; the message that ends it is the second
+        if number == 1:  # the first message is the request, the second one its abort
             aborted.wait(10)
         else:
             aborted.set()
@@ -276,7 +276,7 @@ def test_connecting_stops_after_the_last_attempt() -> None:
 
 def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine: Callable[..., FaultyEngine]) -> None:
     def slow(_: int) -> tuple[int, bytes]:
-        time.sleep(0.2)  # six in turn take longer than one may
+        time.sleep(0.2)  # six in sequence take longer than the limit of one
         return 200, answer()
 
     stub = faulty_engine(slow)

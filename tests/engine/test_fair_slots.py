@@ -52,7 +52,7 @@ class Crowd:
 def test_an_evaluation_gets_freed_slots_until_it_has_half() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(4))
-        await crowd.add("t", 100)  # a whole rollout waits already
+        await crowd.add("t", 100)  # a whole rollout is already waiting
         await crowd.add("e", 100)
         assert crowd.entered == ["t0", "t1", "t2", "t3"]
         await crowd.leave("t0", "t1")

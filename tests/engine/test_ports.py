@@ -23,7 +23,7 @@ def test_free_ports_are_outside_the_ephemeral_range() -> None:
     assert all(free_port() < max(first_ephemeral, 20_100) for _ in range(50))
 
 
-def test_a_port_in_use_is_refused_with_the_option_that_asked_for_it() -> None:
+def test_a_port_in_use_is_refused_with_the_name_of_its_option() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

@@ -19,7 +19,7 @@ from slime.kit.processes import DirectChild, living_members
 
 
 class Program(SupervisedProcess):
-    """A program that never says it is ready."""
+    """A program that never becomes ready."""
 
     def __init__(self, argv: Sequence[str], log_path: Path) -> None:
         super().__init__("the child", log_path)
@@ -145,7 +145,7 @@ def test_starting_twice_is_refused(child: Callable[[str], SupervisedProcess]) ->
 
 
 def test_a_child_dies_with_its_parent_even_by_sigkill(tmp_path: Path) -> None:
-    # The grandchild never gives other Python threads a chance to run, as the router does not.
+    # The grandchild never lets other Python threads run, like the router.
     busy = "import slime.kit.processes as p; p.end_with_parent(); print('up', flush=True)\nwhile True: pass"
     parent_program = textwrap.dedent(f"""
         import os, sys, time

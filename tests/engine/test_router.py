@@ -1,4 +1,4 @@
-"""The stock router with slime's settings, in front of real engines and of injected faults."""
+"""The stock router with slime's settings, in front of real engines and injected faults."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_after_the_clients_deadline_the_router_does_not_try_again(
 
     with pytest.raises(DeadlineError):
         asyncio.run(ask())
-    stub.wait_for_health_checks(3)  # a repeated request would have come: the router tries again within a second
+    stub.wait_for_health_checks(3)  # a repeated request would have arrived, because the router retries within a second
     assert stub.requests == 1
     over.set()
 

@@ -1,4 +1,4 @@
-"""Real servers: start, answer, end, and leave nothing behind."""
+"""Real servers start, answer, and end without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_no_server_outlives_a_parent_that_is_killed(
         address=str(fork_server) if "others" in launched else None,
         own_fork_server="own" in launched,
     )
-    with tempfile.TemporaryDirectory(prefix="killed-") as scratch:  # what a killed parent cannot remove
+    with tempfile.TemporaryDirectory(prefix="killed-") as scratch:  # files that a killed parent cannot remove
         environment = {**os.environ, "TMPDIR": scratch}
         parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
         assert_nothing_outlives(parent, num_groups=2 if "own" in launched else 1)

@@ -1,1 +1,1 @@
-"""Advantage estimators: by hand, by property, at the edges."""
+"""Advantage estimators: calculations by hand, properties, edge cases."""

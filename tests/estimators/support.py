@@ -1,4 +1,4 @@
-"""Estimators by name, built as a run builds them, and batches to give them."""
+"""Estimators by name, built as in a run, and batches for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime_estimators import slime_register_estimators
 
 SPECS: dict[str, EstimatorSpec] = {spec.name: spec for spec in slime_register_estimators()}
 ALL = sorted(SPECS)
-#: those that compare the rollouts of one prompt
+#: estimators that compare the rollouts of one prompt
 GROUPED = sorted(name for name, spec in SPECS.items() if "group" in spec.needs)
 
 
@@ -72,8 +72,8 @@ def scalars(name: str, rewards: Sequence[float], groups: Sequence[int] | None = 
 def batches(draw: st.DrawFn, max_group: int = 16) -> EstimatorBatch:
     """1 to 4 groups of 1 to 16 samples, shuffled; responses of 1 to 6 tokens, masks with holes, some all masked.
 
-    Sizes are hypothesis's to choose and to shrink, numbers a seed's: drawing hundreds of floats one at a time takes
-    longer than any estimator.
+    Hypothesis chooses and shrinks only sizes. Numbers come from a seed, because drawing hundreds of floats one by one
+    takes longer than any estimator.
     """
     sizes = draw(st.lists(st.integers(1, max_group), min_size=1, max_size=4))
     seed = draw(st.integers(0, 2**32 - 1))

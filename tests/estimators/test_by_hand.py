@@ -1,4 +1,4 @@
-"""Each estimator on numbers worked by hand."""
+"""Each estimator on numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_needs_and_ratios_of_the_specs() -> None:
     assert ranges == {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dapo": (0.2, 0.28)}
 
 
-# Values 0.5 0.2 0.4, reward 1.  With gamma 0.9, lambda 0.5: errors 1 - 0.4, 0.9 * 0.4 - 0.2, 0.9 * 0.2 - 0.5.
+# Values 0.5 0.2 0.4, reward 1. With gamma 0.9, lambda 0.5: errors 1 - 0.4, 0.9 * 0.4 - 0.2, 0.9 * 0.2 - 0.5.
 ERRORS = [-0.32, 0.16, 0.6]
 GAE = [-0.32 + 0.45 * 0.43, 0.16 + 0.45 * 0.6, 0.6]
 
@@ -91,7 +91,7 @@ def test_a_coefficient_without_kl_is_named(name: str) -> None:
 
 
 def test_reinforce_plus_plus_whitens_over_the_batch() -> None:
-    # mean 2, unbiased variance 2, whatever the groups
+    # mean 2, unbiased variance 2, for any groups
     assert scalars("reinforce_plus_plus", [1, 3], [0, 1]) == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)])
 
 
@@ -138,7 +138,7 @@ def test_dapo_penalizes_overlong_answers() -> None:
     assert not any(map(any, tokens("dapo", batch, longest=10)))
 
 
-def test_dapo_counts_masked_tokens_as_length() -> None:
+def test_dapo_counts_masked_tokens_in_the_length() -> None:
     batch = batch_of([1, 1], masks=[[1, 0, 0, 0], [1]])
     got = [part[0] for part in tokens("dapo", batch, longest=4, overlong_buffer=2)]
     assert got == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Configurations that would be ignored in part, or be another algorithm than their name says, are refused."""
+"""Configurations with ignored options, or that would be a different algorithm, are refused."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo", "rloo", "reinforce_plus_plus"])
-def test_the_name_alone_is_enough(name: str) -> None:
+def test_most_estimators_need_no_other_flags(name: str) -> None:
     slime_check_config(config(name))

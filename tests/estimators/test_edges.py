@@ -112,8 +112,8 @@ def loss_terms(name: str, **terms: Any) -> LossTerms:
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
 @pytest.mark.parametrize("wild", [-math.inf, -1e30, 50.0])
-def test_log_probs_at_masked_tokens_never_matter(name: str, kind: str, wild: float) -> None:
-    """Loss and gradient, whatever any of the four log-probs says there."""
+def test_log_probs_at_masked_tokens_have_no_effect(name: str, kind: str, wild: float) -> None:
+    """Loss and gradient, for any value of the four log-probs."""
     case = make_case(1)
     batch = train_batch(case)
     mask = torch.cat(case.parts(case.mask)).float()

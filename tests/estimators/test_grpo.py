@@ -1,4 +1,4 @@
-"""Group-relative advantages: hand-worked numbers, an independent formulation, and what must not matter."""
+"""Group-relative advantages: numbers by hand, an independent formulation, and invariances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not matter to any estimator, on random batches."""
+"""Invariances of every estimator, on random batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reordered(batch: EstimatorBatch, places: list[int]) -> EstimatorBatch:
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches())
 @settings(max_examples=20, deadline=None)
-def test_the_contract_holds(name: str, batch: EstimatorBatch) -> None:
+def test_estimators_keep_the_contract(name: str, batch: EstimatorBatch) -> None:
     before = copy_batch(batch)
     answer = make(name, **OPTIONS.get(name, {})).advantages(batch)
     check_untouched(before, batch)
@@ -94,7 +94,7 @@ def test_equal_rewards_give_exactly_zero(name: str, reward: float, sizes: list[i
 @given(batch=batches(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_inserting_masked_tokens_does_not_affect_other_tokens(name: str, batch: EstimatorBatch, seed: int) -> None:
-    """For every discount: masked tokens take no time.  Whatever they say of KL and values."""
+    """For every discount, KL and value at masked tokens: they are not a time step."""
     assert batch.kl is not None and batch.values is not None
     draw = random.Random(seed)
     columns: list[list[torch.Tensor]] = [[], [], []]
@@ -108,7 +108,7 @@ def test_inserting_masked_tokens_does_not_affect_other_tokens(name: str, batch: 
         for column, part, filler in zip(columns, parts, (0.0, draw.gauss(0, 1e6), draw.gauss(0, 1e6)), strict=True):
             column.append(torch.where(places >= 0, part[places], filler))
     longer = EstimatorBatch(batch.rewards, batch.group_ids, batch.rollout_ids, *columns)
-    # The penalty of overlong answers is the one thing that counts masked tokens.
+    # Only the penalty of overlong answers counts masked tokens.
     estimator = make(name, **(OPTIONS.get(name, {}) | ({"overlong_buffer": None} if name == "dapo" else {})))
     before, after = estimator.advantages(batch), estimator.advantages(longer)
     for old, new in ((before.advantages, after.advantages), (before.returns, after.returns)):

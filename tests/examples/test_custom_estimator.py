@@ -1,4 +1,4 @@
-"""The example estimator is a package that slime finds, checks and shows, without any change to slime."""
+"""slime finds, checks and shows the example estimator's package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(words: list[str], folder: Path, site: Path) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The package's source, and a folder of packages that it is installed into by pip, offline."""
+    """The package's source, and a folder into which pip installed it offline."""
     folder = tmp_path_factory.mktemp("custom-estimator")
     source, site = folder / "source", folder / "site"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))

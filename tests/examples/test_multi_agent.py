@@ -1,4 +1,4 @@
-"""The multi-agent example: two branches of one rollout, scored by role; and a step of its run, with real engines."""
+"""The multi-agent example: two branches of one rollout, scored by role, and a step of its run with real engines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_solver_and_reviewer_are_rewarded_for_an_accepted_correct_answer(team: A
     assert rewards == [1.0, 1.0]
     assert solver.rollout_id == reviewer.rollout_id == 7
     assert solver.loss_mask == [1]
-    assert reviewer.loss_mask is not None and reviewer.loss_mask[0] == 0  # the answer is trained on in the solver's
+    assert (
+        reviewer.loss_mask is not None and reviewer.loss_mask[0] == 0
+    )  # the answer is trained on in the solver's branch
     assert reviewer.loss_mask[-3:] == [1, 1, 1]
 
 

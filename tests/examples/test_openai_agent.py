@@ -1,4 +1,4 @@
-"""The openai-agent example in short: the agent is nobody's, and one rollout of its run works with real engines."""
+"""The openai-agent example: the agent does not import slime, and one rollout of its run works with real engines."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_rollout_of_the_agent_is_trained_on(tmp_path: Path) -> None:
     assert len(steps) == 2
     for step in steps:
         assert step["rollout/failed"] == 0
-        # A random model is wrong nine times in ten: the agent objects, as often as there is room for it.
+        # A random model is wrong nine times in ten, so the agent objects as often as it can.
         assert 1.2 < step["rollout/agent/requests"] <= 3
         assert step["rollout/agent/errors"] == step["rollout/agent/timeouts"] == 0
-    # The trainer's own numbers for the very tokens: masks, positions and log-probs of all turns fit.
+    # The trainer computes the same log-probs, so masks and positions of all turns are right.
     assert steps[0]["train/logprob_gap_max"] < 1e-4
     evaluation = next(row for row in found if "eval/held_out" in row)
     assert evaluation["eval/held_out/agent/requests"] > 1.2

@@ -1,4 +1,4 @@
-"""The examples curriculum and replay-buffer in short: their data keep what they promise, and both runs work."""
+"""The examples curriculum and replay-buffer, shortened: properties of their data, and both runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(words: list[str], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with models and data where the run files look for them."""
+    """A folder with models and data at the paths of the run files."""
     folder = tmp_path_factory.mktemp("examples")
     run([sys.executable, "-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], folder)
     return folder

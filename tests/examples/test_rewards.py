@@ -1,4 +1,4 @@
-"""The examples about rewards in short: their data keep what they promise, and their runs work, with real engines."""
+"""The examples about rewards, shortened: properties of their data, and their runs with real engines."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_run_files_use_existing_reward_options(run_file: str) -> None:
 @pytest.mark.timeout(900)
 def test_judge_reward_model_and_code_score_one_run_with_real_engines(tmp_path: Path) -> None:
     right = float(python(TEACH, tmp_path, str(EXAMPLES)).splitlines()[-1])
-    assert right > 0.8  # about pairs, which chance is right about half the time
+    assert right > 0.8  # on pairs, where guessing is right half the time
     (tmp_path / "run.toml").write_text(RUN_FILE)
     slime = str(Path(sys.executable).with_name("slime"))
     words = ["train", "run.toml", "--run-name", "short", "--startup-timeout-s", "400"]
@@ -144,5 +144,5 @@ def test_judge_reward_model_and_code_score_one_run_with_real_engines(tmp_path: P
         assert reward["llm_judge/attempts"] in (1.0, 2.0)
         if re.fullmatch(r"[1-9]\d", sample["response"]):
             assert reward["code"] == 1.0
-    # It has learned to judge before the run, so that it writes a score for most of its answers.
+    # The model has learned to judge before the run, so it writes a score for most answers.
     assert sum(reward["llm_judge/attempts"] == 1.0 for reward in scored) > 8

@@ -1,4 +1,4 @@
-"""The search example in short: its data keep what they promise, and both of its runs work, with real engines."""
+"""The search example, shortened: properties of its data, and both of its runs with real engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "search-r1"
 FACT = re.compile(r"the (\w+) of (\w+) is (\w+)\.")
 RESULTS = 2
 
-#: a function for --rollout-sample-filter-path that drops nothing and writes down what is trained on
+#: a function for --rollout-sample-filter-path that drops nothing and records what is trained on
 WITNESS = """
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example's model and data where its run files look for them."""
+    """A folder with the example's model and data at the paths of its run files."""
     folder = tmp_path_factory.mktemp("search-r1")
     run([str(EXAMPLE / "make_data.py"), "outputs/search-r1/data"], folder)
     run([str(EXAMPLE / "make_model.py"), "outputs/search-r1/model"], folder)
@@ -62,7 +62,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Rows by file name without ending."""
+    """Rows by file name without extension."""
     return {path.stem: rows(path) for path in (root / "outputs/search-r1/data").glob("*.jsonl")}
 
 
@@ -140,7 +140,7 @@ def test_both_runs_train_only_on_the_models_tokens(root: Path) -> None:
 
     slime = ["-m", "slime.cli.main", "train"]
     (root / "witness.py").write_text(WITNESS, encoding="utf-8")
-    # Long enough for the model to write calls, not for right ones: the whole example shows that the reward rises.
+    # Long enough to learn to write calls, not correct ones; the whole example shows that the reward rises.
     run([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "10", "--run-name", "warm"], root)
     flags = ["--num-rollout", "2", "--rollout-batch-size", "8", "--global-batch-size", "64", "--eval-interval", "2"]
     flags += ["--rollout-sample-filter-path", "witness.py:witness", "--run-name", "grpo"]

@@ -1,4 +1,4 @@
-"""The calculator example in short: its data keep what they promise, and both of its runs work, with real engines."""
+"""The calculator example, shortened: properties of its data, and both of its runs with real engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example's model and data where its run files look for them."""
+    """A folder with the example's model and data at the paths of its run files."""
     folder = tmp_path_factory.mktemp("tool-calculator")
     run([str(EXAMPLE / "make_data.py"), "outputs/tool-calculator/data"], folder)
     run([str(EXAMPLE / "make_model.py"), "outputs/tool-calculator/model"], folder)
@@ -66,7 +66,7 @@ def test_the_teacher_is_right_a_third_of_the_time(root: Path) -> None:
 @pytest.mark.timeout(900)
 def test_both_runs_work_and_the_calculator_is_called(root: Path) -> None:
     slime = ["-m", "slime.cli.main", "train"]
-    # Long enough for the model to begin calls, not for right ones: the whole example shows that the reward rises.
+    # Long enough to learn to start calls, not correct ones; the whole example shows that the reward rises.
     run([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "6", "--run-name", "warm"], root)
     flags = ["--num-rollout", "1", "--rollout-batch-size", "8", "--global-batch-size", "64", "--eval-interval", "1"]
     run([*slime, str(EXAMPLE / "grpo.toml"), *flags, "--skip-eval-before-train", "--run-name", "grpo"], root)

@@ -1,4 +1,4 @@
-"""The search tool finds what BM25 finds, says so in lines, and refuses a corpus that is none."""
+"""The search tool ranks by BM25, numbers its results, and refuses an invalid corpus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_generators.tools.search import NOTHING_FOUND, SearchIndex, make_searc
 
 
 def plainly(passages: list[str], query: str) -> list[float]:
-    """BM25 term by term, as the formula has it: k1 = 1.2, b = 0.75."""
+    """BM25 term by term from the formula, with k1 = 1.2 and b = 0.75."""
     split = [words_of(text) for text in passages]
     average = max(sum(map(len, split)) / len(split), 1.0)
     scores = []

@@ -1,4 +1,4 @@
-"""Whole runs of `slime train` as a user starts them: a child process, real engines, a tiny model."""
+"""Complete runs of `slime train` in a child process, with real engines and a tiny model."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class SlimeRun:
         return self.root / "outputs" / self.name
 
     def wait(self, timeout_s: float = 240.0) -> int:
-        """Exit code; `output` then holds what was printed."""
+        """Wait for the exit code; `output` is then complete."""
         code = self.process.wait(timeout_s)
         self.output = self.log.read_text(encoding="utf-8", errors="replace")
         return code
 
     def wait_for_output(self, pattern: str, timeout_s: float = 240.0) -> None:
-        """Return when the run has printed something that matches `pattern`."""
+        """Wait until the run has printed something that matches `pattern`."""
         self.wait_until(
             lambda: re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")), timeout_s, repr(pattern)
         )
 
     def wait_until(self, condition: Callable[[], object], timeout_s: float = 240.0, what: str = "condition") -> None:
-        """Return when `condition` is true; fail if the run ends before."""
+        """Wait until `condition` is true; fail if the run ends before."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"ended before {what}:\n{self.log.read_text()}"
@@ -72,7 +72,7 @@ class SlimeRun:
             time.sleep(0.1)
 
     def left_over(self, within_s: float = 15.0) -> list[str]:
-        """Command lines of the processes of this run that still live after `within_s` seconds."""
+        """Command lines of the run's processes that are still alive after `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -105,7 +105,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """An engine for tests that send it their own weights before they ask anything."""
+    """An engine for tests that send it their own weights first."""
     server = cpu_engine(model, tmp_path_factory.mktemp("engine"), fork_server=fork_server)
     with running(server):
         yield server
@@ -113,7 +113,7 @@ def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
-    """Starts `slime train` with a small run's flags plus those given; ends what a failed test leaves."""
+    """Starts `slime train` with the flags of a small run plus those given; kills what a failed test leaves."""
     started: list[SlimeRun] = []
 
     def start(*flags: str, name: str = "run", reward: bool = True) -> SlimeRun:
@@ -124,7 +124,7 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
         command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
         command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3"]
         if reward:
-            # A random model earns no reward; the entropy bonus is what moves its weights.
+            # A random model gets no reward; only the entropy bonus changes its weights.
             command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
         environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as out:

@@ -1,4 +1,4 @@
-"""Which files of core a prompt passes in one training step, traced in a real run.
+"""The core files that run in one training step, traced in a real run.
 
 python -m tests.integration.prompt_path        rewrites the list in docs/architecture.md
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "slime"
 PAGE = ROOT / "docs" / "architecture.md"
-#: what does not act on a prompt: it watches the run or supervises it on a timer, or stands in for a GPU in an engine
+#: files that do not act on a prompt: they observe or supervise the run, or replace a GPU in an engine
 WATCHERS = (
     "observe/",
     "cpu/",
@@ -68,7 +68,7 @@ def install_tracer(folder: Path) -> dict[str, str]:
 
 
 def files_of_step(folder: Path) -> list[str]:
-    """The core files that a prompt passed in the second step of a traced run, in any process, sorted."""
+    """The core files that ran in the second step of a traced run, in any process, sorted."""
     lines = [line.split(" ", 1) for path in (folder / "notes").iterdir() for line in path.read_text().splitlines()]
     starts = sorted(float(time) for time, name in lines if name == "Run.start_step")
     step = {name for time, name in lines if starts[1] <= float(time) < starts[2] and name.endswith(".py")}
@@ -82,7 +82,7 @@ def listed() -> list[str]:
 
 
 def write(files: list[str]) -> None:
-    """Put the list into the page, each file with the first line of its docstring."""
+    """Write the list to the page, each file with the first line of its docstring."""
     rows = "\n".join(f"- `core/slime/{name}`: {summary(CORE / name)}" for name in files)
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text[: text.index(BEGIN)] + f"{BEGIN}\n{rows}\n" + text[text.index(END) :], encoding="utf-8")

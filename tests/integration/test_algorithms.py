@@ -1,4 +1,4 @@
-"""Every algorithm that slime ships trains on the real engines, with the flags that its example states."""
+"""Every algorithm that ships with slime trains on the real engines, with the flags of its example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime.plugins.plugin_set import survey_plugins
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "compare.py"
-#: a random model earns nothing from a checked answer; letters among what it says it does
+#: a random model never gives a correct answer, but it does write letters
 REWARD = """
 def letters(samples):
     return [sum(c.isalpha() for c in sample.response) / 10 for sample in samples]
@@ -53,7 +53,7 @@ def test_algorithms_train_on_the_real_engines(
     if name == "ppo":
         flags += ["--num-critic-only-steps", "0"]
     filtered = "--sampling-filter" in flags
-    if filtered:  # by default the engines' log-probs would be the old ones, and the gap hold what the policy moved
+    if filtered:  # with the default, the gap would include the change of the policy
         flags += ["--no-use-rollout-logprobs"]
     steps = train_in_house(flags, engine, tmp_path)
     assert len(steps) == 2
@@ -61,8 +61,8 @@ def test_algorithms_train_on_the_real_engines(
         assert math.isfinite(step["loss"])
         assert step["grad_norm"] > 1e-4
         assert step["advantage_std"] > 0
-    # Of the first rollout no group waited in the buffer while the policy moved; of the second some may, with a filter.
+    # In the first rollout no group waited in the buffer while the policy changed; in the second some may.
     for step in steps[:1] if filtered else steps:
         assert step["logprob_gap_max"] < 1e-4
-    # The policy moved: the second step of a rollout no longer has the ratios of the first.
+    # The policy changed, so the second step of a rollout has other ratios than the first.
     assert abs(steps[0]["ratio"] - 1.0) > 1e-6

@@ -10,7 +10,7 @@ from tests.integration.conftest import SlimeRun
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
-#: a random model earns nothing from a checked answer; letters among what it says it does
+#: a random model never gives a correct answer, but it does write letters
 REWARD = """
 def letters(samples):
     return [sum(c.isalpha() for c in sample.response) / 10 for sample in samples]

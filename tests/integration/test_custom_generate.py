@@ -83,7 +83,7 @@ def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(tmp_path: Pa
     run = tmp_path / "outputs" / "run"
     steps = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "time/step" in row]
     assert len(steps) == 2
-    # One token too many, too few or off by one between the turns, and the two would not agree.
+    # With one token too many or too few between the turns, the two would not agree.
     assert all(step["train/logprob_gap_max"] < 1e-4 and step["train/grad_norm"] > 1e-3 for step in steps)
     samples = [json.loads(line) for line in (run / "rollouts" / "000000.jsonl").read_text().splitlines()]
     turns = [sum(message["role"] == "assistant" for message in sample["messages"]) for sample in samples]

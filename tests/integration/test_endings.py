@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left running and the reason is on the screen."""
+"""However a run ends, it leaves no processes and prints the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Start = Callable[..., SlimeRun]
 def test_an_interrupted_run_shuts_down_cleanly(slime_train: Start, signum: signal.Signals, code: int) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b2/\d")  # a few steps in
-    os.killpg(run.process.pid, signum)  # as a terminal does: the whole foreground group
+    os.killpg(run.process.pid, signum)  # like a terminal, to the whole foreground group
     assert run.wait(60) == code, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output

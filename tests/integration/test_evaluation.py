@@ -78,7 +78,7 @@ def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, d
     told = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row for row in told if "eval/held" in row]
     assert [row["step"] for row in evaluations] == [0, 2, 4]
-    for row in evaluations:  # of the weights they are of, whatever was trained meanwhile
+    for row in evaluations:  # of their own weights, whatever was trained in the meantime
         path = run.run_dir / "rollouts" / f"eval_held_{row['step']:06d}.jsonl"
         versions = {tuple(json.loads(line)["weight_versions"]) for line in path.read_text().splitlines()}
         assert versions == {(str(int(row["eval/held/weight_version"])),)}

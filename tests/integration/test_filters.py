@@ -1,4 +1,4 @@
-"""A run whose groups are filtered is killed and continued: the prompts trained on are those of a run that was not."""
+"""A run with filters that is killed and resumed trains on the same prompts as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.conftest import SlimeRun
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
 Start = Callable[..., SlimeRun]
 
-#: a random model earns no reward by answering; this one is a coin's throw for every response
+#: a random model never gives a correct answer, so this reward is random
 REWARD = "def reward_func(args, sample):\n    return float(sum(sample.tokens) % 2)\n"
 
 

@@ -1,4 +1,4 @@
-"""The path of a prompt through the code: as short as promised, and as `docs/architecture.md` lists it."""
+"""The path of a prompt through the code is short, and listed in `docs/architecture.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.prompt_path import files_of_step, install_tracer, listed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
-#: files of core that one step may pass, from the data source to the weights in the engine
+#: maximum number of core files in one step, from the data source to the weights in the engine
 MOST_FILES = 40
 
 

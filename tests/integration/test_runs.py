@@ -19,9 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 Start = Callable[..., SlimeRun]
 
 
-def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behind(
-    slime_train: Start, data: object
-) -> None:
+def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_train: Start, data: object) -> None:
     run = slime_train(
         "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
         "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
@@ -35,7 +33,7 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behin
     for number, row in enumerate(steps):
         assert row["weight_version"] == number + 2  # one sync before the first rollout, one after each
         assert row["rollout/samples"] == 8
-        assert row["train/grad_norm"] > 1e-3  # the weights move, so that the gap shows whether they arrive
+        assert row["train/grad_norm"] > 1e-3  # the weights change, so the gap shows whether they arrive
         assert row["train/logprob_gap_max"] < 1e-4
         assert all(math.isfinite(v) for v in row.values())
     assert abs(steps[0]["train/kl"]) < 1e-5  # the first step starts at the reference
@@ -46,7 +44,7 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_leaves_nothing_behin
     assert all(row["weight_versions"] == ["2"] for row in rows)
     assert all(row["status"] in ("completed", "truncated") for row in rows)
     assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
-    # the checkpoint of the finished run holds the model that the run itself exported at its end
+    # the checkpoint of the finished run has the model that the run exported at its end
     saved, exported = run.root / "export" / "3", run.root / "exported"
     slime("export", "ckpt", "exported", cwd=run.root)
     assert {path.name for path in exported.iterdir()} == {path.name for path in saved.iterdir()}
@@ -75,7 +73,7 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
     assert [first.prompts(i) for i in (0, 1)] + [second.prompts(i) for i in (2, 3)] == [
         whole.prompts(i) for i in range(4)
     ]
-    # weights, optimizer and sampling go on too: the steps are those of the run that was never interrupted
+    # weights, optimizer and sampling continue too: the steps equal those of the uninterrupted run
     for resumed, uninterrupted in zip(second.steps(), whole.steps()[2:], strict=True):
         assert resumed["train/grad_norm"] > 1e-3
         assert resumed["train/logprob_gap_max"] < 1e-4
@@ -100,10 +98,10 @@ def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_orde
     assert [row["weight_version"] for row in steps] == [1, 2, 2, 3, 3]
     rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000002.jsonl").read_text().splitlines()]
     assert {v for row in rows for v in row["weight_versions"]} <= {"1", "2"}
-    # rollouts 0, 1, 2 are begun under the first weights, so rollout 2 is trained on two rollouts later
+    # rollouts 0, 1, 2 are started with the first weights, so rollout 2 is trained on two rollouts later
     assert steps[0]["train/staleness_max"] == 0
     assert 1 <= steps[2]["train/staleness_max"] <= 2
-    # stale samples are weighed against the weights that produced them
+    # the ratio of stale samples uses the weights that produced them
     assert abs(steps[0]["train/ratio"] - 1) < 1e-4
     assert abs(steps[1]["train/ratio"] - 1) > 1e-4
 

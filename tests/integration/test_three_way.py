@@ -1,4 +1,4 @@
-"""Engine, trainer and transformers give the same tokens the same log-probs, before and after a weight sync."""
+"""Engine, trainer and transformers compute the same log-probs, before and after a weight sync."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPERATURE = 0.8
 
 
 def generated(engine_url: str) -> TrainBatch:
-    """What the engine samples for PROMPTS, two answers each, with its log-probs."""
+    """Two answers of the engine for each of PROMPTS, with log-probs."""
     from slime.engine.client import HttpPolicyClient
 
     async def ask() -> list[Any]:
@@ -91,7 +91,9 @@ def test_three_implementations_agree_before_and_after_a_weight_sync(family: str,
         [(before, after)] = [tuple(run_ranks(train_and_sync, 1, config, engine.url, exported)[0])]
 
     moved = [a - b for a, b in zip(transformers_log_probs(exported, before[0]), before[1], strict=True)]
-    assert max(np.abs(m).max() for m in moved) > 1e-2  # the step changed the model, or the second half proves nothing
+    assert (
+        max(np.abs(m).max() for m in moved) > 1e-2
+    )  # the step must change the model, or the second half proves nothing
     for (batch, trainer), model in ((before, folder), (after, exported)):
         assert batch.rollout_log_probs is not None
         for engines, trainers, independent in zip(

@@ -41,7 +41,7 @@ def random_text(rng: random.Random) -> str:
 
 
 class RandomCalls:
-    """Takes answers for calls of `noise`, as a hash of their text says."""
+    """Interprets some answers as calls of `noise`, chosen by a hash of their text."""
 
     def parse(self, text: str) -> list[ToolCall]:
         rng = random.Random(text)
@@ -57,7 +57,7 @@ async def noise(seed: int) -> str:
 
 
 class Recorded:
-    """Passes requests on and keeps them with their answers, by session."""
+    """Forwards requests and records them with their answers, by session."""
 
     def __init__(self, policy: PolicyClient) -> None:
         self._policy = policy
@@ -119,14 +119,14 @@ def pending(loop: ToolLoop, index: int) -> Sample:
 
 
 def sampling(index: int) -> SamplingParams:
-    # A random model almost never ends an answer by itself: a good part of the vocabulary does it for it.
+    # A random model almost never ends an answer by itself, so many tokens of the vocabulary end it.
     stops = tuple(range(7, 256, 6))
     return SamplingParams(max_new_tokens=random.Random(index).choice((100, 1000)), stop_token_ids=stops)
 
 
 @pytest.fixture(scope="module")
 def conversations(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Template -> finished samples with the requests and answers they were made of."""
+    """Template -> finished samples with their requests and answers."""
     path = tmp_path_factory.mktemp("run")
 
     async def talk() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Engine and trainer agree on the log-probs of what is trained on, in float32; a run that asks stops where not."""
+"""In float32, engine and trainer agree on the log-probs of trained tokens; else --true-on-policy-mode stops the run."""
 
 from __future__ import annotations
 

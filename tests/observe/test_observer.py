@@ -104,7 +104,7 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     assert recording.calls[-1][1] == {"run_dir": tmp_path, "outcome": "finished"}
 
 
-def test_a_sink_that_cannot_write_is_reported_once_and_the_others_go_on(
+def test_a_sink_that_cannot_write_is_reported_once_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full_disk(_self: MetricsWriter, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,5 +1,5 @@
 """slime's numbers against those of independent implementations: trl and verl, as published, in float64.
 
-A package that is missing fails these tests; `make install` brings both.  What differs by definition is said beside
+The tests fail if a package is missing; `make install` installs both. Differences of definition are listed beside
 each test and, for users, in docs/algorithms.md.
 """

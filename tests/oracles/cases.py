@@ -55,7 +55,7 @@ class Case:
 
     @property
     def estimator_batch(self) -> EstimatorBatch:
-        """What an estimator is given."""
+        """The input of an estimator."""
         return EstimatorBatch(
             rewards=self.rewards,
             group_ids=self.groups,
@@ -68,7 +68,7 @@ class Case:
 
 def make_case(seed: int, *, masked_rows: bool = True, singleton: bool = True, shift: float = 0.4) -> Case:
     """Masks with holes, a response of one token, a group of equal rewards; with `masked_rows` one response that trains
-    no token, with `singleton` a group of one.  `shift`: how far log-probs lie apart.
+    no token, with `singleton` a group of one. `shift`: the distance between log-probs.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -103,7 +103,7 @@ def make_case(seed: int, *, masked_rows: bool = True, singleton: bool = True, sh
 
 
 def train_batch(case: Case) -> TrainBatch:
-    """Every response a rollout of its own, one optimizer step."""
+    """One optimizer step, with each response as a separate rollout."""
     samples = [
         Sample(
             group_index=i,
@@ -129,7 +129,7 @@ def slime_loss(
     advantages: Tensor | None = None,
     **terms: Any,
 ) -> tuple[float, Tensor]:
-    """slime's loss of the whole batch in one micro-batch, and its gradient [N, T] in the log-probs."""
+    """slime's loss of the whole batch in one micro-batch, and its gradient [N, T] with respect to the log-probs."""
     batch = train_batch(case)
     weights = loss_weights(batch, per_token=per_token, constant_length=constant_length)
 
@@ -166,7 +166,7 @@ def slime_loss(
 
 
 def peer_loss(function: Any, case: Case, *arguments: Any, **options: Any) -> tuple[float, Tensor]:
-    """A padded loss of `function(log_probs, ...)`, and its gradient [N, T] in the log-probs."""
+    """A padded loss of `function(log_probs, ...)`, and its gradient [N, T] with respect to the log-probs."""
     log_probs = case.log_probs.clone().requires_grad_()
     loss = function(*arguments, log_probs, case.old, options.pop("advantages", case.advantages), case.mask, **options)
     (gradient,) = torch.autograd.grad(loss, log_probs)
@@ -174,13 +174,13 @@ def peer_loss(function: Any, case: Case, *arguments: Any, **options: Any) -> tup
 
 
 def context(**algorithm: float) -> Context:
-    """Of a run with these options of the algorithm."""
+    """The context of a run with these algorithm options."""
     config = SimpleNamespace(algorithm=SimpleNamespace(**({"kl_coef": 0.0} | algorithm)))
     return Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"), config=config)
 
 
 def agree(ours: tuple[float, Tensor], theirs: tuple[float, Tensor]) -> None:
-    """Loss and gradient within 1e-6, of a gradient that is not all zeros."""
+    """Assert that loss and gradient agree within 1e-6, and that the gradient is not all zeros."""
     assert theirs[1].abs().max() > 1e-3
     assert abs(ours[0] - theirs[0]) < 1e-6
     torch.testing.assert_close(ours[1], theirs[1], rtol=1e-6, atol=1e-6)

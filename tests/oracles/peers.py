@@ -30,7 +30,7 @@ def verl() -> SimpleNamespace:
     from verl.trainer.ppo import core_algos, rollout_corr_helper
     from verl.workers.config import ActorConfig
 
-    # Importing it sets variables and a log handler, which are not for the tests that follow in this process.
+    # The import sets variables and a log handler, which must not affect later tests in this process.
     os.environ.clear()
     os.environ.update(environment)
     logging.getLogger().handlers[:] = handlers
@@ -67,7 +67,7 @@ def verl_policy_loss(
 
 @functools.cache
 def trl_function(file: str, name: str) -> Callable[..., Any]:
-    """A function or a class of trl's source, compiled by itself."""
+    """A function or class of trl's source, compiled separately."""
     spec = find_spec("trl")
     assert spec is not None and spec.origin is not None, "trl is not installed: run `make install`"
     path = Path(spec.origin).parent / file

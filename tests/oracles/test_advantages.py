@@ -94,7 +94,7 @@ def test_dapo_with_trls_penalty_and_verls_statistics(seed: int, longest: int, bu
     close(advantages(DAPO(DAPOOptions(overlong_buffer=buffer), run), case), theirs)
 
 
-def test_a_group_of_one_has_no_advantage_where_verl_gives_it_the_reward() -> None:
+def test_a_group_of_one_has_zero_advantage_unlike_in_verl() -> None:
     case = make_case(0)
     theirs, _ = verl().core.compute_grpo_outcome_advantage(outcome_rewards(case), case.mask, case.groups.numpy())
     assert theirs[13, 0] == pytest.approx(float(case.rewards[13]), rel=1e-5)

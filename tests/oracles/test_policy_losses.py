@@ -116,7 +116,7 @@ def test_cispo_with_verl(seed: int, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cispo_with_trl_whose_bound_is_the_weight_itself(seed: int) -> None:
+def test_cispo_with_trls_bound_on_the_weight(seed: int) -> None:
     case = make_case(seed, shift=1.0)
     agree(
         slime_loss(case, estimator=CISPO_ESTIMATOR, per_token=True, eps_clip=1.0, eps_clip_high=0.5),

@@ -1,4 +1,4 @@
-"""Every way we know in which a plugin can be broken, as packages on disk.  See `broken_table.py`."""
+"""Every known way to break a plugin, as packages on disk. See `broken_table.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Package:
     impl: str = IMPL
     distribution: str = "slime-reward-bad"
     plugin: str = "bad"
-    #: what its entry point names; default: its module
+    #: value of its entry point; default: its module
     entry: str = ""
 
     @property
@@ -40,16 +40,16 @@ class Package:
 
 @dataclass(frozen=True)
 class Case:
-    """One mistake, and the run that meets it."""
+    """One mistake, and a run that uses the plugin."""
 
     mistake: str
     packages: tuple[Package, ...]
-    #: the reward that a run names which uses it
+    #: the reward of a run that uses it
     used_as: str = "bad/r"
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: where it shows: before anything starts, or when the component is built in its process
+    #: when it is detected: before anything starts, or when the component is built
     shows: str = "before a run"
-    #: whether a run may use it nevertheless
+    #: whether a run may use it anyway
     usable: bool = False
 
 
@@ -90,7 +90,7 @@ CASES: tuple[Case, ...] = (
     _one("an exception when it is imported", "raise RuntimeError('no licence')\n"),
     _one("it ends the process when it is imported", "import sys\nsys.exit(3)\n"),
     _one("a package it imports is not installed", "import sympie\n"),
-    # what it says of itself
+    # its declaration
     _one("no `slime_api`", "import slime.plugin as sp\n"),
     _one("written for a newer plugin API", "slime_api = 3\n"),
     _one("written for an older plugin API", "slime_api = 0\n"),
@@ -107,7 +107,7 @@ CASES: tuple[Case, ...] = (
         "a hook is a wrapper",
         HEAD + "@sp.hookimpl(wrapper=True)\ndef slime_register_rewards():\n    return (yield)\n",
     ),
-    # what it registers
+    # its specs
     _registers("the hook raises", "1 / 0"),
     _registers("the hook returns no list", "None"),
     _registers("the list holds something else", "['r']"),
@@ -139,7 +139,7 @@ CASES: tuple[Case, ...] = (
         used_as="exact_match",
         usable=True,
     ),
-    # what only a run asks for
+    # detected only by a run
     _registers("its class is not there", f"[{_spec(factory=repr('slime_reward_bad_impl:Imple'))}]"),
     _registers("its class's module has a syntax error", f"[{_spec()}]", impl="class Impl\n"),
     _registers("its class's module needs a package that is not installed", f"[{_spec()}]", impl="import sympie\n"),

@@ -1,8 +1,8 @@
-"""docs/plugins/broken.md: what a user sees of every kind of broken plugin.
+"""The table of docs/plugins/broken.md: the messages for every kind of broken plugin.
 
-    python -m tests.plugins.broken_table        # writes it again
+    python -m tests.plugins.broken_table        # updates it
 
-The packages of `broken_cases.py` are made on disk; then the listing is read, a run is resolved that does not use
+The packages of `broken_cases.py` are created on disk; then plugins are listed, and two runs are resolved: one that uses
 the plugin, and one that does.
 """
 
@@ -33,11 +33,11 @@ BEGIN, END = "<!-- generated: python -m tests.plugins.broken_table -->", "<!-- e
 
 @dataclass(frozen=True)
 class Seen:
-    """What a user sees of one case."""
+    """The messages for one case."""
 
     #: "broken: PROBLEM. REMEDY" of `slime plugins`, or "ok"
     listed: str
-    #: what a run that uses it is refused with; None where it runs
+    #: the error of a run that uses it; None if it runs
     refused: str | None
     exit_code: int
     #: whether a run that does not use it can be resolved
@@ -45,7 +45,7 @@ class Seen:
 
 
 def see(case: Case) -> Seen:
-    """Install the case's packages, look, and remove them."""
+    """Install the case's packages, collect the messages, and remove them."""
     with tempfile.TemporaryDirectory() as folder, _installed(case, Path(folder)) as site:
         shown = installed().content
         rows = [row for row in shown.plugins if not row.built_in]
@@ -70,7 +70,7 @@ def _used(case: Case, seen: Seen) -> str:
     if seen.refused is None:
         return f"runs: `{case.used_as}` means slime's own"
     reason = seen.listed.removeprefix("broken: ")
-    # What the listing says, after the names of component and package.
+    # The message of the listing, after the names of component and package.
     return _cell(seen.refused.replace(reason, "..."))
 
 
@@ -96,7 +96,7 @@ def _installed(case: Case, site: Path) -> Iterator[Path]:
 
 
 def install(case: Case, site: Path) -> None:
-    """Put the case's packages on disk."""
+    """Write the case's packages to disk."""
     for package in case.packages:
         sources = {package.module: package.source, f"{package.module}_impl": package.impl}
         entry = package.entry or package.module
@@ -113,7 +113,7 @@ def _config(reward: str, case: Case | None = None) -> RunConfig:
 
 
 def _refusal(config: RunConfig, case: Case, site: Path) -> tuple[str | None, int]:
-    """(the message, exit code) with which a run is refused; (None, 0) where it is not."""
+    """(error, exit code) of a refused run; (None, 0) otherwise."""
     logging.disable(logging.WARNING)
     try:
         plugins = load_plugins(PluginOptions())
@@ -133,7 +133,7 @@ def _sentence(text: str) -> str:
 
 
 def _plain(text: str, site: Path) -> str:
-    """Without the place of this machine's temporary files."""
+    """Without this machine's temporary paths."""
     return text.replace(str(site), "site-packages")
 
 

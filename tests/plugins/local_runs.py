@@ -78,7 +78,7 @@ def plugins_for(config: RunConfig) -> PluginSet:
 
 
 def build(config: RunConfig, slot: str, run_dir: Path, tokenizer: Any = None) -> Any:
-    """The object in a slot of the run, as the rollout process makes it."""
+    """The object in a slot of the run, as the rollout process builds it."""
     plugins = plugins_for(config)
     resolved = plugins.resolve(config)[slot]
     context = Context(
@@ -88,7 +88,7 @@ def build(config: RunConfig, slot: str, run_dir: Path, tokenizer: Any = None) ->
 
 
 def scores(reward: Any, samples: list[Sample]) -> list[float]:
-    """The values of a reward's answers, awaited where they have to be."""
+    """The values of a reward's results, awaited if necessary."""
     answer = reward.score(samples)
     if inspect.isawaitable(answer):
 

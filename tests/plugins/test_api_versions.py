@@ -12,7 +12,7 @@ from slime.plugins.plugin_set import survey_plugins
 
 @pytest.fixture
 def speaks_2_and_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a later slime would, after two changes of the API."""
+    """Like a later slime, after two changes of the API."""
     monkeypatch.setattr(validate, "API_VERSION", 3)
     monkeypatch.setattr(validate, "ACCEPTED_APIS", (2, 3))
 

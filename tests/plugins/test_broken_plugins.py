@@ -1,4 +1,4 @@
-"""Broken plugins: each is told apart, named with its package and a remedy, and never stops the others."""
+"""Broken plugins are reported with package and remedy, and never stop the others."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def failure_of(install_reward: Any) -> PluginFailure:
     return failure
 
 
-def test_a_failure_keeps_package_entry_point_and_exception(install_reward: Any) -> None:
+def test_a_failure_records_package_entry_point_and_exception(install_reward: Any) -> None:
     failure = failure_of(install_reward)
     assert (failure.found.distribution, failure.found.version) == ("slime-reward-bad", "0.3.1")
     assert failure.found.entry == "slime_reward_bad"

@@ -1,4 +1,4 @@
-"""Every kind of broken plugin: listed with its cause, refused where it is used, harmless where it is not."""
+"""Every kind of broken plugin is listed with its cause, and stops only runs that use it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_page_shows_the_actual_messages() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every broken package at once, those that ask for the same names excepted."""
+    """All broken packages at once, except those whose names conflict."""
     site = tmp_path_factory.mktemp("site")
     for number, case in enumerate(CASES):
         if len(case.packages) == 1 and case.packages[0].plugin == "bad":

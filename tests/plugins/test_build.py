@@ -1,4 +1,4 @@
-"""Building components: options checked, class imported, contract looked at."""
+"""Building components: options are checked, the class imported, and its methods checked."""
 
 from __future__ import annotations
 

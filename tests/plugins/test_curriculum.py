@@ -1,4 +1,4 @@
-"""The curriculum: which prompts come at which level, and how the level follows the pass rate."""
+"""The curriculum: the prompts of each level, and how the level follows the pass rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generate_single` in a generate function: what it asks, and what is trained on."""
+"""`generate_single` in a generate function: its requests, and what is trained on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SAMPLING = SamplingParams(max_new_tokens=60, temperature=0.5, sampling_seed=7)
 
 
 class Turns:
-    """A tokenizer with one token a character and a template of closed turns."""
+    """A tokenizer with one token per character and a template that closes turns."""
 
     eos_token_id = ord(";")
     chat_template = "turns"
@@ -77,7 +77,7 @@ class Turns:
 
 
 class Scripted:
-    """Gives these answers in turn, and keeps what it was asked."""
+    """Returns these answers in order, and records the requests."""
 
     def __init__(self, *answers: str, error: Exception | None = None, finish: str = "stop") -> None:
         self.answers = list(answers)
@@ -104,7 +104,7 @@ def generate(folder: Path, source: str, policy: Scripted, prompt: Any = "q", **r
 
 @pytest.mark.parametrize("prompt", ["q", [{"role": "user", "content": "q"}]])
 def test_the_documented_function_trains_only_on_the_policys_tokens(tmp_path: Path, prompt: Any) -> None:
-    # The white space before an answer would be trimmed if it were rendered again.
+    # Rendering the answer again would trim its leading white space.
     policy = Scripted("look  ;", "it is 42;")
     [done] = generate(tmp_path, DOCUMENTED, policy, prompt)
     assert policy.asked == ["u:q;a:", "u:q;a:look  ;t:42;a:"]

@@ -1,4 +1,4 @@
-"""slime's generators: what they put on a sample, for every way a response can end."""
+"""slime's generators: the samples they return, for every finish reason."""
 
 # ruff: noqa: ARG002 - stand-ins for a policy keep the contract's signature
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Letters:
 
 
 class Scripted:
-    """A policy that gives one prepared answer and remembers what it was asked."""
+    """A policy that returns one prepared answer and records the requests."""
 
     def __init__(self, reason: str = "stop", meta: Mapping[str, Any] | None = None) -> None:
         self.answer = Generation([52, 50, EOS], [-0.5, -0.25, -0.125], reason, ["3", "4"], meta or {})
@@ -49,7 +49,7 @@ class Scripted:
 
 
 class Unasked:
-    """A policy that must not be asked."""
+    """A policy that must not be called."""
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
@@ -82,7 +82,7 @@ def supervised(sample: Sample, *, limit: int = 8, **options: Any) -> Sample:
     return checked
 
 
-def test_the_policy_is_asked_once_with_the_prompts_tokens() -> None:
+def test_single_turn_calls_the_policy_once_with_the_prompts_tokens() -> None:
     policy = Scripted()
     single_turn(policy, pending())
     assert policy.asked == [([54, 42, 55, 61], SAMPLING)]

@@ -1,4 +1,4 @@
-"""The hooks that are not registration: every one is called, with the arguments it asks for."""
+"""Hooks other than registration are called with the arguments that they declare."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_observer_that_raises_is_reported_once_and_counted(install: Any, capl
     )
     assert "disk full at 1" not in caplog.text
     assert plugins.observers.failures["raise", "slime_step_finished"] == 3
-    assert len(plugins.plugins[-1].module.seen) == 3  # the other observer went on
+    assert len(plugins.plugins[-1].module.seen) == 3  # the other observer was still called
 
 
 def test_a_plugin_may_refuse_a_configuration(install: Any, config_with: Any) -> None:

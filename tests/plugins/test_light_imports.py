@@ -1,4 +1,4 @@
-"""What must start fast imports nothing heavy."""
+"""Modules that must start fast import nothing heavy."""
 
 from __future__ import annotations
 

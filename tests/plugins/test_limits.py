@@ -1,4 +1,4 @@
-"""The kernel's own options of every reward and generator."""
+"""slime's options of every reward and generator."""
 
 from __future__ import annotations
 

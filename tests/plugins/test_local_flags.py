@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def problems_of(config: RunConfig) -> list[str]:
-    """What is wrong with the functions of a configuration."""
+    """The problems of a configuration's functions."""
     return [*place_functions(config).problems, *choice_problems(config)]
 
 

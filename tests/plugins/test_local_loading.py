@@ -1,4 +1,4 @@
-"""References: how they lead to a file, and how the file is loaded."""
+"""How references are resolved to files, and how files are loaded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_files_with_equal_names_do_not_collide(tmp_path: Path, context: Context)
     assert sys.path[: len(path)] == path
 
 
-def test_a_file_beside_it_does_not_replace_an_imported_module(
+def test_a_file_in_the_same_folder_does_not_replace_an_imported_module(
     tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = type(sys)("helpers")

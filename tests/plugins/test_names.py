@@ -1,4 +1,4 @@
-"""Names: bare while unique, qualified always, clashes never settled silently, slime's own reserved."""
+"""Names work bare if unique and always qualified; clashes are errors; slime's own names are reserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompt-file data source: order, groups, resuming, returning."""
+"""The prompt-file data source: order, groups, resuming."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_take_may_span_several_epochs(path: Path) -> None:
     assert len({group.index for group in source(path).take(3 * ROWS + 1)}) == 3 * ROWS + 1
 
 
-def test_shuffled_order_depends_on_seed_and_epoch_alone(path: Path) -> None:
+def test_shuffled_order_depends_only_on_seed_and_epoch(path: Path) -> None:
     whole = prompts(source(path, shuffle=True).take(3 * ROWS))
     data = source(path, shuffle=True, samples=5)
     assert [prompts(data.take(1))[0] for _ in range(3 * ROWS)] == whole
@@ -151,7 +151,7 @@ def test_a_prompt_that_is_too_long_is_named(path: Path, limit: dict[str, int]) -
         source(path, **limit).take(1)
 
 
-def test_supervised_prompts_keep_no_room_for_sampling(path: Path) -> None:
+def test_supervised_prompts_reserve_no_space_for_sampling(path: Path) -> None:
     assert len(source(path, max_context=5, loss="sft_loss").take(1)[0].samples[0].tokens) == 2
 
 

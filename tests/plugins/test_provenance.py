@@ -1,4 +1,4 @@
-"""What code a run was made with, and whether another process or a resumed run has the same."""
+"""The code that a run uses, and whether other processes and resumed runs use the same."""
 
 from __future__ import annotations
 

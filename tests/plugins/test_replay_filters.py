@@ -1,4 +1,4 @@
-"""Filters that choose among used and unused groups, over the range of rewards, and where little is left to choose."""
+"""The filters replay, stratified and keep_with_fallback."""
 
 from __future__ import annotations
 

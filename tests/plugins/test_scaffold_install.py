@@ -1,4 +1,4 @@
-"""A new package, as its author uses it: made, installed with pip, tested, listed, checked, selected, removed."""
+"""A new package is created, installed with pip, tested, listed, checked, selected and removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 300
 
 
 class Environment:
-    """A virtual environment of its own on top of this one, so that nothing is installed here."""
+    """A separate virtual environment on top of this one, so that nothing is installed here."""
 
     def __init__(self, folder: Path) -> None:
         self.cwd = folder
@@ -52,7 +52,7 @@ def environment(tmp_path: Path) -> Environment:
 def test_a_new_reward_is_created_installed_used_and_removed(environment: Environment) -> None:
     package = "slime-reward-my-reward"
     environment.slime("plugins", "new", "reward", "my-reward")
-    # Without an index pip can only use what is here: a requirement of slime's that is not would be asked for.
+    # Without an index, pip fails for any requirement that is not installed here.
     environment.run("pip", "install", "-q", "--no-index", "--no-build-isolation", "-e", package)
     assert "passed" in environment.run("pytest", "-q", package)
     assert "my_reward    0.1.0    1    ok      reward my_reward" in environment.slime("plugins", "--check")

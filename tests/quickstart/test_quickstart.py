@@ -1,4 +1,4 @@
-"""`make quickstart`, as the README promises it."""
+"""`make quickstart` does what the README says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the answer in a response is, and rewards that compare it as text."""
+"""Finding the answer in a response, and rewards that compare it as text."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ CHOICES = [
     ("First I think.\nC", "C", 1.0),
     ("the answer is 3", "3", 1.0),
     ("answer: A", "B", 0.0),
-    ("A good question, but I do not know", "A", 0.0),  # an article is no choice
+    ("A good question, but I do not know", "A", 0.0),  # an article is not a choice
     ("The answer is Berlin", "B", 0.0),
     ("The answer is a bit unclear to me", "A", 0.0),
     ("Answer: I think it depends", "I", 0.0),

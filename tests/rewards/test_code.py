@@ -54,7 +54,7 @@ def test_output_before_an_error_does_not_count() -> None:
     assert passed("print(3); raise SystemExit(1)", DIALOGUES) == 0.0
 
 
-#: code that must pass nothing, and what it is ended for
+#: code that must get 0, and the limit that it exceeds
 HOSTILE = {
     "ends early": ("import os; os._exit(0)", None),
     "leaves": ("import sys; sys.exit(0)", None),

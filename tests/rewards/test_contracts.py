@@ -1,4 +1,4 @@
-"""Rewards that ask a service or a model keep the contract of their kind, with real ones."""
+"""Rewards that use a service or a model keep the contract, with real ones."""
 
 from __future__ import annotations
 

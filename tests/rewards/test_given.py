@@ -1,4 +1,4 @@
-"""The reward that a sample came with."""
+"""The reward that a sample already has."""
 
 from __future__ import annotations
 

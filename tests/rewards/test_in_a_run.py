@@ -1,4 +1,4 @@
-"""What faults of services, programs and labels cost in a run: real worker processes, a scripted policy for engines."""
+"""Faults of services, programs and labels in a run, with real worker processes and a scripted policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = 8
 
 
 class Echo:
-    """Answers every prompt with itself."""
+    """Answers every prompt with the prompt itself."""
 
     async def generate(
         self,
@@ -53,7 +53,7 @@ def rollout(
     options: dict[str, Any] | None = None,
     engine_url: str | None = None,
 ) -> Rollout:
-    """One rollout of these rows, two samples each, which the reward may fail as it likes."""
+    """One rollout of these rows, two samples each, without an error budget."""
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = RunConfig(
@@ -82,7 +82,7 @@ def of(result: Rollout, prompt: str) -> list[Sample]:
 
 
 def remote_faults(mischief: str) -> Any:
-    """A service that scores 1, and does `mischief` for the prompt "bad"."""
+    """A service that scores 1, and calls `mischief` for the prompt "bad"."""
 
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         samples = content["samples"]

@@ -14,7 +14,7 @@ from slime.testing import make_sample
 
 
 def says(*texts: str | None) -> Any:
-    """A judge that writes these one after the other, the last for ever."""
+    """A judge that writes these one after the other, and then repeats the last."""
 
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
         return {"choices": [{"message": {"role": "assistant", "content": texts[min(number, len(texts)) - 1]}}]}

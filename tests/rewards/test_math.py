@@ -1,4 +1,4 @@
-"""Mathematical equality, against pairs worked by hand."""
+"""Mathematical equality, on pairs chosen by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of a service over real HTTP: what it is asked, what is asked again, and what its faults cost."""
+"""Rewards of a service over real HTTP: requests, retries and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward models: slime's own reward around one, and a class of the user's."""
+"""Reward models: slime's reward for them, and a custom class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path, texts: list[str]) -> list[list[float]]:
-    """One at a time, straight from transformers."""
+    """Scores one at a time, directly from transformers."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -65,7 +65,7 @@ def test_the_beginning_of_sequence_token_is_added_once(tmp_path: Path) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, tokenizer.eos_token_id)]
     )
-    tokenizer.save_pretrained(folder)  # it begins texts with a token, and what its chat template writes is whole
+    tokenizer.save_pretrained(folder)  # it adds a token at the beginning of texts, but its chat template is complete
     assert [one.value for one in ask(build("reward_model", model_path=str(folder)), SAMPLES)] == pytest.approx(
         [one.value for one in plain], abs=1e-5
     )

@@ -1,4 +1,4 @@
-"""What the tests of collecting share: a source that counts, and a pipeline that scores by a rule."""
+"""Helpers for tests of collecting: a source that counts, and a pipeline that scores by a rule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class FixedClock(BusyClock):
-    """Shows the seconds it was made with."""
+    """Shows a fixed time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(lambda: 0.0)

@@ -1,4 +1,4 @@
-"""What the rollout tests share: a real tokenizer, a prompt file, and a policy that needs no engine."""
+"""Fixtures of the rollout tests: a real tokenizer, a prompt file, and a policy without an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime.plugin import Generation, SamplingParams
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One token a character, with a chat template."""
+    """A tokenizer with one token per character and a chat template."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -35,7 +35,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 class ScriptedPolicy(NeverAborted):
-    """Stands where the engines' answers must be known: adds correctly for even seeds, says "?" for odd ones.
+    """A policy with known answers: adds correctly for even seeds, answers "?" for odd ones.
 
     `delay_s` maps a prompt to seconds of thinking, so that tests choose who finishes first.
     """

@@ -1,8 +1,8 @@
-"""A stub that stands where the engines are, for runs of hundreds of rollouts in seconds.
+"""A stub that replaces the engines, for runs of hundreds of rollouts in seconds.
 
-It answers token by token, in turns of the event loop, and takes aborts.  Token number i of a response depends on the
+It answers token by token, in turns of the event loop, and takes aborts. Token number i of a response depends on the
 request's sampling seed and its place in the sequence alone, so that what came out of stops, continuations and resumes
-can be checked against what had come out at one go.  Log-probs tell the weights: -(version + i / 1024).
+can be checked against what had come out at one go. Log-probs tell the weights: -(version + i / 1024).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def whole_response(seed: int, prompt_length: int, limit: int) -> list[int]:
 
 
 class NeverAborted:
-    """What the policies of other tests share: nothing in them aborts a request."""
+    """Base of policies in tests that abort no request."""
 
     async def abort(self, rids: Collection[str]) -> None:
         raise AssertionError(f"requests {sorted(rids)} were aborted")
 
 
 class StubEngines:
-    """Engines without engines; `fault_rate` of the requests go wrong in one way or another."""
+    """A stub of the engines; the share `fault_rate` of requests fails in some way."""
 
     def __init__(self, seed: int, *, fault_rate: float = 0.0, deadly_rate: float = 0.0) -> None:
-        """`deadly_rate` of the requests find the engines gone, which ends a run."""
+        """For the share `deadly_rate` of requests the engines are dead, which ends a run."""
         self.dice = random.Random(seed)
         self.version = 1
         self.fault_rate = fault_rate

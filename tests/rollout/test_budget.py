@@ -1,4 +1,4 @@
-"""When a component has failed too many samples, and what is said then."""
+"""When a component has failed too many samples, and the error that it causes."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_failures_until_a_failing_component_exceeds_its_budget(
 
 
 @pytest.mark.parametrize("failed", range(6))
-def test_a_small_rollout_goes_on_while_at_most_five_samples_failed_and_not_all(failed: int) -> None:
+def test_a_small_rollout_continues_with_up_to_five_failures_unless_all_fail(failed: int) -> None:
     assert failed_until_over(0.25, [True] * failed + [False], rollout_samples=failed + 1) is None
 
 
-def test_two_failures_in_six_samples_do_not_end_the_run_whatever_their_order() -> None:
+def test_two_failures_in_six_samples_do_not_end_the_run_in_any_order() -> None:
     for first, second in combinations(range(6), 2):
         assert failed_until_over(0.25, [n in (first, second) for n in range(6)], rollout_samples=6) is None
 

@@ -65,7 +65,7 @@ def test_several_samples_of_one_rollout_are_one_attempt() -> None:
     assert {key: (one.reward, one.passed) for key, one in attempts.items()} == {7: (0.5, False), 8: (1.0, True)}
 
 
-def test_an_attempt_with_a_lost_sample_does_not_pass_whatever_the_threshold() -> None:
+def test_an_attempt_with_a_lost_sample_never_passes() -> None:
     samples = [sample(Status.COMPLETED, 1.0, rollout=7), sample(Status.FAILED, rollout=7)]
     assert attempts_of(samples, threshold=-1.0)[7].passed is False
     assert attempts_of([sample(Status.FAILED, rollout=1)], threshold=-1.0)[1].passed is False

@@ -1,4 +1,4 @@
-"""Evaluation sets with settings, rewards and generators of their own, in a run and by themselves."""
+"""Evaluation sets with their own settings, rewards and generators, during training and separately."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_pass_at_k_equals_the_share_of_draws_with_a_pass(case: tuple[int, int, i
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(200, 3, 64), (10_000, 1, 5_000), (1024, 1000, 16)])
-def test_pass_at_k_is_exact_where_the_binomials_are_huge(n: int, c: int, k: int) -> None:
+def test_pass_at_k_is_exact_for_huge_binomials(n: int, c: int, k: int) -> None:
     exact = 1 - math.comb(n - c, k) / math.comb(n, k)
     assert pass_at_k(n, c, k) == pytest.approx(exact, rel=1e-9)
 

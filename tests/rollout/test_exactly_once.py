@@ -1,4 +1,4 @@
-"""Whatever is dropped, overlaps or is killed: every prompt is trained on or dropped exactly once."""
+"""Every prompt is trained on or dropped exactly once, with drops, overlap and kills."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Run:
         return Rule(sampling), Rule(choosing) if self.buffer_filter else None
 
     async def drive(self, history: History, kills: set[int]) -> History:
-        """As the loops do, from `history` to the end or to the newest checkpoint before a kill."""
+        """Run like the loops, from `history` to the end or to the newest checkpoint before a kill."""
         source = CountingSource()
         ledger = PromptLedger(CheckedSource(source, "data source counting", SAMPLES))
         if history.state is not None:

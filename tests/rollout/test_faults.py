@@ -1,6 +1,6 @@
 """Hundreds of rollouts in which one request, score or group in twenty goes wrong, and runs that die and continue.
 
-The manager, the ledger, the source, the generator, the filters and the checkpoint files are the real ones.  The
+The manager, the ledger, the source, the generator, the filters and the checkpoint files are the real ones. The
 engines are a stub (`tests.rollout.stub_engines`), the reward and the sampling filter are faulty on purpose.
 """
 
@@ -45,7 +45,7 @@ FAULTS = 0.05
 
 
 class FaultyReward:
-    """The parity of the tokens; raises for one sample in twenty, and takes its time for some."""
+    """The parity of the tokens; raises for one sample in twenty, and is slow for some."""
 
     def __init__(self, options: NoOptions, context: Context) -> None:
         self.dice = random.Random(7)
@@ -80,7 +80,7 @@ def with_faults(plugins: PluginSet) -> PluginSet:
 
 @dataclasses.dataclass
 class History:
-    """What a run has trained on and dropped, as far as it is saved."""
+    """What a run has trained on and dropped, up to its last checkpoint."""
 
     done: int = 0
     trained: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -89,7 +89,7 @@ class History:
 
 
 class Run:
-    """The loop of a run, synchronous or `ahead` rollouts ahead, that dies now and then and is continued."""
+    """The loop of a run, synchronous or `ahead` rollouts ahead, that sometimes dies and is resumed."""
 
     def __init__(self, config: RunConfig, tokenizer: Any, folder: Path, *, ahead: int, rollouts: int) -> None:
         self.config = config
@@ -147,7 +147,7 @@ class Run:
         return history
 
     def _check(self, rollout: Rollout, now: History) -> None:
-        """A batch: whole, of groups that are not done with, token for token what the engines said."""
+        """Check that a batch is complete, has only unfinished groups, and has the engines' exact tokens."""
         assert len(rollout.groups) == self.config.batch.prompts
         for group, reason in rollout.dropped:
             assert group.index not in now.dropped or now.dropped[group.index] == reason
@@ -164,7 +164,7 @@ class Run:
         assert metrics["ledger/taken"] == sum(metrics[f"ledger/{place}"] for place in places)
 
     def _check_whole(self, state: dict[str, Any], now: History) -> None:
-        """Every prompt that was ever taken is trained on, dropped or open, and exactly one of them."""
+        """Check that every prompt taken is exactly one of trained on, dropped or open."""
         opened = [row["index"] for row in state["groups"]]
         assert len(set(opened)) == len(opened)
         assert state["source"]["next_group"] == state["taken"]
@@ -175,7 +175,7 @@ class Run:
 
 
 def check_sample(sample: Sample) -> None:
-    """Whatever was stopped and continued on the way, the response is what it would have been at one go."""
+    """Check that the response equals an uninterrupted one, however often it was stopped and continued."""
     if not sample.trainable:
         assert sample.failure
         return

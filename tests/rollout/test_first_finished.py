@@ -1,4 +1,4 @@
-"""Over-sampling: what is finished first is the batch, the rest is aborted and comes back."""
+"""Over-sampling: the groups that finish first form the batch, the others are aborted and continued later."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Paced(StubEngines):
 
 
 class Resuming:
-    """A generator that goes on after the tokens a sample has."""
+    """A generator that continues after a sample's tokens."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         answers, begun = Answers.of(sample), sample.response_length
@@ -85,7 +85,7 @@ class OverSampling:
         )
 
     def waiting(self) -> list[int]:
-        """Indices of the groups that wait."""
+        """Indices of the waiting groups."""
         rows = self.ledger.state(0)["groups"]
         assert self.ledger.count(GroupState.IN_FLIGHT) == 0
         return [row["index"] for row in rows if row["finished_for"] is None]
@@ -226,7 +226,7 @@ def test_a_full_buffer_starts_no_prompts() -> None:
 
 def test_a_request_that_continues_after_an_abort_is_cancelled() -> None:
     class Deaf(StubEngines):
-        """Answers group 1 at once and the others never."""
+        """Answers group 1 immediately and the others never."""
 
         cancelled = 0
 

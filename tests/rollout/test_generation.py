@@ -26,7 +26,7 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class EchoPolicy(NeverAborted):
-    """A policy that answers at once with two tokens; stands where the engine's answer is not the point."""
+    """A policy that immediately answers with two tokens."""
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
@@ -36,7 +36,7 @@ class EchoPolicy(NeverAborted):
 
 
 class DeadPolicy(NeverAborted):
-    """A policy whose engines are gone."""
+    """A policy whose engines are dead."""
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
@@ -249,7 +249,7 @@ def test_no_progress_fails_the_sample_in_time() -> None:
 
 
 class OneTurnThenHang:
-    """Asks once, then waits for ever for a tool."""
+    """Calls the policy once, then waits forever for a tool."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         await policy.generate(sample.tokens, sampling)
@@ -385,7 +385,7 @@ def test_siblings_are_sampled_with_different_seeds_that_repeat() -> None:
 
 
 class Closing(OneTurn):
-    """Counts how often it was closed; `problem` then hinders it."""
+    """Counts how often it was closed; `problem` makes closing fail."""
 
     def __init__(self, problem: Exception | None = None, hang: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where groups are, and that a wrong account is told."""
+"""The states of groups, and errors if the counts are wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def through_a_checkpoint(state: dict[str, Any]) -> PromptLedger:
 
 def test_groups_in_flight_at_a_checkpoint_are_taken_first() -> None:
     run = ledger()
-    finish(run.take(3))  # generated in part: not told to the ledger
+    finish(run.take(3))  # partly generated: the ledger does not know
     resumed = through_a_checkpoint(run.state(0))
     assert resumed.take(4) == ledger().take(4)
     resumed.check()

@@ -1,4 +1,4 @@
-"""The front door: batches, cursors, evaluation, with slime's own plugins and a scripted policy."""
+"""The rollout manager: batches, positions and evaluation, with slime's own plugins and a scripted policy."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_progress_is_that_of_the_oldest_rollout(config: RunConfig, tokenizer: An
     seen: list[tuple[int, int]] = []
 
     class Looking(ScriptedPolicy):
-        """Looks at the progress before every answer."""
+        """Checks the progress before every answer."""
 
         async def generate(self, *args: Any, **options: Any) -> Generation:
             seen.append(run.progress())
@@ -209,7 +209,7 @@ def test_progress_is_that_of_the_oldest_rollout(config: RunConfig, tokenizer: An
     assert run.progress() == (0, 0)
 
 
-def test_evaluation_asks_every_prompt_greedily_and_writes_every_sample(
+def test_evaluation_samples_every_prompt_greedily_and_writes_every_sample(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     policy = ScriptedPolicy(tokenizer)

@@ -1,4 +1,4 @@
-"""The front door with filters and a run's own functions: chosen by the configuration, saved and continued."""
+"""The rollout manager with filters and custom functions from the configuration, saved and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over-sampling on real engines behind the real router: what is aborted is continued token for token."""
+"""Over-sampling on real engines behind the real router: aborted responses are continued exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROLLOUTS = 6
 LIMIT = 220
-#: how far log-probs of engine and reference may lie apart, both float32 on this machine
+#: maximum difference between log-probs of engine and reference, both float32
 TOLERANCE = 2e-4
 
 
@@ -59,13 +59,13 @@ def engines(
 
 def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
     for server in servers:
-        server.control.pause()  # as a weight sync does: what was just aborted may be in the engine's batch for a moment
+        server.control.pause()  # like a weight sync: aborted requests may still be in the engine's batch for a moment
         server.control.update_weights("disk", model_path=str(model), version=str(version))
         server.control.resume()
 
 
 def left_nothing(server: EngineServer) -> None:
-    """Flushing is refused while anything runs; what was aborted last has a moment to go."""
+    """Wait until nothing runs on the engines: flushing is refused until then."""
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -79,7 +79,7 @@ def left_nothing(server: EngineServer) -> None:
 async def run(
     config: RunConfig, tokenizer: Any, servers: list[EngineServer], router: str, models: list[Path], folder: Path
 ) -> list[Rollout]:
-    """Rollouts under weights that change after each: version v are those of model v."""
+    """Rollouts with weights that change after each: version v has the weights of model v."""
     policy = HttpPolicyClient(router, timeout_s=60)
     policy.connect(router, [server.url for server in servers])
     manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
@@ -116,7 +116,7 @@ class Reference:
 
 
 def parts(sample: Sample, reference: Reference) -> list[int]:
-    """How many response tokens are of each of the sample's weight versions; every one agrees with its weights."""
+    """The number of response tokens of each weight version; asserts that each token agrees with its weights."""
     versions = [int(version) for version in sample.weight_versions]
     expected = reference.response(sample)
     lengths, now = [0] * len(versions), 0

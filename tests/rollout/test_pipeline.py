@@ -53,7 +53,7 @@ class SingleTurn:
 
 
 class FirstTokenReward:
-    """Scores the token that the policy repeated, and remembers how it was called."""
+    """Scores the token that the policy repeated, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[int | None]] = []
@@ -153,7 +153,7 @@ def test_a_failed_sample_does_not_affect_its_siblings() -> None:
     assert [status for index, status in statuses.items() if index != 3] == [Status.COMPLETED] * 5
 
 
-def test_dead_engines_end_everything_at_once() -> None:
+def test_dead_engines_end_the_rollout_immediately() -> None:
     class DyingPolicy(RandomlySlowPolicy):
         """Dies while other requests are out."""
 

@@ -1,4 +1,4 @@
-"""A run's own functions over a finished batch."""
+"""Custom functions over a finished batch."""
 
 from __future__ import annotations
 

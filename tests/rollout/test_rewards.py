@@ -1,4 +1,4 @@
-"""Scoring behind the reward boundary."""
+"""The boundary around rewards."""
 
 # Faulty components ignore their arguments.
 # ruff: noqa: ARG002
@@ -32,7 +32,7 @@ def score(
 
 
 class FaultyReward:
-    """Returns what it is told to."""
+    """Returns a prepared result."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
@@ -49,7 +49,7 @@ def test_rewards_are_assigned_in_order() -> None:
     assert [sample.reward for sample in samples] == [0.25, 1.0]
 
 
-def test_parts_are_kept_beside_the_score() -> None:
+def test_parts_are_kept_in_addition_to_the_score() -> None:
     [sample] = samples = [finished()]
     score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)
     assert sample.reward == {"format": 1.0, "score": 0.5}

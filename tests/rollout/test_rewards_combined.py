@@ -1,4 +1,4 @@
-"""Several rewards by weight, the second look at deterministic ones, and budgets of their own."""
+"""Several weighted rewards, the repeated call of deterministic ones, and separate budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slime.types import Group, Sample, Status
 
 
 class Says:
-    """Gives every sample what `answer` says."""
+    """Gives every sample the result of `answer`."""
 
     def __init__(self, answer: Callable[[Sample], Reward]) -> None:
         self.answer = answer

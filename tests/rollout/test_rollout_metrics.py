@@ -1,4 +1,4 @@
-"""The numbers of a rollout."""
+"""The metrics of a rollout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_numbers_of_a_mixed_rollout() -> None:
         "rollout/truncated_ratio": 0.2,
         "rollout/reward_mean": 0.8,
         "rollout/reward_std": pytest.approx(0.4),
-        "rollout/zero_std_ratio": 0.5,  # of the two groups with two scored samples, one is level
+        "rollout/zero_std_ratio": 0.5,  # one of the two groups with two scored samples has equal rewards
     }
 
 

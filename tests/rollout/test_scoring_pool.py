@@ -120,7 +120,7 @@ def test_a_blocked_parent_is_not_mistaken_for_a_hanging_worker(tmp_path: Path) -
     assert with_pool(tmp_path, work, timeout_s=1.0) == 0
 
 
-def test_calls_are_spread_over_processes_of_their_own(tmp_path: Path) -> None:
+def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> set[float | Cause]:
         while sum(worker.ready for worker in pool.pool._workers.values()) < 2:
             await asyncio.sleep(0.02)
@@ -179,7 +179,7 @@ def test_an_exception_or_an_unusable_answer_leaves_the_process_alive(name: str, 
     with_pool(tmp_path, work, name)
 
 
-def test_overlapping_calls_that_wait_too_long_are_cancelled_and_their_process_goes_on(tmp_path: Path) -> None:
+def test_overdue_overlapping_calls_are_cancelled_and_their_process_continues(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> list[float | Cause]:
         labels = ["wait", "wait", "stubborn"]
         waits = asyncio.ensure_future(score(pool, [sample(label) for label in labels]))
@@ -224,7 +224,7 @@ def test_if_no_call_is_known_to_be_at_fault_each_is_repeated_alone(tmp_path: Pat
     assert values(found) == [Cause.DIED if n == 2 else 1.0 for n in range(5)]
 
 
-def test_calls_behind_one_that_hangs_do_not_wait_for_its_deadline(tmp_path: Path) -> None:
+def test_queued_calls_do_not_wait_for_a_hanging_one(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> float:
         await asyncio.gather(*(pool.call([sample()]) for _ in range(50)))  # calls are known to be short
         hanging = asyncio.create_task(pool.call([sample("sleep")]))
@@ -256,7 +256,7 @@ def test_processes_that_a_reward_started_end_with_its_worker(tmp_path: Path) -> 
     assert values(score_in_pool(tmp_path, asked, timeout_s=0.5)) == [1.0, Cause.HUNG]  # `with_pool` looks for the child
 
 
-def test_a_reward_prints_to_its_log_and_a_sample_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
+def test_output_goes_to_the_log_and_an_unpicklable_sample_fails(tmp_path: Path) -> None:
     unsendable = sample()
     unsendable.metadata["callback"] = lambda: None
     found = score_in_pool(tmp_path, [unsendable, sample("print")])

@@ -1,4 +1,4 @@
-"""The data source behind its boundary."""
+"""The boundary around data sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime.types import Group, Sample, Status
 
 
 class FaultySource:
-    """Gives what it is told to."""
+    """Returns prepared groups."""
 
     def __init__(self, groups: list[Group] | None = None, state: Any = None) -> None:
         self.groups = groups
@@ -85,7 +85,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_with_the_first_prompts()
 
 
 class Curious(FaultySource):
-    """Wants to see what was generated."""
+    """Has the method `generated`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_a_source_that_fails_on_what_was_generated_is_named() -> None:
 
 
 class Reporting(FaultySource):
-    """Reports of itself, and can be closed."""
+    """Has metrics, and can be closed."""
 
     def __init__(self, reported: Any) -> None:
         super().__init__()

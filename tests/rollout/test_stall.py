@@ -1,4 +1,4 @@
-"""An event loop that stands still is reported, with the component that holds it."""
+"""A blocked event loop is reported with the component that blocks it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class Spinning:
-    """Computes, in a task of its own, until the test has seen the report; `end` bounds what a failing test costs."""
+    """Computes in a separate task until the test has seen the report, or until `end` if the test fails."""
 
     def __init__(self, note: Path) -> None:
         self.note = note
@@ -47,7 +47,7 @@ class Spinning:
 
 
 @pytest.mark.timeout(60)
-def test_a_generator_that_holds_the_loop_is_named_and_left_alone(
+def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     generator = Spinning(tmp_path / "stalled.txt")
@@ -85,7 +85,7 @@ def test_code_of_no_component_is_reported_with_its_stack(caplog: pytest.LogCaptu
 
 
 @pytest.mark.timeout(60)
-def test_the_note_names_a_filter_that_does_not_return_for_as_long_as_it_holds_the_loop(tmp_path: Path) -> None:
+def test_the_note_names_a_filter_while_it_blocks_the_loop(tmp_path: Path) -> None:
     note, seen = tmp_path / "stalled.txt", list[str]()
 
     class Slow:

@@ -71,7 +71,7 @@ def run_with(events: list[str], tmp_path: Path) -> tuple[Any, Rollouts]:
     return run, rollouts
 
 
-def test_training_goes_on_beside_an_evaluation_and_the_next_sync_waits_for_it(tmp_path: Path) -> None:
+def test_training_continues_during_an_evaluation_and_the_next_sync_waits(tmp_path: Path) -> None:
     events: list[str] = []
     run, _ = run_with(events, tmp_path)
     loop.train_asynchronously(run)
@@ -90,7 +90,7 @@ def test_a_finished_evaluation_is_reported_after_the_next_step(tmp_path: Path) -
     assert events[:4] == ["sync", "evaluation 0", "train 0", "report 0"]
 
 
-def test_one_evaluation_goes_on_at_a_time(tmp_path: Path) -> None:
+def test_only_one_evaluation_runs_at_a_time(tmp_path: Path) -> None:
     events: list[str] = []
     run, _ = run_with(events, tmp_path)
     run.start_evaluation(1)

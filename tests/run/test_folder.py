@@ -149,7 +149,7 @@ def test_other_options_of_the_data_source_are_refused_from_flags_and_run_files_a
         checkpoint.require_continuable(config())
 
 
-def test_a_checkpoint_that_cannot_be_written_is_named_and_the_previous_one_stays_the_newest(
+def test_a_failed_checkpoint_is_named_and_the_previous_one_stays_the_newest(
     saved: Saved, config: Config, tmp_path: Path
 ) -> None:
     saved(tmp_path, 2)
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_the_previous_one_stays
         CheckpointWriter(tmp_path / "file", config(), {"plugins": []}).begin(4)
 
 
-def test_another_reference_model_is_reported_unless_the_checkpoint_holds_the_reference(
+def test_a_different_reference_model_is_reported_unless_the_checkpoint_has_the_reference(
     prompts: Path, tmp_path: Path
 ) -> None:
     flags = "--num-rollout 4 --rollout-batch-size 2 --advantage-estimator e --reward r --lr 1e-4"

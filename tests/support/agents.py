@@ -1,4 +1,4 @@
-"""Agents as users write them: with OpenAI's client, and without a word of slime."""
+"""Agents as users write them: with OpenAI's client, and without importing slime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def ask_once(base_url: str, api_key: str, messages: list[dict[str, Any]]) 
 
 
 def ask_twice(base_url: str, api_key: str, prompt: str, label: str | None) -> dict[str, Any]:
-    """A conversation of two turns with a plain client, in a thread; it knows its reward."""
+    """A conversation of two turns with a synchronous client; returns its reward."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         messages: list[Any] = [{"role": "system", "content": "short"}, {"role": "user", "content": prompt}]
         first = client.chat.completions.create(model="any", messages=messages).choices[0].message
@@ -32,12 +32,12 @@ def ask_twice(base_url: str, api_key: str, prompt: str, label: str | None) -> di
 
 
 async def never_asks() -> str:
-    """Knows the answer already."""
+    """Answers without asking the policy."""
     return "42"
 
 
 async def asks_and_raises(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
-    """Has a bug behind its first answer."""
+    """Raises after its first answer."""
     await ask_once(base_url, api_key, messages)
     raise KeyError("a bug of the agent's")
 
@@ -49,7 +49,7 @@ async def asks_and_hangs(base_url: str, api_key: str, messages: list[dict[str, A
 
 
 def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
-    """Ends seconds after it was given up, with one more request."""
+    """Makes one more request seconds after its deadline."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
         time.sleep(2.0)
@@ -57,7 +57,7 @@ def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]
 
 
 async def talks_on(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
-    """Goes on until it is refused."""
+    """Continues its conversation until a request is refused."""
     talk: list[Any] = list(messages)
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         while True:
@@ -66,13 +66,13 @@ async def talks_on(base_url: str, api_key: str, messages: list[dict[str, Any]]) 
 
 
 async def begins_anew(base_url: str, api_key: str) -> None:
-    """Begins conversations until it is refused."""
+    """Starts conversations until a request is refused."""
     for number in range(100):
         await ask_once(base_url, api_key, [{"role": "user", "content": f"task {number}"}])
 
 
 async def asks_two_others(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str:
-    """Two conversations of their own, and a text that both were for."""
+    """Has two separate conversations and returns a text."""
     others = [[{"role": "system", "content": role}, *messages] for role in ("solver", "critic")]
     answers = await asyncio.gather(*(ask_once(base_url, api_key, other) for other in others))
     return " and ".join(str(answer) for answer in answers)
@@ -84,7 +84,7 @@ async def exits() -> None:
 
 
 async def gives_up_in_time(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str:
-    """Has a time-out of its own, and another idea."""
+    """Times out by itself, and tries another request."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         try:
             await client.chat.completions.create(model="any", messages=messages, timeout=0.3)  # type: ignore[arg-type]
@@ -94,6 +94,6 @@ async def gives_up_in_time(base_url: str, api_key: str, messages: list[dict[str,
 
 
 async def returns_garbage(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> object:
-    """Returns what nobody understands."""
+    """Returns a value of the wrong type."""
     await ask_once(base_url, api_key, messages)
     return {"score": 1.0}

@@ -1,4 +1,4 @@
-"""A tokenizer of bytes and merges, and chat templates with the habits of real ones: trimming, dropping, refusing."""
+"""A byte-level tokenizer, and chat templates that trim, drop and refuse messages like real ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 PAD, EOS, START, END = "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (PAD, EOS, START, END)
-#: tokens of their own that are not called special, as in real tokenizers
+#: added tokens that are not marked as special, as in real tokenizers
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _GENERATION = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -18,12 +18,12 @@ PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     + _GENERATION
 )
-#: white space around contents goes, nothing stands between turns
+#: trims contents, with nothing between turns
 TRIMS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>' }}{% endfor %}"
     + _GENERATION
 )
-#: reasoning of earlier turns goes, an answer begins with a thought, neighbouring results share one message
+#: drops reasoning of earlier turns, begins an answer with a thought, merges neighbouring results into one message
 DROPS_REASONING = (
     "{% for m in messages %}"
     "{% if m.role == 'tool' %}"

@@ -1,4 +1,4 @@
-"""Distributions made on disk, as pip would leave them, so that discovery runs for real."""
+"""Distributions on disk, as installed by pip, for real discovery."""
 
 from __future__ import annotations
 

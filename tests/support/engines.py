@@ -11,7 +11,7 @@ from typing import Any
 from slime.engine.control import call
 from slime.engine.server import EngineServer, EngineSpec
 
-#: enough for the machine to be busy with other things
+#: generous, since the machine may be busy
 READY_S = 120.0
 
 

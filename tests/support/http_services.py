@@ -15,7 +15,7 @@ Handler = Callable[[int, Any], Awaitable[Any]]
 
 
 class Service:
-    """Answers every POST, and keeps what it was asked."""
+    """Answers every POST and records the requests."""
 
     def __init__(self, handler: Handler) -> None:
         self.requests: list[Any] = []

@@ -1,4 +1,4 @@
-"""Tiny model folders for rooms that train or load them.
+"""Tiny model folders for tests that train or load them.
 
 A conftest that wants them imports the fixtures: `from tests.support.model_folders import model_folder, one_thread`.
 """

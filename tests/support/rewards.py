@@ -1,4 +1,4 @@
-"""Rewards built and asked as a worker does it."""
+"""Rewards built and called as in a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime.testing import make_context, make_sample
 
 
 def build(name: str, *, engine_url: str | None = None, **options: Any) -> Any:
-    """One of slime's own rewards, with options as a run states them."""
+    """One of slime's own rewards, with options as in a run."""
     import dataclasses
 
     [component] = [one for one in survey_plugins().components() if one.id == f"rewards/{name}"]
@@ -27,7 +27,7 @@ def build(name: str, *, engine_url: str | None = None, **options: Any) -> Any:
 
 
 def ask(reward: Any, samples: Sequence[Sample]) -> list[Reward]:
-    """What it says, in an event loop where it wants one."""
+    """Its results, in an event loop if it needs one."""
     answer = reward.score(samples)
     if not inspect.isawaitable(answer):
         return list(answer)

@@ -1,4 +1,4 @@
-"""Scorers around rewards that a test made itself, called in the test's own event loop."""
+"""Scorers for rewards defined in a test, called in the test's event loop."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def term(
 
 
 def scorer(reward: RewardModel, spec: RewardSpec, who: str) -> Scorer:
-    """A run's only reward, which may fail as often as it likes."""
+    """A scorer with one reward and no error budget."""
     return Scorer([term(reward, spec, who)])

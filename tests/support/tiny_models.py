@@ -1,6 +1,6 @@
 """Tiny Hugging Face model folders, made by transformers with random weights, for tests against real engines.
 
-Weights are larger than a trained model's initial ones and norms are randomised, so that a tensor put in the
+Weights are larger than a trained model's initial ones and norms are randomized, so that a tensor put in the
 wrong place changes the outputs by far more than rounding does.
 """
 
@@ -44,7 +44,7 @@ FAMILIES = ("llama", "llama31", "qwen3")
 def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False, **overrides: Any) -> Path:
     """Write a model folder (float32, 3 layers, hidden 64, vocabulary 128) with a tokenizer; returns it.
 
-    family: one of `FAMILIES`.  `overrides` go into the transformers configuration.
+    family: one of `FAMILIES`. `overrides` go into the transformers configuration.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config

@@ -1,4 +1,4 @@
-"""The contract of buffer filters finds each breach by name."""
+"""The contract of buffer filters names each broken rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installed component under the kit: what is a problem, and what only cannot be checked."""
+"""The contract kit on installed components: problems, and notes on what cannot be checked."""
 
 from __future__ import annotations
 

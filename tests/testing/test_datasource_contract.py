@@ -1,4 +1,4 @@
-"""The contract of data sources finds each breach by name."""
+"""The contract of data sources names each broken rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of estimators and of their objectives finds each breach by name."""
+"""The contract of estimators and their objectives names each broken rule."""
 
 from __future__ import annotations
 

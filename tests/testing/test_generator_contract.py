@@ -1,4 +1,4 @@
-"""The contract of generators finds each breach by name."""
+"""The contract of generators names each broken rule."""
 
 # ruff: noqa: ARG002 - generators keep the contract's signature
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Single:
 
 
 class TwoTurns(Single):
-    """Asks, is told something, asks again; what it was told is not trained on."""
+    """Calls the policy, adds tokens that are not trained on, and calls it again."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         first = await policy.generate(sample.tokens, sampling)
@@ -166,7 +166,7 @@ RESUMES = GeneratorSpec(name="x", factory="a:B", resumes=True)
 
 
 class GoesOn(Single):
-    """Continues what a sample has."""
+    """Continues a sample's response."""
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         begun, log_probs = sample.tokens[sample.prompt_length :], sample.rollout_log_probs or []
@@ -212,7 +212,7 @@ def test_a_generator_without_engines_must_not_ask() -> None:
 
 
 class Serves(Single):
-    """Starts something with its first sample, and ends it when it is closed."""
+    """Starts a task with its first sample, and ends it in `close`."""
 
     def __init__(self, *, ends: bool) -> None:
         self.ends = ends

@@ -1,4 +1,4 @@
-"""A plugin's module under test, without installing it."""
+"""Testing a plugin's module without installing it."""
 
 from __future__ import annotations
 

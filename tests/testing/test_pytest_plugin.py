@@ -1,4 +1,4 @@
-"""The fixtures of `_slime_pytest`, as the tests of a plugin get them, and pytest's own start without slime."""
+"""The fixtures of `_slime_pytest` in a plugin's tests, and pytest without slime."""
 
 from __future__ import annotations
 

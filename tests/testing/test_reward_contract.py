@@ -1,4 +1,4 @@
-"""The contract of rewards finds each breach by name, and nothing in a reward that keeps it."""
+"""The contract of rewards names each broken rule, and accepts a correct reward."""
 
 # ruff: noqa: ARG002 - rewards keep the contract's signature
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A policy that answers from a script, as an engine would."""
+"""A policy that answers from a script like an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the strategies draw is what a run may hand a component."""
+"""The strategies draw inputs that a run may pass to a component."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_groups_share_their_index_and_number_their_samples(group: Group) -> None
 
 @quick
 @given(strategies.estimator_batches(max_groups=3, max_group=4, kl=True, values=True))
-def test_estimator_batches_have_one_shape(batch: EstimatorBatch) -> None:
+def test_estimator_batches_are_consistent(batch: EstimatorBatch) -> None:
     assert batch.kl is not None and batch.values is not None
     shapes = [[part.shape for part in column] for column in (batch.loss_masks, batch.kl, batch.values)]
     assert shapes[0] == shapes[1] == shapes[2]

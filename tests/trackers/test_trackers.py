@@ -1,4 +1,4 @@
-"""slime's trackers: their files are read back with the tools of each."""
+"""slime's trackers: their output is read back with their own tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime.plugin import Context
 from slime.testing import make_context
 from slime_trackers.options import MLflowOptions, TensorBoardOptions, WandbOptions
 
-#: an evaluation that ran beside training is reported late, under a lower step
+#: an evaluation that ran during training is reported late, with a lower step
 ROWS = [(0, {"train/loss": 0.5}), (1, {"train/loss": 0.25, "train/kl": 0.125}), (0, {"eval/held_out/pass@4": 0.75})]
 
 

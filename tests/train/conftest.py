@@ -1,4 +1,4 @@
-"""Model folders for the tests of this room."""
+"""Model folders for the tests of this folder."""
 
 from tests.support.model_folders import model_folder, one_thread
 

@@ -1,4 +1,4 @@
-"""What the tests of the critic share: an estimator that needs one, and access to the critic's weights."""
+"""Helpers for tests of the critic: an estimator that needs one, and access to its weights."""
 
 from __future__ import annotations
 

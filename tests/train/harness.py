@@ -58,7 +58,7 @@ class RankLauncher:
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
-    """What `function(launcher, *arguments)` returned on each rank; a failure is raised with the rank's traceback."""
+    """The results of `function(launcher, *arguments)` on each rank; a failure is raised with the rank's traceback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -165,7 +165,7 @@ def make_batch(
 
 
 class Centred:
-    """Reward minus the group's mean on every trained token; takes off `kl_coef` x KL where there is a reference."""
+    """Reward minus the group's mean on every trained token, minus `kl_coef` x KL if there is a reference."""
 
     def __init__(self, kl_coef: float = 0.0) -> None:
         self.kl_coef = kl_coef

@@ -1,4 +1,4 @@
-"""What the estimator is shown, and what happens when it breaks its contract."""
+"""The estimator's input, and errors if it breaks its contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime.train.advantages import estimate
 
 
 class Answer:
-    """An estimator that answers with what a function makes of the batch."""
+    """An estimator that applies a function to the batch."""
 
     def __init__(self, make: Callable[[EstimatorBatch], object]) -> None:
         self.make = make
@@ -51,7 +51,7 @@ def test_the_estimator_gets_kl_if_there_is_a_reference() -> None:
 
 
 class ByPlace:
-    """Advantages that hang on the samples' places; counts how often it is asked."""
+    """Advantages that depend on the samples' positions; counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""The training state survives the disk, exactly and under another layout."""
+"""The training state is restored exactly, and under another layout."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_resumed_run_uses_its_own_optimizer_settings(kind: str, model_folder: 
     longer = {"lr": 1e-3, "lr_decay_style": "linear", "lr_decay_iters": 8, "adam_beta2": 0.9, "adam_eps": 1e-5} | plain
     run_ranks(save_and_go_on, 1, make_config(folder, megatron=short), tmp_path / "state", BATCHES)
     ((lr, group),) = run_ranks(load_and_take_one_step, 1, make_config(folder, megatron=longer), tmp_path / "state")
-    assert lr == pytest.approx(1e-3 * (1 - 2 / 8))  # two steps were taken of what are eight now
+    assert lr == pytest.approx(1e-3 * (1 - 2 / 8))  # two of now eight steps were taken
     assert group == {"betas": (0.9, 0.9), "eps": 1e-5, "step": 3}
 
 

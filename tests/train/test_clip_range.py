@@ -1,4 +1,4 @@
-"""Where the clip range comes from when the run, the estimator or both state one."""
+"""The clip range if the run, the estimator or both set one."""
 
 from __future__ import annotations
 

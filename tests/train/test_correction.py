@@ -1,4 +1,4 @@
-"""Off-policy corrections and mismatch metrics, on numbers worked by hand."""
+"""Off-policy corrections and mismatch metrics, on numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def terms(**changed: Any) -> LossTerms:
 def loss_of(
     loss_terms: LossTerms, advantages: list[float], **columns: Tensor
 ) -> tuple[float, list[float], dict[str, float]]:
-    """Loss, gradient in the log-probs and metrics of one step on policy, every token weighing 1."""
+    """Loss, gradient in the log-probs and metrics of one on-policy step in which every token has weight 1."""
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(
         weights=MASK, mask=MASK, advantages=torch.tensor(advantages) * MASK, rollout_log_probs=ENGINE, **columns
@@ -166,7 +166,7 @@ def test_minus_infinity_at_masked_tokens_has_no_effect(level: Any) -> None:
 
 
 class Reports:
-    """An objective that reports one metric: the token's place."""
+    """An objective that reports one metric: the token's index."""
 
     def __init__(self, name: str) -> None:
         self.name = name

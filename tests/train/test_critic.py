@@ -1,4 +1,4 @@
-"""Training with a critic: it learns the returns, alone at first where asked, and does not touch the policy."""
+"""Training with a critic: it learns the returns, does not affect the policy, and can train alone first."""
 
 from __future__ import annotations
 

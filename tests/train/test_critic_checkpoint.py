@@ -1,4 +1,4 @@
-"""The critic's part of a checkpoint: exact, resharded, and never silently absent."""
+"""The critic's part of a checkpoint is exact, can be resharded, and is never silently missing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folder
     ):
         assert after[name] == (before[name] if exact else pytest.approx(before[name], rel=1e-4, abs=1e-6)), name
     assert before["critic_lr"] != before["lr"]
-    # the head is on the last stage, whatever the layout
+    # the head is on the last stage in any layout
     expected, got = ({name: t for answer in answers for name, t in answer[1].items()} for answers in (first, second))
     assert set(got) == set(expected) and "head" in got
     for name, weight in expected.items():
@@ -147,7 +147,7 @@ def test_a_checkpoint_without_a_critic_gives_weights_but_no_resumed_run(model_fo
     for name in names:
         assert torch.equal(weights[f"critic.{name}"], weights[f"policy.{name}"]), name
     assert steps == 0 and weights["head"].abs().max() == 0
-    # the optimizer went on from these weights, not from those it was built with
+    # the optimizer continued from these weights, not from its initial ones
     step = max((after[f"critic.{name}"] - weights[f"critic.{name}"]).abs().max().item() for name in names)
     assert step < 2.5e-2
 

@@ -1,4 +1,4 @@
-"""The critic's values and gradients are those of an independent implementation, under every layout."""
+"""The critic's values and gradients equal those of an independent implementation, under every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches at the edge: single tokens, nothing to train on, huge rewards, log-probs without end."""
+"""Edge cases of batches: single tokens, nothing to train on, huge rewards, infinite log-probs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slime.plugin import Advantages, EstimatorBatch
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
-#: what moves weights and moments even where the gradient is zero
+#: options that change weights and moments even if the gradient is zero
 MOVERS = {"weight_decay": 0.1}
 
 
@@ -72,7 +72,7 @@ def test_edge_case_batches_train_or_change_nothing(half: bool, model_folder: Fol
 
 
 def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str) -> tuple[str, bool]:
-    """The error's text, and whether the weights are what they were."""
+    """The error's text, and whether the weights are unchanged."""
     rank = launcher.start(config, Centred())
     before = rank.log_probs(batch)
     recorded = [values.copy() for values in before]
@@ -126,7 +126,7 @@ def test_the_correction_uses_the_trainers_log_probs_from_before_the_first_step(
     folder = model_folder("qwen3", tied=True)
     config = make_config(folder, steps=steps, off_policy_correction="truncate", tis_threshold=3.0)
     [metrics] = run_ranks(corrected, 1, config, make_batch(samples=8, steps=steps))
-    # Every weight is 4, in the second step too, though the policy has moved by then.
+    # Every weight is 4, even in the second step, where the policy has changed.
     assert metrics["correction_weight"] == pytest.approx(3.0, abs=1e-5)
     assert metrics["correction_clip_fraction"] == 1.0
     assert metrics["engine_ppl_ratio"] == pytest.approx(0.25, rel=1e-4)
@@ -136,7 +136,7 @@ def test_the_correction_uses_the_trainers_log_probs_from_before_the_first_step(
 
 
 class Recorder(Centred):
-    """Keeps the KL it was shown."""
+    """Records its KL."""
 
     def advantages(self, batch: EstimatorBatch) -> Advantages:
         self.kl = batch.kl

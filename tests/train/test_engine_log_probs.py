@@ -1,4 +1,4 @@
-"""What is asked of the engines' log-probs, and how an error shows where they fall short."""
+"""The requirements on the engines' log-probs, and the errors if they are not met."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_trained_token_without_finite_log_prob_is_named(value: float) -> None:
     batch = recorded()
     assert batch.rollout_log_probs is not None
     batch.rollout_log_probs[2][0] = value
-    check_finite(batch)  # masked: nobody reads it
+    check_finite(batch)  # masked: never read
     batch.rollout_log_probs[2][1] = value
     token = batch.tokens[2][-int(batch.response_lengths[2]) + 1]
     with pytest.raises(TrainerError, match=rf"sample 102: response token 1 \(id {token}\) has log-prob -?(inf|nan)"):

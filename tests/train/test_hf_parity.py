@@ -1,4 +1,4 @@
-"""Megatron's log-probabilities are those of transformers."""
+"""Megatron's log-probs equal those of transformers."""
 
 from __future__ import annotations
 

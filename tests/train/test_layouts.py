@@ -29,11 +29,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "context 2": (2, {"context_parallel_size": 2}),
 }
-#: what a padded or masked or repeated token would upset: ragged lengths, masks, shared rollouts, KL and entropy
+#: settings that would reveal a padded, masked or repeated token: ragged lengths, masks, shared rollouts, KL, entropy
 TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "entropy_coef": 0.1, "kl_coef": 0.1}
 
 
-#: ways to make a loss of the tokens: options, and the level of the ratio
+#: loss modes: options, and the level of the ratio
 MODES: dict[str, tuple[dict[str, Any], Literal["token", "sequence"]]] = {
     "mean over rollouts": ({}, "token"),
     "mean over tokens": ({"calculate_per_token_loss": True}, "token"),
@@ -151,7 +151,7 @@ def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: F
 
 
 def test_every_loss_mode_has_a_different_gradient(model_folder: Folders) -> None:
-    """Or the comparison of layouts would compare one and the same thing four times."""
+    """Otherwise the comparison of layouts would compare the same mode four times."""
     answers = one_rank_gradients(model_folder("qwen3", tied=True, num_hidden_layers=4))
     found = [gradients["model.norm.weight"] for _, gradients in answers.values()]
     for number, one in enumerate(found):

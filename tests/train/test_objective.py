@@ -1,4 +1,4 @@
-"""The clipped surrogate and the KL estimators on numbers worked by hand."""
+"""The clipped surrogate and the KL estimators on numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, slope: f
 @pytest.mark.parametrize(
     ("kind", "d", "value", "slope"),
     [
-        # d = log pi_ref - log pi; the slope is that in log pi
+        # d = log pi_ref - log pi; the slope is with respect to log pi
         ("k1", 0.5, -0.5, 1.0),
         ("k2", 0.5, 0.125, -0.5),
         ("k3", 0.5, math.e**0.5 - 1.5, 1 - math.e**0.5),
@@ -121,7 +121,7 @@ def test_k1_and_k3_are_unbiased() -> None:
 
 
 class Own:
-    """An estimator with an objective of its own."""
+    """An estimator with its own objective."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""Packed micro-batches: which positions predict what, padding, and the plan of attention over them."""
+"""Packed micro-batches: which position predicts which token, padding, and attention."""
 
 from __future__ import annotations
 

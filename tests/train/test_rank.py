@@ -91,11 +91,11 @@ def test_metrics_of_a_rollout_with_several_steps(model_folder: Folders) -> None:
     assert metrics["logprob_gap_max"] == pytest.approx(gap.max(), rel=1e-4)
     assert metrics["tokens"] == mask.sum()
     assert metrics["lr"] == pytest.approx(1e-2 * 3 / 4)  # that of the last step taken, the second of four
-    assert metrics["ratio"] != 1.0  # the second step's policy has moved away from the old log-probs
+    assert metrics["ratio"] != 1.0  # in the second step the policy differs from the old log-probs
     assert metrics["time/old_log_probs"] > 0 and metrics["time/forward_backward"] > 0
 
 
-def test_one_step_needs_no_pass_for_old_log_probs(model_folder: Folders) -> None:
+def test_a_single_step_needs_no_pass_for_old_log_probs(model_folder: Folders) -> None:
     ((_, metrics),) = run_ranks(several_steps, 1, make_config(model_folder("qwen3", tied=True)), make_batch())
     assert "time/old_log_probs" not in metrics
     assert metrics["ratio"] == 1.0
@@ -133,7 +133,7 @@ def test_a_vocabulary_that_ranks_cannot_share_is_padded_without_effect(model_fol
 
 
 class Overflow(Centred):
-    """An objective without end."""
+    """An infinite objective."""
 
     def objective(self, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return batch.log_probs * float("inf"), {}

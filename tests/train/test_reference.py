@@ -1,4 +1,4 @@
-"""A reference that is renewed: when it takes the policy's weights, and that a continued run has the same one."""
+"""A reference that is updated: when it takes the policy's weights, and that a resumed run restores it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def start_from_a_checkpoint(launcher: RankLauncher, config: Any, folder: Path, t
 
 
 def test_a_run_started_from_a_checkpoint_keeps_its_weights_as_reference(model_folder: Folders, tmp_path: Path) -> None:
-    """Without being told again what it began with."""
+    """Without setting --initial-megatron-checkpoint again."""
     config = make_config(model_folder("qwen3", tied=True), use_kl_loss=True, kl_loss_coef=0.5)
     first, second = tmp_path / "first", tmp_path / "second"
     [(history, _)] = run_ranks(train_save_and_go_on, 1, config, first)

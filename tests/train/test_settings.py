@@ -1,4 +1,4 @@
-"""From flags and a model folder to Megatron's dataclasses: what is corrected, and what is refused with its numbers."""
+"""From flags and a model folder to Megatron's dataclasses: corrections and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However the samples of a step are dealt to ranks and micro-batches, the gradients add up to the same one."""
+"""The gradient does not depend on how samples are assigned to ranks and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whitened advantages: by hand, and where there is nothing to divide by."""
+"""Whitened advantages: by hand, and with zero variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model folders shared by the tests of this room, and one live engine."""
+"""Model folders shared by the tests of this folder, and one live engine."""
 
 from __future__ import annotations
 

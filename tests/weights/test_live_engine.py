@@ -1,4 +1,4 @@
-"""Weights brought to a live SGLang engine, by every transport, and what happens when that goes wrong."""
+"""Weights sent to a live SGLang engine by every transport, and failures of that."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServ
     transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
     transport.send(iter(_weights(old).items()), version="old")
     lost = "model.layers.1.self_attn.q_norm.weight"
-    # the engine answers 200 to a name it does not know, and keeps the old tensor
+    # for an unknown name, the engine answers 200 and keeps the old tensor
     transport.send(
         ((name.replace("q_norm", "qnorm") if name == lost else name, t) for name, t in _weights(new).items()),
         version="new",
@@ -237,7 +237,7 @@ def test_a_trainer_that_sends_too_little_gets_an_error(
     part = {key: tensor for key, tensor in _weights(folder).items() if key != "model.norm.weight"}
     with pytest.raises(WeightSyncError, match=r"did not send model\.norm\.weight"):
         transport.send(iter(part.items()), version="part")
-    _engine_log_probs(one_rank_engine)  # answers: it is not left paused
+    _engine_log_probs(one_rank_engine)  # it answers, so it is not paused
     transport.send(iter(_weights(folder).items()), version="whole")
     _assert_serves(one_rank_engine, folder, "whole")
     transport.close()
@@ -368,10 +368,10 @@ def test_a_dead_engine_is_named_and_the_other_continues(
 def test_an_engine_left_alone_in_a_group_continues(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
-    """The second engine of the group answers a pause and then refuses to join."""
+    """The second engine of the group can be paused, but then refuses to join."""
 
     class RefusesToJoin(EngineControl):
-        """The same server under another name, to spare a second one; so its session is open already."""
+        """The same server under another name, instead of a second one; its session is already open."""
 
         def begin_weight_update(self) -> None: ...
 

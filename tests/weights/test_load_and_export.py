@@ -121,7 +121,7 @@ class _Norms(nn.Module):
 
 
 def _stage_with_fused_norms(zero_centered: bool = False) -> nn.Module:
-    """The second pipeline stage of a model in TransformerEngine's spelling: its only layer is the model's third."""
+    """The second pipeline stage of a model with TransformerEngine's names: its only layer is the model's third."""
     model, layer = nn.Module(), nn.Module()
     layer.layer_number = 3
     layer.self_attention = _Norms()

@@ -1,4 +1,4 @@
-"""Folders that do not hold the model they describe."""
+"""Folders that do not contain the model they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check learns from the tensors on their way, before any engine is asked."""
+"""The checks of tensors before they are compared with an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left where the machine permits less: each weaker isolation, asked for by name."""
+"""What the weaker isolation levels still provide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime.errors import SandboxError
 from slime.kit.sandbox import Isolation, Limits, Machine, Outcome, machine_isolation, run_program_sync
 
 CORE = Path(__file__).parents[3] / "core"
-#: a Python that every user may run: the one of the tests may lie in somebody's home folder
+#: a Python that every user may run; the one that runs the tests may be in a home folder
 PYTHON = Path("/usr/bin/python3")
 needs_python = pytest.mark.skipif(not PYTHON.exists(), reason="there is no /usr/bin/python3")
 LIMITS = Limits(wall_s=20.0, processes=8)
@@ -120,7 +120,7 @@ def test_the_sandbox_imports_only_the_standard_library() -> None:
     assert made.stdout == b"False\n"
 
 
-#: root of a container with users of its own, as rootless containers have it, and programs that overlap there
+#: root in a user namespace, as in a rootless container, with concurrent programs
 IN_A_CONTAINER = """
 import asyncio, ctypes, os, sys
 ready, mapped = os.pipe(), os.pipe()

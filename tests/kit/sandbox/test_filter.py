@@ -1,4 +1,4 @@
-"""What the system-call filter says of calls, by running its instructions for either architecture."""
+"""The verdicts of the system-call filter, by executing its instructions for both architectures."""
 
 from __future__ import annotations
 

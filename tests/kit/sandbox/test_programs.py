@@ -1,4 +1,4 @@
-"""What becomes of programs, good and hostile, with the isolation of this machine."""
+"""Good and hostile programs, with the isolation of this machine."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ except BlockingIOError:
 """
     outcome = python(code)
     assert outcome.kind == "ok" and int(outcome.stdout) == QUICK.processes - 1
-    assert outcome.seconds < 15  # what was left did not hold it up
+    assert outcome.seconds < 15  # the leftover process did not delay it
 
 
 def test_a_file_ends_at_its_limit() -> None:

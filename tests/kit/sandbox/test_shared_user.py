@@ -1,4 +1,4 @@
-"""Programs that have the user of slime itself and no namespaces: what the filter and Landlock keep them from."""
+"""Programs that run as slime's own user without namespaces: what the filter and Landlock prevent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from slime.kit.sandbox.inside.landlock import landlock_version
 
 CORE = Path(__file__).parents[3] / "core"
-#: a Python that every user may run: the one of the tests may lie in somebody's home folder
+#: a Python that every user may run; the one that runs the tests may be in a home folder
 PYTHON = Path("/usr/bin/python3")
 _NOBODY = 65534
 _BEFORE = f"""
@@ -38,7 +38,7 @@ landlocked = pytest.mark.skipif(not landlock_version(), reason="this kernel has 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Of a user without rights, and where that user gets: pytest's own folders are its user's alone."""
+    """A folder that an unprivileged user can access, unlike pytest's own folders."""
     path = Path(tempfile.mkdtemp())
     os.chown(path, _NOBODY, _NOBODY)
     yield path
@@ -46,7 +46,7 @@ def folder() -> Iterator[Path]:
 
 
 def as_nobody(program: str, folder: Path) -> str:
-    """What `program` prints, run by a user without rights who runs programs under the filter alone."""
+    """The output of `program`, run as an unprivileged user with only the filter."""
     made = subprocess.run(
         [str(PYTHON), "-B", "-c", _BEFORE + textwrap.dedent(program)],
         user=_NOBODY, group=_NOBODY, extra_groups=[], env={}, cwd=folder, capture_output=True, text=True, timeout=60,

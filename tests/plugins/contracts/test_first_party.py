@@ -1,4 +1,4 @@
-"""Every component that comes with slime keeps the contract of its kind, whatever its switches say."""
+"""Every component that comes with slime keeps the contract of its kind, with any switch set."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slime.plugins.kinds import KINDS
 from slime.plugins.plugin_set import survey_plugins
 from slime.testing.check import check_component
 
-#: what asks a service or a model: held to the contract in tests/rewards/test_contracts.py, with real ones; and the
-#: generator that needs an environment, in tests/kit/sessions/test_verifiers.py
+#: components that need a service or a model, which tests/rewards/test_contracts.py checks with real ones; and the
+#: generator that needs an environment, which tests/kit/sessions/test_verifiers.py checks
 SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model", "generators/verifiers_env"}
 OWN = [one for one in survey_plugins().components() if one.found.own and one.id not in SERVED]
-#: what components cannot be built without
+#: required options
 NEEDED: dict[str, dict[str, Any]] = {
     "generators/black_box": {"agent": "tests.support.agents:ask_once"},
     "rewards/given": {"missing": 0.0},
@@ -26,7 +26,7 @@ ONLINE = ({"mode": "online"},)
 
 
 def switched(component: Component) -> Iterator[dict[str, Any]]:
-    """The defaults, then each switch and each choice among the options by itself."""
+    """The defaults, then each switch and each choice of an option separately."""
     needed = NEEDED.get(component.id, {})
     yield needed
     for name, info in component.spec.options.model_fields.items():

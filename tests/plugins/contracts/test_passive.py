@@ -1,4 +1,4 @@
-"""The costlier rules, which a run applies to its first batches."""
+"""The costlier rules, which a run checks on its first batches."""
 
 from __future__ import annotations
 

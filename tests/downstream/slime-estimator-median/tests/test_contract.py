@@ -1,4 +1,4 @@
-"""What slime asks of every estimator, and what this one is for."""
+"""The contract of every estimator, and what is special about this one."""
 
 from slime_estimator_median import MedianOptions, slime_register_estimators
 from slime_estimator_median.impl import Median

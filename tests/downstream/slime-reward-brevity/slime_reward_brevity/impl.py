@@ -1,4 +1,4 @@
-"""What computes."""
+"""The implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slime asks of every reward, and what this one is for."""
+"""The contract of every reward, and what is special about this one."""
 
 from slime_reward_brevity import BrevityOptions, slime_register_rewards
 from slime_reward_brevity.impl import Short
