@@ -110,7 +110,7 @@ class HttpPolicyClient:
 
         Args:
             base_url: Address of the router, or of one engine.
-            timeout_s: How long one generation may take, from the moment it is sent.
+            timeout_s: Seconds that one generation may take after it was sent.
             concurrency: Requests in flight at once; more wait here.
             vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
         """
@@ -118,7 +118,7 @@ class HttpPolicyClient:
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._slots = FairSlots(concurrency)
-        #: name of a request that has no slot yet -> whether it was aborted meanwhile
+        #: name of a request that still waits for a slot -> whether it was aborted
         self._unsent: dict[str, bool] = {}
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
@@ -198,8 +198,8 @@ class HttpPolicyClient:
     async def abort(self, rids: Collection[str]) -> None:
         """End the requests of these names; they return the tokens they have, with finish reason "abort".
 
-        Requests that still wait here are never sent. For the others every engine gets a message and ignores the
-        requests it does not have; a request on its way to an engine is not ended.
+        Requests that still wait for a slot are never sent. For each of the others, every engine gets a message, and
+        ignores it if it does not have the request. A request that has not reached an engine yet is not aborted.
 
         Raises:
             EngineError: If an engine does not accept the message.

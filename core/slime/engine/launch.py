@@ -76,9 +76,9 @@ def serve_forked(prepared: Literal[True] | None, arguments: Sequence[str], envir
     """In a process of an `engine_fork_server`: run SGLang's server with settings of its own.
 
     Args:
-        prepared: Whether `prepare_cpu_host` has succeeded before the fork.
-        arguments: Of SGLang's command line.
-        environment: Variables to set.
+        prepared: True if `prepare_cpu_host` succeeded before the fork.
+        arguments: SGLang's command line.
+        environment: Environment variables to set.
     """
     os.environ.update(environment)
     if prepared is None:

@@ -71,12 +71,12 @@ class CheckedSource:
 
     def generated(self, groups: Sequence[Group]) -> None:
         """Pass the groups generated for a batch to the source, if it has the method."""
-        show = getattr(self._source, "generated", None)
-        if show is None or not groups:
+        receive = getattr(self._source, "generated", None)
+        if receive is None or not groups:
             return
         with naming(self.component_name):
             # Copies, so that the source cannot change the samples of the batch.
-            show([Group(group.index, [replace(sample) for sample in group.samples], group.age) for group in groups])
+            receive([Group(group.index, [replace(sample) for sample in group.samples], group.age) for group in groups])
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the source, if it has the method. Raises `PluginContractError` unless all are finite numbers."""

@@ -81,7 +81,7 @@ class ComponentBuilder:
         return None if resolved is None else GroupFilter(self.make(resolved), resolved.component.title, self.passive)
 
     def batch_function(self, slot: str, flag: str) -> BatchFunction | None:
-        """The user's function over finished batches that `flag` names, if it is stated."""
+        """The user's function over finished batches that `flag` names, if the flag is set."""
         resolved = self.used.get(slot)
         return None if resolved is None else BatchFunction(self.make(resolved), f"{flag} {resolved.use.name}")
 
@@ -129,12 +129,17 @@ class ComponentBuilder:
         self.generators.append(generator)
         return generator
 
-    def health(self, resolved: Resolved, place: int | None = None) -> Health:
-        """What counts the component's failures; `place` among the rewards where that must tell it from another use."""
+    def health(self, resolved: Resolved, index: int | None = None) -> Health:
+        """What counts the failures of a component.
+
+        Args:
+            resolved: The component.
+            index: Its index among the rewards of the run, if the same reward is used more than once.
+        """
         component = resolved.component
         return Health(
             kind=component.kind,
-            id=component.label if place is None else f"{component.label}[{place}]",
+            id=component.label if index is None else f"{component.label}[{index}]",
             title=component.title,
             error_budget=resolved.limits.error_budget,
             rollout_samples=self._rollout_samples(resolved),
@@ -143,13 +148,13 @@ class ComponentBuilder:
         )
 
     def _rollout_samples(self, resolved: Resolved) -> int:
-        """The samples of which a component may fail its share."""
+        """The number of samples of which a component may fail the share `error_budget`."""
         if self.config.rollout.rollout_batch_size is None or resolved.use.eval_set is not None:
             return EVALUATION_SAMPLES
         return self.config.batch.prompts * self.config.rollout.n_samples_per_prompt
 
     def _eval_scorer(self, resolved: Resolved) -> Scorer:
-        """One reward alone: an evaluation set's own."""
+        """The scorer of an evaluation set that has its own reward."""
         scorer = Scorer([Term(resolved.component.spec, self._caller(resolved, 1), self.health(resolved))])
         self.scorers.append(scorer)
         return scorer
@@ -165,13 +170,13 @@ class ComponentBuilder:
             Term(
                 spec=one.component.spec,
                 caller=self._caller(one, isolated),
-                health=self.health(one, place if uses[one.component.id] > 1 else None),
+                health=self.health(one, index if uses[one.component.id] > 1 else None),
                 key=key,
                 weight=one.use.weight,
                 # A user's function has already applied the key to its dictionary.
                 part=None if is_reference(one.use.name) else self.config.reward.reward_key,
             )
-            for place, (one, key) in enumerate(zip(rewards, keys, strict=True))
+            for index, (one, key) in enumerate(zip(rewards, keys, strict=True))
         ]
         scorer = Scorer(terms, passive=self.passive)
         self.scorers.append(scorer)
@@ -198,19 +203,18 @@ def reward_workers(config: RunConfig) -> int:
 
 
 def term_keys(rewards: list[Resolved]) -> list[str]:
-    """What each of several rewards is called in `Sample.reward`: its bare name, where it is the only one of that name.
+    """The keys of several rewards in `Sample.reward`: the bare name of each, if no other has it.
 
-    Else `PLUGIN/NAME`; a reward that is used twice gets its place as well, as `math[0]`, `math[1]`. `score` is the
-    sum's name.
+    Otherwise `PLUGIN/NAME`. Uses of the same reward are numbered: `math[0]`, `math[1]`. The sum is called `score`.
     """
     names = Counter(one.component.name for one in rewards)
     ids = Counter(one.component.id for one in rewards)
     keys = []
-    for place, one in enumerate(rewards):
+    for index, one in enumerate(rewards):
         component = one.component
         key = component.name if names[component.name] == 1 and component.name != "score" else component.id
         if ids[component.id] > 1:
-            key = f"{component.name if names[component.name] == ids[component.id] else component.id}[{place}]"
+            key = f"{component.name if names[component.name] == ids[component.id] else component.id}[{index}]"
         keys.append(key)
     return keys
 

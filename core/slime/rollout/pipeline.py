@@ -52,8 +52,8 @@ class SampleGenerator:
         """
         Args:
             generator: The plugin.
-            health: names the generator in failures, counts them, and ends the run when there are too many.
-            timeout_s: Seconds without progress before a sample is given up.
+            health: Names the generator in failures, counts them, and ends the run if there are too many.
+            timeout_s: Seconds without progress after which a sample fails.
             concurrency: Maximum number of samples in flight, or the slots shared with other generators.
             passive: Compares trained tokens with the policy's answers in the first rollouts.
         """
@@ -157,14 +157,14 @@ class GroupProgress:
     """A group that is being generated and scored, with one entry for each of its samples."""
 
     group: Group
-    #: what was generated; None: not yet. A sample whose generation was stopped is still pending.
+    #: the generated samples; None: not generated yet. A sample whose generation was stopped is still pending.
     produced: list[list[Sample] | None]
     #: whether it has its reward, where samples are scored one by one
     scored: list[bool]
 
     @classmethod
     def of(cls, group: Group) -> GroupProgress:
-        """The progress of a group that has not been begun."""
+        """The progress of a group that was not started yet."""
         return cls(group, [None] * len(group.samples), [False] * len(group.samples))
 
     @property
@@ -210,9 +210,9 @@ class Pipeline:
         return [group for group in finished if group is not None]
 
     async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group | None:
-        """Generate and score one group; None where its generation was stopped.
+        """Generate and score one group; None if its generation was stopped.
 
-        Samples that are finished already, of a group that is handed out again, are left as they are.
+        If the group was taken before and stopped, its finished samples are left as they are.
         """
         await all_or_first_error(
             self._finish_sample(progress, index, context) for index in range(len(progress.produced))
@@ -232,7 +232,7 @@ class Pipeline:
                 return
         else:
             produced = progress.produced[index] = [sample]
-        # What was finished before its group was handed out again has its reward, unless scoring it was cut short.
+        # A sample that was finished when its group was taken before has a reward, unless its scoring was stopped.
         if self.scorer is not None and self.scorer.scope == "sample" and (new or sample.reward is None):
             await self.scorer.score(produced, context.reward_clock)
         progress.scored[index] = True

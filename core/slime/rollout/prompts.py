@@ -36,7 +36,7 @@ class GroupRecord:
     sequence: int
     #: indices of the samples that were taken
     sample_indices: tuple[int | None, ...]
-    #: waiting or in flight: the group as generators are given it. Pickled, because generators change their samples in
+    #: waiting or in flight: the group as generators receive it. Pickled, because generators change their samples in
     #: place, and because one bytes object costs the garbage collector nothing.
     pending: bytes = b""
     #: buffered or in a batch: the group with its responses and rewards

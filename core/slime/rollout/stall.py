@@ -31,7 +31,7 @@ class StallWatch:
     """Watches the event loop that `start` is called in."""
 
     def __init__(self, components: Mapping[str, object], *, stall_s: float = STALL_S, note: Path | None = None) -> None:
-        """Describe the watch.
+        """Does not start watching yet.
 
         Args:
             components: The components that run in the loop, by their names in messages.
@@ -94,8 +94,8 @@ class StallWatch:
             "".join(traceback.format_stack(frame)),
         )
         outside = (caller for caller in _callers(frame) if _package_of(caller) not in sys.stdlib_module_names)
-        place = next(outside, frame)
-        where = f"{place.f_code.co_filename}:{place.f_lineno} in {place.f_code.co_qualname}"
+        caller = next(outside, frame)
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}"
         self._write_note(f"{problem} for {stalled_s:.0f} s, at {where}")
 
     def _component(self, frame: FrameType) -> str | None:

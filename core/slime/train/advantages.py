@@ -1,4 +1,4 @@
-"""What is known of a batch before its first step: checked engine log-probs, and advantages with their statistics.
+"""What is computed for a batch before its first step: checked engine log-probs, and advantages with their statistics.
 
 Advantages are computed by the estimator on every rank alike, checked and optionally whitened. The engines' log-probs
 must be present and finite and, in true-on-policy mode, the trainer's own.

@@ -50,7 +50,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class PackingRule:
-    """What the parallel layout demands of a micro-batch, and this rank's part in it."""
+    """What the parallel layout requires of a micro-batch, and the position of this rank in it."""
 
     tensor_parallel_size: int
     sequence_parallel: bool
@@ -399,7 +399,7 @@ def counts_tokens() -> bool:
 def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
     """Add scalars over micro-batches and ranks, name by name; names that end in `_max` take the maximum.
 
-    One rank counts_tokens for each micro-batch, so tensor- and context-parallel copies count once. The result is the
+    One rank counts the tokens of each micro-batch, so tensor- and context-parallel copies count once. The result is the
     same on every rank, including pipeline stages that saw no logits. Computed in float64, in rank order.
     """
     mine: dict[str, float] = {}

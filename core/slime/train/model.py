@@ -341,7 +341,7 @@ class TrainableModel:
             for micro_batch, values in zip(micro_batches, scored, strict=True):
                 if micro_batch.counts:
                     flat[micro_batch.token_ids] = values
-        # One rank counts_tokens for each entry, so the sum is a copy.
+        # One rank has each entry and the others have 0, so the sum is a copy.
         dist.all_reduce(flat)
         return list(torch.split(flat.cpu(), batch.response_lengths.tolist()))
 

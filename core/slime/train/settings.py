@@ -51,7 +51,7 @@ _CPU_OFF: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that `slime.train.model` and `slime.train.model` need."""
+    """Everything that `slime.train.model` needs to build a model."""
 
     transformer: TransformerConfig
     #: keywords of GPTModel; `vocab_size` is the padded size
