@@ -127,12 +127,10 @@ class GroupFilter:
 
     def select(self, groups: Sequence[Group], want: int) -> Selection:
         """Which of `groups` to keep (at most `want`) and to drop. Raises `PluginError`, `PluginContractError`."""
-        before = self._passive.copies(self.component_name, groups[0].samples) if groups else None
-        with naming(self.component_name):
+        shown = groups[0].samples if groups else []
+        with self._passive.untouched(self.component_name, shown), naming(self.component_name):
             # A copy of the list, so that the filter may change it.
-            selection = check_selection(self._plugin.select(list(groups), want), len(groups), want)
-        self._passive.untouched(self.component_name, before, groups[0].samples if groups else [])
-        return selection
+            return check_selection(self._plugin.select(list(groups), want), len(groups), want)
 
     def state(self) -> dict[str, Any] | None:
         """The filter's state, JSON-ready; None if it has none. Raises as `select` does."""

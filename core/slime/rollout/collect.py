@@ -178,12 +178,12 @@ class Collector:
         """Stop the groups that are still in progress; those that finish meanwhile are buffered, the others wait."""
         finished, unfinished = await batch.stop(keep=self.keep_aborted)
         self._buffer(rollout, finished)
-        kept = [sample for group in unfinished for samples in group.kept for sample in samples or ()]
+        kept = [sample for of_group in unfinished.values() for samples in of_group for sample in samples or ()]
         if self.mask_kept:
             for sample in kept:
                 sample.loss_mask = [0] * sample.response_length
-        for group in unfinished:
-            self.ledger.give_back(group.index, group.kept)
+        for index, of_group in unfinished.items():
+            self.ledger.give_back(index, of_group)
         rollout.metrics |= {
             "rollout/resumed": float(batch.resumed),
             "rollout/given_back": float(len(unfinished)),

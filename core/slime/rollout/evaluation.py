@@ -104,16 +104,6 @@ class EvalReport:
     files: dict[str, Path] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SetResult:
-    """Samples and metrics of one set."""
-
-    samples: list[Sample]
-    metrics: dict[str, float]
-    #: file of the samples
-    path: Path
-
-
 class Evaluation:
     """Generates and scores `n_samples` responses to every prompt of every set, all sets concurrently."""
 
@@ -140,15 +130,15 @@ class Evaluation:
         """
         started = time.monotonic()
         results = await all_or_first_error(self._evaluate(one, rollout) for one in self._sets)
-        samples = [sample for result in results for sample in result.samples]
-        metrics = {name: value for result in results for name, value in result.metrics.items()}
+        samples = [sample for of_set, _, _ in results for sample in of_set]
+        metrics = {name: value for _, of_set, _ in results for name, value in of_set.items()}
         return EvalReport(
             rollout,
             metrics | self._faults(),
             common_reasons(samples),
             time.monotonic() - started,
             sorted({version for sample in samples for version in sample.weight_versions}),
-            {one.settings.name: result.path for one, result in zip(self._sets, results, strict=True)},
+            {one.settings.name: path for one, (_, _, path) in zip(self._sets, results, strict=True)},
         )
 
     def _faults(self) -> dict[str, float]:
@@ -161,14 +151,16 @@ class Evaluation:
                     faults[f"eval/{name}"] = faults.get(f"eval/{name}", 0.0) + value
         return faults
 
-    async def _evaluate(self, one: EvalSet, rollout: int) -> SetResult:
+    async def _evaluate(self, one: EvalSet, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
+        """The samples and metrics of one set, and the file of the samples."""
         with one.pipeline.batch(evaluation_sampling(one.settings)) as context:
             groups = await one.pipeline.finish(pending_groups(one.prompts, one.settings.n_samples), context)
         # In a thread, because training samples are generated and scored in the meantime.
         return await asyncio.to_thread(self._conclude, one.settings, rollout, groups)
 
-    def _conclude(self, settings: EvalSetSettings, rollout: int, groups: Sequence[Group]) -> SetResult:
-        """Write the samples of a set and compute its metrics."""
+    def _conclude(
+        self, settings: EvalSetSettings, rollout: int, groups: Sequence[Group]
+    ) -> tuple[list[Sample], dict[str, float], Path]:
         samples = [sample for group in groups for sample in group.samples]
         attempts = [attempts_of(group.samples, settings.pass_threshold) for group in groups]
         rows = (
@@ -178,7 +170,7 @@ class Evaluation:
         )
         path = write_eval(self._run_dir, rollout, settings.name, rows)
         metrics = set_metrics(settings, [list(of_prompt.values()) for of_prompt in attempts], samples, self._seed)
-        return SetResult(samples, metrics, path)
+        return samples, metrics, path
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -250,10 +251,10 @@ PASSIVE_SAMPLES = 8
 
 
 class PassiveChecks:
-    """Which components are still to be checked, and what was found out about them."""
+    """Decides which components to check more closely, and keeps the findings."""
 
     def __init__(self, rollouts: int = 0) -> None:
-        """`rollouts`: how many rollouts are checked, from the first one."""
+        """Check the first `rollouts` rollouts."""
         self._rollouts = rollouts
         self._checked: Counter[str] = Counter()
         self._findings: dict[str, str] = {}
@@ -273,18 +274,16 @@ class PassiveChecks:
             self._unreported.append(finding)
             logger.warning("%s", finding)
 
-    def copies(self, component_name: str, samples: Sequence[Sample]) -> list[Sample] | None:
-        """Copies of what a component is about to be shown, for `untouched`; None where it is not to be checked."""
-        return copy_samples(samples) if samples and self.due(component_name, len(samples)) else None
-
-    def untouched(self, component_name: str, before: Sequence[Sample] | None, after: Sequence[Sample]) -> None:
-        """Check that a component did not write to the samples it was shown; `before` is what `copies` returned."""
-        if before is None:
-            return
-        try:
-            check_samples_untouched(before, after)
-        except PluginContractError as error:
-            self.found(component_name, error)
+    @contextmanager
+    def untouched(self, component_name: str, samples: Sequence[Sample]) -> Iterator[bool]:
+        """Check that a component, called in the body, does not change these samples; yields whether it is checked."""
+        before = copy_samples(samples) if samples and self.due(component_name, len(samples)) else None
+        yield before is not None
+        if before is not None:
+            try:
+                check_samples_untouched(before, samples)
+            except PluginContractError as error:
+                self.found(component_name, error)
 
     def rollout_done(self) -> list[str]:
         """What was found since the last rollout."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from slime.rollout.pipeline import GroupProgress, Pipeline
 from slime.rollout.policy_session import BatchContext
@@ -20,13 +19,8 @@ _ABORT_INTERVAL_S = 0.1
 _SCORING_GRACE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedGroup:
-    """A group that was stopped before it was finished."""
-
-    index: int
-    #: for each sample its replacement when the group is taken again; None: the original sample
-    kept: list[list[Sample] | None]
+#: for each sample of a group its replacement when the group is taken again; None: the original sample
+Kept: TypeAlias = list[list[Sample] | None]
 
 
 class OpenBatch:
@@ -75,14 +69,14 @@ class OpenBatch:
             del self._groups[task]
         return [group for group in groups if group is not None]
 
-    async def stop(self, *, keep: bool) -> tuple[list[Group], list[UnfinishedGroup]]:
+    async def stop(self, *, keep: bool) -> tuple[list[Group], dict[int, Kept]]:
         """Stop all groups and abort their requests at the engines. Raises as `finished` does.
 
         Args:
             keep: Keep finished samples and partial responses of unfinished groups.
 
         Returns:
-            The groups that finished in the meantime, and the unfinished ones.
+            The groups that finished in the meantime, and what is kept of the others, by group index.
         """
         self._context.stopping = True
         if keep:
@@ -96,10 +90,10 @@ class OpenBatch:
         await cancel(self._groups)
         unfinished = {task: progress for task, progress in self._groups.items() if _is_unfinished(task)}
         self._groups = {task: progress for task, progress in self._groups.items() if task not in unfinished}
-        return self.finished(), [
-            UnfinishedGroup(progress.group.index, _kept(progress) if keep else [None] * len(progress.produced))
+        return self.finished(), {
+            progress.group.index: _kept(progress) if keep else [None] * len(progress.produced)
             for progress in unfinished.values()
-        ]
+        }
 
     async def close(self) -> None:
         """Cancel all remaining groups."""
@@ -123,7 +117,7 @@ def _is_unfinished(task: asyncio.Task[Group | None]) -> bool:
     return not task.done() or task.cancelled() or (task.exception() is None and task.result() is None)
 
 
-def _kept(progress: GroupProgress) -> list[list[Sample] | None]:
+def _kept(progress: GroupProgress) -> Kept:
     """The samples to keep of an aborted group."""
     for produced, scored in zip(progress.produced, progress.scored, strict=True):
         if produced is not None and not scored and produced[0].status is not Status.PENDING:

@@ -92,18 +92,14 @@ def response_metrics(prefix: str, finished: Sequence[Sample]) -> dict[str, float
 def oldest_weights(groups: Sequence[Group]) -> dict[str, float]:
     """`rollout/weight_version_min`: the oldest weights that produced a token of the batch, if versions are numbers."""
     versions = [
-        number
+        int(version)
         for group in groups
         for sample in group.samples
         if sample.trainable
-        for text in sample.weight_versions
-        if (number := _as_number(text)) is not None
+        for version in sample.weight_versions
+        if version.isdecimal()
     ]
     return {"rollout/weight_version_min": float(min(versions))} if versions else {}
-
-
-def _as_number(version: str) -> int | None:
-    return int(version) if version.isdecimal() else None
 
 
 def reward_parts(prefix: str, samples: Sequence[Sample]) -> dict[str, float]:

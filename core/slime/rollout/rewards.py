@@ -343,11 +343,10 @@ class Scorer:
     async def _call(self, term: Term, samples: Sequence[Sample]) -> list[Result]:
         passive, title = self._passive, term.health.title
         in_loop = term.spec.isolation == "none"  # a worker gets copies
-        before = passive.copies(title, samples) if in_loop else None
-        results, seconds = await term.caller.call(samples)
+        with passive.untouched(title, samples if in_loop else []) as checked:
+            results, seconds = await term.caller.call(samples)
         term.health.called(seconds)
-        passive.untouched(title, before, samples)
-        checked = before is not None or (not in_loop and passive.due(title, len(samples)))
+        checked = checked or (not in_loop and passive.due(title, len(samples)))
         if checked and term.spec.deterministic and any(isinstance(result, Reward) for result in results):
             await self._check_again(term, samples, results)
         return [_selected_part(result, term) for result in results]

@@ -30,10 +30,7 @@ def build_rank(
         config,
         rank=rank,
         world_size=config.world_size,
-        # Ray shows a GPU process its own device only.
-        local_rank=0 if config.on_gpu else rank % config.cluster.actor_num_gpus_per_node,
-        master_addr=master[0],
-        master_port=master[1],
+        master=master,
         estimator=estimator,
         spec=spec,
         run_dir=run_dir,

@@ -17,16 +17,7 @@ if TYPE_CHECKING:
     from slime.config import RunConfig
 
 
-def start(
-    config: RunConfig,
-    transformer: Any,
-    *,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    master_addr: str,
-    master_port: int,
-) -> torch.device:
+def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, master: tuple[str, int]) -> torch.device:
     """Join the other ranks, build Megatron's groups for the sizes in `transformer` and seed every random generator.
 
     Returns:
@@ -38,20 +29,22 @@ def start(
     minutes = config.cluster.distributed_timeout_minutes
     threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // world_size)
     torch.set_num_threads(threads)
+    # Ray shows a GPU process only its own device, so that is number 0.
+    device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")
     if config.on_gpu:
-        torch.cuda.set_device(local_rank)
-    device = torch.device("cuda", local_rank) if config.on_gpu else torch.device("cpu")
+        torch.cuda.set_device(device)
+    address = f"{master[0]}:{master[1]}"
     try:
         dist.init_process_group(
             "nccl" if config.on_gpu else "gloo",
-            init_method=f"tcp://{master_addr}:{master_port}",
+            init_method=f"tcp://{address}",
             rank=rank,
             world_size=world_size,
             timeout=timedelta(minutes=minutes),
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise TrainerError(
-            f"rank {rank} of {world_size} could not join the others at {master_addr}:{master_port} within {minutes:g}"
+            f"rank {rank} of {world_size} could not join the others at {address} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
     parallel_state.initialize_model_parallel(

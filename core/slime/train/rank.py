@@ -51,9 +51,7 @@ class MegatronRank:
         *,
         rank: int,
         world_size: int,
-        local_rank: int,
-        master_addr: str,
-        master_port: int,
+        master: tuple[str, int],
         estimator: Estimator | None,
         spec: EstimatorSpec | None = None,
         run_dir: Path | None = None,
@@ -64,9 +62,7 @@ class MegatronRank:
             config: The run's configuration.
             rank: Number of this rank.
             world_size: Number of ranks.
-            local_rank: Index of this rank's device on its host.
-            master_addr: Where rank 0 listens.
-            master_port: The port it listens on.
+            master: Address and port on which rank 0 listens.
             estimator: Turns rewards into advantages; None for supervised fine-tuning.
             spec: What the estimator declares: what it needs, and the level of its ratio.
             run_dir: The run's folder, through which weights may go to the engines; only `sync_weights` needs it.
@@ -86,13 +82,7 @@ class MegatronRank:
         self._transport: WeightTransport | None = None
         self._rollouts_seen = 0
         self._device = parallel.start(
-            config,
-            self._settings.transformer,
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            master_addr=master_addr,
-            master_port=master_port,
+            config, self._settings.transformer, rank=rank, world_size=world_size, master=master
         )
         try:
             self._build(frozenset() if spec is None else spec.needs)
