@@ -99,6 +99,14 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
+def json_type(value: object) -> str:
+    """The JSON type of a value, for messages: `a list`, `a number`, `null`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "a number"
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean X?` with the nearest known name, or an empty string when none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

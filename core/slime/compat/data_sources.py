@@ -164,8 +164,7 @@ def dataset_of(context: Context) -> PromptDataset | None:
     data = context.config.data
     if not data.prompt_data:
         return None
-    options = FeedOptions.of(data, longest_training_prompt(context.config))
-    return PromptDataset(data.prompt_data, options=options, tokenizer=context.tokenizer)
+    return PromptDataset(data.prompt_data, options=FeedOptions.of(context.config), tokenizer=context.tokenizer)
 
 
 def made_source(local: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:

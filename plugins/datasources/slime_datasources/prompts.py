@@ -8,7 +8,6 @@ from typing import Any
 
 from slime.errors import CheckpointError, ConfigError
 from slime.kit.readers import FeedOptions, PromptFeed, PromptRow
-from slime.kit.readers.tokenize import longest_training_prompt
 from slime.plugin import Context, Group, NoOptions, Sample
 
 _FORMAT = 2
@@ -36,9 +35,7 @@ class Prompts:
         config = context.config
         if not config.data.prompt_data:
             raise ConfigError("the data source prompts needs --prompt-data FILE")
-        self._feed = PromptFeed(
-            config.data.prompt_data, FeedOptions.of(config.data, longest_training_prompt(config)), context.tokenizer
-        )
+        self._feed = PromptFeed(config.data.prompt_data, FeedOptions.of(config), context.tokenizer)
         self._samples_per_prompt: int = config.rollout.n_samples_per_prompt
         self._next_group = 0
         self._next_index = 0

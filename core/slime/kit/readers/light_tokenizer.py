@@ -50,23 +50,11 @@ class LightTokenizer:
         return self._tokenizer
 
     def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        tools: list[dict[str, Any]] | None = None,
-        **variables: Any,
+        self, messages: list[dict[str, Any]], *, tokenize: bool, tools: Any = None, **variables: Any
     ) -> str:
         """Render a chat as text. `tokenize` must be False."""
         assert not tokenize and self._compiled is not None
-        text: str = self._compiled.render(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=None,
-            **(self._special | variables),
-        )
+        text: str = self._compiled.render(messages=messages, tools=tools, documents=None, **(self._special | variables))
         return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from slime.errors import DataError, did_you_mean
+from slime.errors import DataError, did_you_mean, json_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check_row(row: object, columns: Columns) -> PromptRow:
         RowError: A key is missing or a value has the wrong type.
     """
     if not isinstance(row, dict):
-        raise RowError(f" is {_kind(row)}, expected an object like {{{columns.input_key!r}: ...}}")
+        raise RowError(f" is {json_type(row)}, expected an object like {{{columns.input_key!r}: ...}}")
     key = columns.input_key
     prompt = _prompt(row[key] if key in row else _missing(row, key, "--input-key"), key)
     label = None
@@ -62,7 +62,7 @@ def check_row(row: object, columns: Columns) -> PromptRow:
     if metadata is None:
         metadata = {}
     elif not isinstance(metadata, dict):
-        raise RowError(f": {columns.metadata_key!r} is {_kind(metadata)}, expected an object")
+        raise RowError(f": {columns.metadata_key!r} is {json_type(metadata)}, expected an object")
     tools = None if columns.tool_key is None else _tools(row.get(columns.tool_key), columns.tool_key)
     if tools is not None:
         metadata = {**metadata, "tools": tools}
@@ -96,12 +96,12 @@ def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
             raise RowError(f": {key!r} is an empty string, expected a prompt")
         return value
     if not isinstance(value, list) or not value:
-        got = "an empty list" if value == [] else _kind(value)
+        got = "an empty list" if value == [] else json_type(value)
         raise RowError(f": {key!r} is {got}, expected a string or a list of chat messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict):
             raise RowError(
-                f": {key!r}[{i}] is {_kind(message)}, expected a message like {{'role': 'user', 'content': '...'}}"
+                f": {key!r}[{i}] is {json_type(message)}, expected a message like {{'role': 'user', 'content': '...'}}"
             )
         if not isinstance(message.get("role"), str) or "content" not in message:
             raise RowError(f": {key!r}[{i}] has the keys {sorted(message)}, expected 'role' (a string) and 'content'")
@@ -114,7 +114,7 @@ def _label(value: Any, key: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise RowError(f": {key!r} is {_kind(value)}, expected a string or a number")
+    raise RowError(f": {key!r} is {json_type(value)}, expected a string or a number")
 
 
 def _tools(value: Any, key: str) -> list[dict[str, Any]] | None:
@@ -127,15 +127,8 @@ def _tools(value: Any, key: str) -> list[dict[str, Any]] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list):
-        raise RowError(f": {key!r} is {_kind(value)}, expected a list of tool schemas")
+        raise RowError(f": {key!r} is {json_type(value)}, expected a list of tool schemas")
     for i, tool in enumerate(value):
         if not isinstance(tool, dict):
-            raise RowError(f": {key!r}[{i}] is {_kind(tool)}, expected the schema of a tool, an object")
+            raise RowError(f": {key!r}[{i}] is {json_type(tool)}, expected the schema of a tool, an object")
     return value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return "a number"
-    return names.get(type(value), f"a {type(value).__name__}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from slime.errors import json_type
+
 if TYPE_CHECKING:
     from slime.kit.sessions.conversation_tree import Node
 
@@ -238,15 +240,7 @@ def _no_logprobs(row: Mapping[str, Any]) -> bool:
 
 
 def _kind(value: object) -> str:
-    kinds = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-    }
-    return "missing" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+    return "missing" if value is None else json_type(value)
 
 
 # --- answers ---

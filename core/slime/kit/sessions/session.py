@@ -269,9 +269,13 @@ class Session:
         node.answer = {"role": "assistant", "content": _without_stop(node.text, answer)}
         if request.tools and self._parser is not None:
             rest, found = self._parser(request.tools).split(node.text)
-            calls = [call for call in found if not call.problem and _fits_json(call)]
+            calls = [function for call in found if not call.problem and (function := _as_json(call))]
             if calls:
-                rows = [_call_row(call, node.number, index) for index, call in enumerate(calls)]
+                # Nine letters and digits, as the strictest templates require of an id.
+                rows = [
+                    {"id": f"{node.number:05d}{index:04d}", "type": "function", "function": function}
+                    for index, function in enumerate(calls)
+                ]
                 node.answer |= {"content": rest, "tool_calls": rows}
                 node.finish_reason = "tool_calls" if node.finish_reason == "stop" else node.finish_reason
         node.answer_key = key_of(node.answer)
@@ -298,20 +302,13 @@ def _without_stop(text: str, answer: Generation) -> str:
     return text.partition(matched)[0] if isinstance(matched, str) and matched else text
 
 
-def _fits_json(call: ToolCall) -> bool:
-    """False for integers of more than 64 bits and lone surrogates, which not all clients could read."""
+def _as_json(call: ToolCall) -> dict[str, Any] | None:
+    """Name and arguments of a call. None for integers of more than 64 bits and lone surrogates.
+
+    Not all clients could read those.
+    """
     try:
-        orjson.dumps([call.name, dict(call.arguments)])
+        function: dict[str, Any] = orjson.loads(orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}))
     except orjson.JSONEncodeError:
-        return False
-    return True
-
-
-def _call_row(call: ToolCall, number: int, index: int) -> dict[str, Any]:
-    """A call as in messages. Its id has nine letters and digits, as the strictest templates require."""
-    arguments = orjson.loads(orjson.dumps(dict(call.arguments)))
-    return {
-        "id": f"{number:05d}{index:04d}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
+        return None
+    return function

@@ -21,10 +21,10 @@ from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
 from slime.kit.readers.prompt_source import parse_sources
 from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
-from slime.kit.readers.tokenize import PLAIN, PromptFormat
+from slime.kit.readers.tokenize import PLAIN, PromptFormat, longest_training_prompt
 
 if TYPE_CHECKING:
-    from slime.config.options import DataOptions
+    from slime.config import RunConfig
 
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,9 @@ class FeedOptions:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, data: DataOptions, max_tokens: int | None) -> FeedOptions:
+    def of(cls, config: RunConfig) -> FeedOptions:
         """The options of a run."""
+        data = config.data
         return cls(
             columns=Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
             form=PromptFormat.of(data),
@@ -58,7 +59,7 @@ class FeedOptions:
             workers=data.num_data_workers,
             max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" else None,
             drop_overlong=data.overlong_prompts == "drop",
-            max_tokens=max_tokens,
+            max_tokens=longest_training_prompt(config),
         )
 
 

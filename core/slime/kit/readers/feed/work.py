@@ -11,7 +11,7 @@ from typing import Any
 from slime.errors import DataError
 from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import PromptRow
-from slime.kit.readers.tokenize import BatchEncoder, PromptFormat, prompt_text, too_long
+from slime.kit.readers.tokenize import PromptFormat, batch_backend, prompt_text, too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Work:
             max_tokens: Most tokens a prompt may have; None: no limit.
         """
         self.readers = readers
-        self._encode = None if tokenizer is None else BatchEncoder(tokenizer)
-        self._form, self._max_tokens = form, max_tokens
+        self._tokenizer, self._form, self._max_tokens = tokenizer, form, max_tokens
+        self._backend = None if tokenizer is None else batch_backend(tokenizer)
 
     def perform(self, job: Job) -> list[LoadedRow]:
         """The rows of a job, in its order. Raises `DataError` if a file has become unreadable."""
         loaded = self._rows(job) if isinstance(job, RowsJob) else self._blocks(job)
-        if self._encode is not None:
-            self._tokenize(loaded, self._encode)
+        if self._tokenizer is not None:
+            self._tokenize(loaded)
         return loaded
 
     def _rows(self, job: RowsJob) -> list[LoadedRow]:
@@ -87,23 +87,28 @@ class Work:
             random.Random(job.shuffle).shuffle(loaded)
         return loaded
 
-    def _tokenize(self, loaded: list[LoadedRow], encode: BatchEncoder) -> None:
+    def _tokenize(self, loaded: list[LoadedRow]) -> None:
         texts: list[str] = []
         rows: list[tuple[LoadedRow, PromptRow]] = []
         for one in loaded:
             if isinstance(one.row, BadRow):
                 continue
             try:
-                texts.append(prompt_text(encode.tokenizer, one.row.prompt, one.row.tools, self._form))
+                texts.append(prompt_text(self._tokenizer, one.row.prompt, one.row.tools, self._form))
                 rows.append((one, one.row))
             except DataError as error:
                 one.row = BadRow(f": {error}")
-        for (one, row), text, ids in zip(rows, texts, encode(texts), strict=True):
+        for (one, row), text, ids in zip(rows, texts, self._encode(texts), strict=True):
             row.tokens = ids
             if not ids:
                 one.row = BadRow(f": the prompt {text!r} has no tokens")
             elif self._max_tokens is not None and len(ids) > self._max_tokens:
                 one.row = BadRow(too_long(len(ids), self._max_tokens), overlong=True)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if self._backend is None:
+            return [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def describe(job: Job, readers: Sequence[Reader]) -> str:
