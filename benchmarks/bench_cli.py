@@ -78,7 +78,7 @@ def measure(words: list[str], repeat: int, site: Path | None = None) -> Timing:
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=60, env=environment)
         seconds.append(time.perf_counter() - started)
         cpu.append(_cpu_of_children() - used)
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", _IMPORTED, *words],
         stdout=subprocess.PIPE,
         text=True,
@@ -86,7 +86,7 @@ def measure(words: list[str], repeat: int, site: Path | None = None) -> Timing:
         timeout=60,
         env=environment,
     )
-    heavy = told.stdout.splitlines()[-1].rpartition("|")[2].strip()
+    heavy = reported.stdout.splitlines()[-1].rpartition("|")[2].strip()
     return Timing(min(seconds), statistics.median(seconds), max(seconds), statistics.median(cpu), heavy or "none")
 
 

@@ -22,10 +22,8 @@ CORE_SOURCES = sorted(CORE.rglob("*.py"))
 _BASE = frozenset({"types", "errors", "plugin"})
 _CONFIGURED = _BASE | {"plugins", "config"}
 _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
-#: Room -> the rooms it may import when it runs. Imports under `if TYPE_CHECKING` are free: they name types
-#: and load nothing. `plugins` stands beside `config` and below it, so that the loader never needs a run;
-#: `config` itself holds the `[plugins]` section. Of the three rooms on one level, training may use weights
-#: and weights may use engines, never the other way round.
+#: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
+#: because they load nothing. `plugins` may not import `config`, so that plugins can be loaded without a run.
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "errors": frozenset(),
@@ -73,7 +71,7 @@ PUBLIC = frozenset(
 )
 
 HEAVY = frozenset({"torch", "ray", "sglang", "sglang_router", "megatron", "transformers"})
-#: rooms that import none of those until they need them
+#: folders that import none of those until they need them
 LIGHT = frozenset(
     {
         "types",
@@ -112,12 +110,12 @@ NAMES_ALLOWED = {
 MAX_LINES = 500
 
 
-def room_of(path: Path) -> str:
-    return room_named(path.relative_to(CORE).with_suffix("").parts)
+def folder_of(path: Path) -> str:
+    return folder_named(path.relative_to(CORE).with_suffix("").parts)
 
 
-def room_named(parts: Sequence[str]) -> str:
-    """The room of a module whose name below `slime` is `parts`: the kit has rooms of its own."""
+def folder_named(parts: Sequence[str]) -> str:
+    """The folder of the module `slime.PARTS`; in the kit, the subfolder."""
     return ".".join(parts[:2]) if parts[0] == "kit" else parts[0]
 
 
@@ -144,11 +142,11 @@ def imports(node: ast.AST, *, module_level: bool = False) -> Iterator[str]:
             yield from imports(child, module_level=module_level)
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms of the kernel that a file imports."""
-    rooms = {path.stem if path.is_file() else path.name for path in CORE.iterdir()}
+def imported_folders(path: Path) -> set[str]:
+    """Folders of the kernel that a file imports."""
+    folders = {path.stem if path.is_file() else path.name for path in CORE.iterdir()}
     parts = (name.split(".") for name in imports(ast.parse(path.read_text(encoding="utf-8"))))
-    return {room_named(part[1:]) for part in parts if part[0] == "slime" and len(part) > 1 and part[1] in rooms}
+    return {folder_named(part[1:]) for part in parts if part[0] == "slime" and len(part) > 1 and part[1] in folders}
 
 
 def relative(path: Path) -> str:
@@ -156,24 +154,24 @@ def relative(path: Path) -> str:
 
 
 def test_every_folder_is_in_the_table() -> None:
-    rooms = {room_of(path) for path in CORE_SOURCES} - {"__init__", "kit.__init__"}
-    assert rooms <= set(ALLOWED), f"rooms without a place in ALLOWED: {sorted(rooms - set(ALLOWED))}"
+    folders = {folder_of(path) for path in CORE_SOURCES} - {"__init__", "kit.__init__"}
+    assert folders <= set(ALLOWED), f"folders missing in ALLOWED: {sorted(folders - set(ALLOWED))}"
 
 
 def test_the_table_has_no_cycles() -> None:
     left = dict(ALLOWED)
     while left:
-        free = [room for room, needs in left.items() if not needs & set(left)]
-        assert free, f"these rooms import each other in a circle: {sorted(left)}"
-        for room in free:
-            del left[room]
+        free = [folder for folder, needs in left.items() if not needs & set(left)]
+        assert free, f"these folders import each other in a circle: {sorted(left)}"
+        for folder in free:
+            del left[folder]
 
 
 def test_imports_follow_the_table() -> None:
     wrong = [
-        f"{relative(path)} ({room_of(path)}) imports {room}"
+        f"{relative(path)} ({folder_of(path)}) imports {folder}"
         for path in CORE_SOURCES
-        for room in sorted(imported_rooms(path) - {room_of(path)} - ALLOWED.get(room_of(path), frozenset()))
+        for folder in sorted(imported_folders(path) - {folder_of(path)} - ALLOWED.get(folder_of(path), frozenset()))
     ]
     assert wrong == []
 
@@ -192,10 +190,10 @@ def test_core_imports_no_plugin_package() -> None:
 
 def test_first_party_plugins_use_only_public_modules() -> None:
     wrong = [
-        f"{relative(path)} imports {room}"
+        f"{relative(path)} imports {folder}"
         for package in PLUGIN_PACKAGES
         for path in sorted(package.rglob("*.py"))
-        for room in sorted(imported_rooms(path) - PUBLIC)
+        for folder in sorted(imported_folders(path) - PUBLIC)
     ]
     assert wrong == []
 
@@ -204,7 +202,7 @@ def test_the_kernel_names_no_algorithm_reward_or_model_family() -> None:
     wrong = [
         f"{relative(path)}:{number}: {match.group()}"
         for path in CORE_SOURCES
-        if room_of(path) not in NAMES_ALLOWED and str(path.relative_to(CORE)) not in NAMES_ALLOWED
+        if folder_of(path) not in NAMES_ALLOWED and str(path.relative_to(CORE)) not in NAMES_ALLOWED
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         for match in NAMES.finditer(line)
     ]

@@ -136,7 +136,7 @@ def test_a_supervised_run_can_be_evaluated(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ("--eval-pass-k 1 8", "pass@8 needs at least 8 responses per prompt, got 4"),
         ("--eval-pass-threshold nan", "--eval-pass-threshold: got 'nan', expected a finite number"),
@@ -152,12 +152,12 @@ def test_a_supervised_run_can_be_evaluated(
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
-    refused: Refused, words: list[str], tmp_path: Path, more: str, told: str
+    refused: Refused, words: list[str], tmp_path: Path, more: str, message: str
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n{"prompt": \n')
     (tmp_path / "other.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
-    assert told in refused(*words, *split(more))
+    assert message in refused(*words, *split(more))
 
 
 def test_all_missing_options_are_reported_together(refused: Refused) -> None:
@@ -166,8 +166,8 @@ def test_all_missing_options_are_reported_together(refused: Refused) -> None:
 
 
 def test_a_set_without_any_reward_is_refused(refused: Refused, described_model: Path, prompts: Path) -> None:
-    told = refused(str(described_model), "--eval-prompt-data", "sums", str(prompts), "--eval-max-response-len", "8")
-    assert "--eval-prompt-data sums needs --reward (or a reward of its own)" in told
+    message = refused(str(described_model), "--eval-prompt-data", "sums", str(prompts), "--eval-max-response-len", "8")
+    assert "--eval-prompt-data sums needs --reward (or a reward of its own)" in message
 
 
 def test_a_folder_that_is_neither_model_nor_checkpoint_is_refused(slime: Slime, tmp_path: Path) -> None:

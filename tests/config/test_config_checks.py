@@ -260,5 +260,5 @@ def test_the_device_option_overrides_the_machine() -> None:
 )
 def test_evaluation_needs_a_reward_from_any_option(reward: str, refused: bool) -> None:
     text = '[algorithm]\nloss_type = "sft_loss"\n[evaluation]\neval_interval = 1\neval_prompt_data = [["a", "f"]]\n'
-    told = [problem for problem in config_problems(config_from_toml(text + reward)) if "needs --reward" in problem]
-    assert bool(told) is refused
+    found = [problem for problem in config_problems(config_from_toml(text + reward)) if "needs --reward" in problem]
+    assert bool(found) is refused

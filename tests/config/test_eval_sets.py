@@ -79,7 +79,7 @@ def test_sets_survive_a_round_trip_through_a_run_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ("pass_k = [4]", "pass@4 needs at least 4 responses per prompt, got 1"),
         ('[[evaluation.sets]]\nname = "own"\npath = "c.jsonl"', "2 evaluation sets are called 'own'"),
@@ -87,8 +87,8 @@ def test_sets_survive_a_round_trip_through_a_run_file() -> None:
         ("max_response_len = 100\n[rollout]\nrollout_max_context_len = 64\nrollout_max_response_len = 8", "no room"),
     ],
 )
-def test_sets_that_cannot_work_are_reported(more: str, told: str) -> None:
-    assert [problem for problem in problems(one_set(more)) if told in problem]
+def test_sets_that_cannot_work_are_reported(more: str, message: str) -> None:
+    assert [problem for problem in problems(one_set(more)) if message in problem]
 
 
 def test_a_set_with_its_own_reward_does_not_need_that_of_the_run() -> None:
@@ -99,7 +99,7 @@ def test_a_set_with_its_own_reward_does_not_need_that_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ("temprature = 1.0", "unknown key 'temprature' in the set 'own'. Did you mean temperature?"),
         ("temperature = true", "sets[0].temperature: got true, expected a number"),
@@ -111,10 +111,10 @@ def test_a_set_with_its_own_reward_does_not_need_that_of_the_run() -> None:
         ("top_k = 0", "got 0, expected at least 1, or -1 for all tokens"),
     ],
 )
-def test_a_wrong_value_is_reported_with_its_table_and_key(more: str, told: str) -> None:
+def test_a_wrong_value_is_reported_with_its_table_and_key(more: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_toml(one_set(more))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_several_greedy_responses_are_noted() -> None:

@@ -47,9 +47,8 @@ def test_solver_and_reviewer_are_rewarded_for_an_accepted_correct_answer(team: A
     assert rewards == [1.0, 1.0]
     assert solver.rollout_id == reviewer.rollout_id == 7
     assert solver.loss_mask == [1]
-    assert (
-        reviewer.loss_mask is not None and reviewer.loss_mask[0] == 0
-    )  # the answer is trained on in the solver's branch
+    # the answer is trained on in the solver's branch
+    assert reviewer.loss_mask is not None and reviewer.loss_mask[0] == 0
     assert reviewer.loss_mask[-3:] == [1, 1, 1]
 
 

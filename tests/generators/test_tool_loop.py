@@ -45,7 +45,7 @@ def huge() -> str:
 
 
 def garbled() -> bytes:
-    """Say what is no text."""
+    """Return bytes that are not text."""
     return b"\xff\xfe\xf0"
 
 

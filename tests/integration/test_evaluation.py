@@ -75,8 +75,8 @@ def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, d
         *("--eval-interval", "2", *SETTINGS),
     )
     assert run.wait(400) == 0, run.output
-    told = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [row for row in told if "eval/held" in row]
+    rows = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [row for row in rows if "eval/held" in row]
     assert [row["step"] for row in evaluations] == [0, 2, 4]
     for row in evaluations:  # of their own weights, whatever was trained in the meantime
         path = run.run_dir / "rollouts" / f"eval_held_{row['step']:06d}.jsonl"

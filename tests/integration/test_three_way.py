@@ -91,9 +91,8 @@ def test_three_implementations_agree_before_and_after_a_weight_sync(family: str,
         [(before, after)] = [tuple(run_ranks(train_and_sync, 1, config, engine.url, exported)[0])]
 
     moved = [a - b for a, b in zip(transformers_log_probs(exported, before[0]), before[1], strict=True)]
-    assert (
-        max(np.abs(m).max() for m in moved) > 1e-2
-    )  # the step must change the model, or the second half proves nothing
+    # the step must change the model, or the second half proves nothing
+    assert max(np.abs(m).max() for m in moved) > 1e-2
     for (batch, trainer), model in ((before, folder), (after, exported)):
         assert batch.rollout_log_probs is not None
         for engines, trainers, independent in zip(

@@ -61,14 +61,14 @@ class Recorded:
 
     def __init__(self, policy: PolicyClient) -> None:
         self._policy = policy
-        self.heard: dict[str | None, list[tuple[list[int], Generation]]] = {}
+        self.recorded: dict[str | None, list[tuple[list[int], Generation]]] = {}
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         request = list(tokens)
         answer = await self._policy.generate(tokens, sampling, session=session)
-        self.heard.setdefault(session, []).append((request, answer))
+        self.recorded.setdefault(session, []).append((request, answer))
         return answer
 
 
@@ -140,7 +140,7 @@ def conversations(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> 
                     *(loop.generate(sample, sampling(sample.index or 0), policy) for sample in samples)
                 )
                 finished = [check_generated(one, who)[0] for one, who in zip(produced, asked, strict=True)]
-                talks[name] = (loop, finished, [policy.heard[str(sample.index)] for sample in samples])
+                talks[name] = (loop, finished, [policy.recorded[str(sample.index)] for sample in samples])
         return talks
 
     return asyncio.run(talk())
@@ -148,9 +148,9 @@ def conversations(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_request_extends_the_previous_one(conversations: dict[str, Any], template: str) -> None:
-    _, samples, heard = conversations[template]
+    _, samples, recorded = conversations[template]
     turns = 0
-    for sample, rounds in zip(samples, heard, strict=True):
+    for sample, rounds in zip(samples, recorded, strict=True):
         for (request, answer), (following, _) in itertools.pairwise(rounds):
             before = request + answer.tokens
             assert following[: len(before)] == before
@@ -167,8 +167,8 @@ def test_every_request_extends_the_previous_one(conversations: dict[str, Any], t
 def test_mask_and_log_probs_are_the_engines_on_generated_tokens_and_zero_elsewhere(
     conversations: dict[str, Any], template: str
 ) -> None:
-    _, samples, heard = conversations[template]
-    for sample, rounds in zip(samples, heard, strict=True):
+    _, samples, recorded = conversations[template]
+    for sample, rounds in zip(samples, recorded, strict=True):
         mask, log_probs = [0] * len(sample.tokens), [0.0] * len(sample.tokens)
         for request, answer in rounds:
             place = slice(len(request), len(request) + len(answer.tokens))
@@ -201,11 +201,11 @@ def test_log_probs_of_all_turns_are_those_of_one_forward_pass(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_tools_cannot_put_control_tokens_into_a_conversation(conversations: dict[str, Any], template: str) -> None:
-    loop, samples, heard = conversations[template]
+    loop, samples, recorded = conversations[template]
     tokenizer = loop._template._tokenizer
     control = set(tokenizer.added_tokens_decoder)
     shown = 0
-    for sample, rounds in zip(samples, heard, strict=True):
+    for sample, rounds in zip(samples, recorded, strict=True):
         results = iter(message["content"] for message in sample.metadata["messages"] if message["role"] == "tool")
         for (request, answer), (following, _) in itertools.pairwise(rounds):
             new = following[len(request) + len(answer.tokens) :]
@@ -221,9 +221,9 @@ def test_tools_cannot_put_control_tokens_into_a_conversation(conversations: dict
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_tool_results_are_rendered_by_the_template(conversations: dict[str, Any], template: str) -> None:
-    loop, samples, heard = conversations[template]
+    loop, samples, recorded = conversations[template]
     tokenizer = loop._template._tokenizer
-    for sample, rounds in zip(samples, heard, strict=True):
+    for sample, rounds in zip(samples, recorded, strict=True):
         results = iter(message["content"] for message in sample.metadata["messages"] if message["role"] == "tool")
         for (request, answer), (following, _) in itertools.pairwise(rounds):
             read = tokenizer.decode(following[len(request) + len(answer.tokens) :])

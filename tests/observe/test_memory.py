@@ -10,7 +10,7 @@ from slime.observe.memory import gibibytes, process_tree_bytes
 HOLD_64_MIB = "import sys; block = bytearray(b'x' * 64 * 2**20); print('held', flush=True); sys.stdin.readline()"
 
 
-#: measured in a process of its own: the memory of a test runner shrinks and grows meanwhile
+#: measured in a separate process, because the test runner's memory changes
 MEASURE = f"""
 import os, subprocess, sys, time
 from slime.observe.memory import PeakMemory, process_tree_bytes

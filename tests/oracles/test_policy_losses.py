@@ -135,7 +135,7 @@ def test_log_ratios_of_plus_and_minus_fifty(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_entropy_bonus(seed: int) -> None:
-    # trl's bonus is a mean over tokens, whatever the loss's aggregation: slime's follows it, so per token here
+    # trl's bonus is always a mean over tokens; slime's is aggregated like the loss, so per token here
     case = make_case(seed)
     ours = slime_loss(case, per_token=True, entropy_coef=0.1)
     agree(ours, peer_loss(trl_loss, case, loss_type="bnpo", entropy=case.entropy, entropy_coef=0.1))

@@ -49,12 +49,12 @@ def see(case: Case) -> Seen:
     with tempfile.TemporaryDirectory() as folder, _installed(case, Path(folder)) as site:
         shown = installed().content
         rows = [row for row in shown.plugins if not row.built_in]
-        told = dict.fromkeys(
+        messages = dict.fromkeys(
             f"{row.status}: {_sentence(row.problem)} {row.remedy}" if row.problem else row.status for row in rows
         )
         others = _refusal(_config("exact_match"), case, site)[0] is None
         refused, code = _refusal(_config(case.used_as, case), case, site)
-        return Seen(_plain("; ".join([*told, *shown.notes]), site), refused, code, others)
+        return Seen(_plain("; ".join([*messages, *shown.notes]), site), refused, code, others)
 
 
 def table() -> str:

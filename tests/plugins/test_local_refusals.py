@@ -157,11 +157,11 @@ def test_a_bad_function_is_refused_with_line_and_signatures(
     write(tmp_path, "raises.py", "\n{}['x']")
     path = tmp_path / "rm.py"
     path.write_text(f"# a comment\n{source}\n")
-    with pytest.raises(SlimeError, match=message) as told:
+    with pytest.raises(SlimeError, match=message) as caught:
         find_function(kind, f"{path}{name}")
-    assert type(told.value) is error
-    assert kind == "estimator" or str(path) in str(told.value)
-    assert "\n" not in str(told.value)
+    assert type(caught.value) is error
+    assert kind == "estimator" or str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_an_unusable_reference_is_refused(
 ) -> None:
     write(tmp_path, "custom_rm.py", "def reward_func(sample): ...")
     (tmp_path / "a_folder.py").mkdir()
-    with pytest.raises(SlimeError, match=message) as told:
+    with pytest.raises(SlimeError, match=message) as caught:
         find_function("reward", reference.format(folder=tmp_path))
-    assert type(told.value) is error
+    assert type(caught.value) is error
 
 
 def test_the_error_suggests_the_form_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,8 @@ def test_a_new_reward_is_created_installed_used_and_removed(environment: Environ
     # An editable install follows the author's edits.
     module = environment.cwd / package / "slime_reward_my_reward" / "__init__.py"
     module.write_text(module.read_text().replace("slime_register_rewards", "slime_register_reward"))
-    told = environment.slime("plugins", "--for", *words, code=1)
-    assert "slime_register_reward() is no hook of slime. Did you mean slime_register_rewards?" in told
+    listing = environment.slime("plugins", "--for", *words, code=1)
+    assert "slime_register_reward() is no hook of slime. Did you mean slime_register_rewards?" in listing
 
     environment.run("pip", "uninstall", "-q", "-y", package)
     shutil.rmtree(environment.cwd / package)

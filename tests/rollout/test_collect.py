@@ -217,6 +217,6 @@ def test_a_filter_that_changes_its_input_is_named(act: Callable[[Group], object]
     passive = PassiveChecks(1)
     collect, _ = collector(Finisher(), buffer=GroupFilter(Meddler(), "buffer filter p/meddler", passive))  # type: ignore[arg-type]  # any filter will do
     asyncio.run(collect.collect(0))
-    told = passive.rollout_done()
-    assert len(told) == (finding is not None)
-    assert all(str(finding) in text for text in told)
+    reported = passive.rollout_done()
+    assert len(reported) == (finding is not None)
+    assert all(str(finding) in text for text in reported)

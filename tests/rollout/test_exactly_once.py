@@ -105,7 +105,7 @@ class Run:
                 ledger.trained(number)
                 pending.append(asyncio.ensure_future(collect.collect(later)))
             history.trained.append(indices((await pending.popleft()).groups))
-            await asyncio.sleep(0)  # training; later rollouts go on
+            await asyncio.sleep(0)  # training; later rollouts continue
             if (number + 1) % self.save_every == 0:
                 saved = history.copy(ledger.state(number + 1))
             if number in kills:

@@ -59,7 +59,7 @@ class FaultyReward:
 
 
 class UnluckyGroups:
-    """Drops one group in twenty, whatever it is."""
+    """Drops one random group in twenty."""
 
     def __init__(self, options: NoOptions, context: Context) -> None:
         self.dice = random.Random(8)

@@ -124,11 +124,11 @@ def test_training_on_other_tokens_is_reported_once(change: dict[str, object], wr
             assert sample.status is Status.COMPLETED
         return passive.rollout_done()
 
-    told = asyncio.run(main())
+    findings = asyncio.run(main())
     if wrong is None:
-        assert told == []
+        assert findings == []
     else:
-        [finding] = told
+        [finding] = findings
         assert finding.startswith(f"generator g trains on response token 1, {wrong}, which the policy did not generate")
 
 

@@ -76,7 +76,7 @@ async def score(pool: IsolatedReward, samples: Sequence[Sample]) -> list[Result]
 
 
 def score_in_pool(run_dir: Path, samples: Sequence[Sample], name: str = "plain", **more: Any) -> list[Result]:
-    """As `score`, with a pool of its own."""
+    """Like `score`, with a separate pool."""
     return with_pool(run_dir, lambda pool: score(pool, samples), name, **more)
 
 
@@ -204,7 +204,7 @@ def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
 
 
 def test_overlapping_calls_are_not_timed_out_by_each_others_computing(tmp_path: Path) -> None:
-    # twenty calls of eight times 0.02 s in one event loop take 3.2 s in all, each of them 0.16 s of its own
+    # twenty calls of eight times 0.02 s in one event loop take 3.2 s in total, 0.16 s each
     found = score_in_pool(tmp_path, [sample("compute", response="0.02")] * 20, "overlapping", timeout_s=2.0)
     assert values(found) == [1.0] * 20
 

@@ -67,7 +67,7 @@ def configured(folder: Path, labels: dict[int, str], reward: RewardOptions, **op
 
 
 def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
-    """Two rollouts; whatever happens, no worker process is left."""
+    """Run two rollouts, and check that no worker process is left."""
     # Other tests of this session keep the fork server of their engines until the session ends.
     others = workers(os.getpid())
 

@@ -1,4 +1,4 @@
-"""Evaluations beside training: training goes on, and the next weight sync waits for the evaluation."""
+"""Evaluations during training: training continues, and the next weight sync waits for the evaluation."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ class TwoTurns(Single):
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         first = await policy.generate(sample.tokens, sampling)
-        told = encode(" really? ")
-        second = await policy.generate([*sample.tokens, *first.tokens, *told], sampling)
-        tokens = [*first.tokens, *told, *second.tokens]
+        added = encode(" really? ")
+        second = await policy.generate([*sample.tokens, *first.tokens, *added], sampling)
+        tokens = [*first.tokens, *added, *second.tokens]
         whole = Generation(tokens, [], second.finish_reason, second.weight_versions)
         sample = self.filled(sample, whole)
-        sample.loss_mask = [1] * len(first.tokens) + [0] * len(told) + [1] * len(second.tokens)
-        sample.rollout_log_probs = [*first.log_probs, *[0.0] * len(told), *second.log_probs]
+        sample.loss_mask = [1] * len(first.tokens) + [0] * len(added) + [1] * len(second.tokens)
+        sample.rollout_log_probs = [*first.log_probs, *[0.0] * len(added), *second.log_probs]
         return [sample]
 
 

@@ -12,7 +12,7 @@ from slime_estimators.grpo import GRPO
 
 
 class CISPO(GRPO):
-    """The advantages of GRPO, and an objective of its own:
+    """The advantages of GRPO, with a different objective:
 
         loss = -sg(clip(r, 1 - eps_clip, 1 + eps_clip_high)) A log pi        r = pi / pi_old, sg: no gradient
 

@@ -1,4 +1,4 @@
-"""Every call gives a text in time, whatever the tool does."""
+"""Every call returns a text in time, for any behaviour of the tool."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_processor_time_is_counted_over_all_processes() -> None:
 def test_processor_time_of_children_that_have_ended_is_counted(ignored: bool) -> None:
     code = f"""
 import os, signal, time
-if {ignored}: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # then nobody is told what they used
+if {ignored}: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # then their usage is not reported
 for _ in range(12):
     if os.fork() == 0:
         while time.process_time() < 0.3: pass

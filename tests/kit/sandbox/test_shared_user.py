@@ -66,7 +66,7 @@ def test_no_signal_reaches_processes_of_the_same_user(folder: Path) -> None:
         tgkill = 234 if os.uname().machine == "x86_64" else 131
         for target in ({victim.pid}, os.getppid()):
             print(ctypes.CDLL(None).syscall(tgkill, target, target, 9), flush=True)
-        end, _ = os.pipe()  # who is told when it can be read
+        end, _ = os.pipe()  # the process that gets a signal when it can be read
         for command, argument in ((fcntl.F_SETOWN, {victim.pid}), (15, struct.pack("ii", 1, {victim.pid}))):
             try:
                 print(fcntl.fcntl(end, command, argument), flush=True)
