@@ -6,14 +6,13 @@ slime's own options are the fields of `options` and `eval_options`; their flags 
 SGLang's options are read from the source of the installed packages, so this folder imports neither them nor torch.
 """
 
-from slime.config.assemble import config_from_toml, load_config, read_config, stop_on
+from slime.config.assemble import config_from_toml, load_config, read_config
 from slime.config.checks import config_notes, config_problems
 from slime.config.defaults import resolve
 from slime.config.options import PluginOptions
-from slime.config.run_config import BatchShape, RunConfig
+from slime.config.run_config import RunConfig
 
 __all__ = [
-    "BatchShape",
     "PluginOptions",
     "RunConfig",
     "config_from_toml",
@@ -22,5 +21,4 @@ __all__ = [
     "load_config",
     "read_config",
     "resolve",
-    "stop_on",
 ]

@@ -64,7 +64,6 @@ class Terminal:
         self._line = StepLine(last_step)
         self._first_eval: dict[str, float] = {}
         self._progress: Progress | None = None
-        self._activity = ""
 
     @property
     def live(self) -> bool:
@@ -96,20 +95,18 @@ class Terminal:
             )
             self._progress.start()
         counted = "" if total is None else f"{done}/{total}"
-        if self._activity != activity:
-            for task in self._progress.task_ids:
-                self._progress.remove_task(task)
-            self._activity = activity
-            self._progress.add_task(activity, total=total, completed=done or 0, count=counted)
-        for task in self._progress.task_ids:
-            self._progress.update(task, completed=done, total=total, count=counted)
+        for task in self._progress.tasks:
+            if task.description != activity:
+                self._progress.remove_task(task.id)
+        if not self._progress.tasks:
+            self._progress.add_task(activity, count=counted)
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total, count=counted)
 
     def hide_progress(self) -> None:
         """Remove the progress bar and restore the cursor."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-            self._activity = ""
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line, below a header where one is due."""

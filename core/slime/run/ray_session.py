@@ -32,21 +32,14 @@ def ray_session(config: RunConfig) -> Iterator[None]:
     address, on_sigterm = config.cluster.ray_address, signal.getsignal(signal.SIGTERM)
     try:
         try:
-            if address is None:
-                _start_local(config)
-            else:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(config)
         except Exception as error:
+            what, advice = "Ray could not be started", "It may be too slow on a busy machine: try again with less load"
+            if address is not None:
+                what = f"the Ray cluster {address} could not be joined"
+                advice = "Check --ray-address, and that `ray status` works on that machine"
             reason = str(error).strip().rstrip(".") or type(error).__name__
-            if address is None:
-                raise ClusterError(
-                    f"Ray could not be started: {reason}. It may be too slow on a busy machine:"
-                    " try again when there is less load."
-                ) from error
-            raise ClusterError(
-                f"the Ray cluster {address} could not be joined: {reason}. Check --ray-address, and that"
-                " `ray status` works on that machine."
-            ) from error
+            raise ClusterError(f"{what}: {reason}. {advice}.") from error
         # Ray installs a handler that exits at once. Restore the one that ends the run in an orderly way.
         signal.signal(signal.SIGTERM, on_sigterm)
         yield
@@ -55,18 +48,16 @@ def ray_session(config: RunConfig) -> Iterator[None]:
             ray.shutdown()
 
 
-def _start_local(config: RunConfig) -> None:
-    # Otherwise Ray writes a token to the user's home folder. A local Ray, on loopback only, needs none.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        address="local",
+def _connect(config: RunConfig) -> None:
+    address = config.cluster.ray_address
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        # Otherwise Ray writes a token to the user's home folder. A local Ray, on loopback only, needs none.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         # On CPU every actor requests zero CPUs. With one CPU, Ray starts no idle workers in advance.
-        num_cpus=None if config.on_gpu else 1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+        num_cpus = None if config.on_gpu else 1
+        options |= {"num_cpus": num_cpus, "include_dashboard": False, "configure_logging": False}
+    ray.init(address=address or "local", **options)
 
 
 @dataclass(frozen=True)
@@ -94,8 +85,7 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
         DeadlineError: The GPUs did not become free in time.
     """
     if not config.on_gpu:
-        process: dict[str, Any] = {"num_cpus": 0}
-        return Placement([dict(process) for _ in range(ranks)], [dict(process) for _ in range(num_engines)])
+        return Placement([{"num_cpus": 0}] * ranks, [{"num_cpus": 0}] * num_engines)
     per_engine = config.cluster.rollout_num_gpus_per_engine
     wanted = f"{ranks} training ranks + {num_engines} engines x {per_engine}"
     need, have = ranks + num_engines * per_engine, int(ray.cluster_resources().get("GPU", 0))
