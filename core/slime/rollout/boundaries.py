@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -189,8 +189,11 @@ class BatchFunction:
                 " expected at least one without remove_sample"
             )
 
-    def rewards(self, groups: Sequence[Group]) -> PostProcessed:
+    def rewards(self, groups: Sequence[Group]) -> tuple[float, list[float]]:
         """The rewards computed by `--custom-reward-post-process-path`; those of the samples do not change.
+
+        Returns:
+            The mean of the raw rewards, and the reward of each trainable sample for the estimator, in order.
 
         Raises:
             PluginError: If it fails.
@@ -205,17 +208,7 @@ class BatchFunction:
                 _numbers(what, values, len(samples))
                 for what, values in zip(("raw rewards", "rewards"), answer, strict=True)
             )
-        return PostProcessed(values, sum(raw) / len(raw))
-
-
-@dataclass(frozen=True, slots=True)
-class PostProcessed:
-    """Post-processed rewards of the trainable samples of a batch, in order."""
-
-    #: the rewards for the estimator
-    values: list[float]
-    #: mean of the raw rewards that the function returned
-    raw_mean: float
+        return sum(raw) / len(raw), values
 
 
 def trainable_samples(groups: Sequence[Group]) -> list[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,10 +74,8 @@ def load_prompts(settings: EvalSetSettings, config: RunConfig, tokenizer: Any) -
         metadata_key=settings.metadata_key,
         tool_key=config.data.tool_key,
     )
-    try:
+    with closing(file):
         rows = list(file)
-    finally:
-        file.close()
     form = PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs)
     longest = min((limit for limit in limits if limit is not None), default=None)
     prompts = []

@@ -93,11 +93,8 @@ class RolloutManager:
         self._filters = {slot: build.filter(slot) for slot in ("sampling_filter", "buffer_filter")}
         self._sample_filter = build.batch_function("rollout_sample_filter", "--rollout-sample-filter-path")
         self._reward_post_process = build.batch_function("reward_post_process", "--custom-reward-post-process-path")
-        self._collector = self._make_collector()
-
-    def _make_collector(self) -> Collector:
-        rollout, batch_size = self._config.rollout, self._config.batch.prompts
-        return Collector(
+        batch_size = self._config.batch.prompts
+        self._collector = Collector(
             ledger=self._ledger,
             pipeline=self._pipeline,
             sampling=training_sampling(self._config),
@@ -172,8 +169,8 @@ class RolloutManager:
         started = time.monotonic()
         batch = TrainBatch.from_groups(groups, rollout=rollout.number, num_steps=self._config.batch.steps)
         if rewards is not None:
-            metrics["rollout/raw_reward"] = rewards.raw_mean
-            batch = replace(batch, rewards=np.asarray(rewards.values, dtype=np.float32))
+            metrics["rollout/raw_reward"], values = rewards
+            batch = replace(batch, rewards=np.asarray(values, dtype=np.float32))
         rollout.batch = batch
         await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups, rollout.dropped)
         metrics["time/batch"] = time.monotonic() - started

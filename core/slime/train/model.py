@@ -127,12 +127,6 @@ def replace_modules(spec: Any, replacements: dict[type, type]) -> Any:
     return spec
 
 
-def build_optimizer(settings: TrainSettings, chunks: list[Any]) -> Any:
-    """Megatron's optimizer for DDP-wrapped chunks."""
-    install_adam()
-    return get_megatron_optimizer(settings.optimizer, chunks, use_gloo_process_groups=False)
-
-
 def build_scheduler(
     config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
 ) -> Any:
@@ -318,7 +312,8 @@ class TrainableModel:
         self._config, self._settings, self._device = config, settings, device
         self.chunks = chunks
         self._wrapped = wrap_chunks(settings, chunks)
-        self.optimizer = build_optimizer(settings, self._wrapped)
+        install_adam()
+        self.optimizer = get_megatron_optimizer(settings.optimizer, self._wrapped, use_gloo_process_groups=False)
         self.scheduler = build_scheduler(config, settings, self.optimizer, lr_flag, idle_rollouts=idle_rollouts)
         connect_schedule(settings, self._wrapped, self.optimizer.scale_loss)
         self._pipeline = Pipeline(settings, self._wrapped, head)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from slime.config.options import SyncOptions
 from slime.engine.control import EngineControl
+from slime.engine.ports import LOOPBACK
 from slime.weights.families.hf_config import read_hf_config
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
@@ -62,16 +63,9 @@ def own_address(urls: Sequence[str]) -> str:
     Loopback if all engines are on this host; otherwise the address from which the first remote engine is reached.
     """
     for url in urls:
-        host = urlsplit(url).hostname or ""
-        if not _is_loopback(host):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-                probe.connect((host, 9))
-                return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((urlsplit(url).hostname, 9))
+            address = str(probe.getsockname()[0])
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    return LOOPBACK
