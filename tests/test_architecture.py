@@ -212,12 +212,12 @@ def test_the_kernel_names_no_algorithm_reward_or_model_family() -> None:
 @pytest.mark.parametrize(
     "text", ["--advantage-estimator grpo", "GRPO", "DAPO", "reinforce_plus_plus", "qwen3", "is_llama"]
 )
-def test_the_search_for_names_finds_them(text: str) -> None:
+def test_the_name_search_finds_forbidden_names(text: str) -> None:
     assert NAMES.search(text)
 
 
 @pytest.mark.parametrize("text", ["reinforcement learning", "support", "supported", "appointment"])
-def test_the_search_for_names_passes_ordinary_words(text: str) -> None:
+def test_the_name_search_ignores_ordinary_words(text: str) -> None:
     assert not NAMES.search(text)
 
 

@@ -38,7 +38,7 @@ def test_components_of_the_run_file_are_shown_with_keys_per_reward(slime: Slime,
     assert any(line.startswith("  ignore-case ") for line in keys)
 
 
-def test_a_component_that_is_not_installed_is_reported_and_the_rest_is_shown(slime: Slime) -> None:
+def test_a_missing_component_is_reported_and_the_rest_is_shown(slime: Slime) -> None:
     done = slime("train", "--help", "--reward", "exct_match")
     assert done.code == 0
     assert "[reward]  reward 'exct_match' is not installed. Did you mean exact_match?" in done.out

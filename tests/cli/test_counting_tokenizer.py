@@ -80,7 +80,7 @@ def test_a_template_may_refuse(folder: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_template_with_tags_of_transformers_is_left_to_transformers(folder: Path) -> None:
+def test_a_template_with_tags_of_transformers_uses_transformers(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% generation %}x{% endgeneration %}")
     tokenizer = load_tokenizer(folder, with_template=True)
     assert not isinstance(tokenizer, LightTokenizer)

@@ -88,7 +88,7 @@ def test_a_dry_run_prints_what_would_be_evaluated(slime: Slime, words: list[str]
     assert not Path("outputs").exists()
 
 
-def test_a_model_folder_is_evaluated_without_any_option_of_training(
+def test_a_model_folder_is_evaluated_without_training_options(
     slime: Slime, words: list[str], evaluation: Evaluation, described_model: Path
 ) -> None:
     assert slime("eval", *words, "--run-name", "e").code == 0
@@ -121,7 +121,7 @@ def test_the_run_folder_of_the_checkpoint_is_left_unchanged(
     assert evaluation.calls[0][1].name.startswith("eval_")
 
 
-def test_one_checkpoint_of_several_can_be_named(slime: Slime, evaluation: Evaluation, checkpoint: Path) -> None:
+def test_one_of_several_checkpoints_can_be_selected(slime: Slime, evaluation: Evaluation, checkpoint: Path) -> None:
     assert slime("eval", str(checkpoint / "rollout_000002")).code == 0
     assert evaluation.calls[0][3].path == checkpoint / "rollout_000002"
 

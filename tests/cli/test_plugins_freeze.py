@@ -76,7 +76,7 @@ def test_a_changed_file_of_the_same_version_is_noticed(
     assert "slime-reward-math: sha256 " in differences(capsys, path)
 
 
-def test_another_version_is_noticed(pinned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_version_is_noticed(pinned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     info, path = pinned
     (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.4.0"))
     assert "slime-reward-math: version 0.4.0, pinned 0.3.1" in differences(capsys, path)

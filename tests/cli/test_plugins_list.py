@@ -145,7 +145,7 @@ def test_kind_filters_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "single_turn" in text and "exact_match" not in text
 
 
-def test_an_unknown_kind_offers_the_nearest() -> None:
+def test_an_unknown_kind_suggests_the_nearest() -> None:
     with pytest.raises(
         ConfigError, match=r"'rewards' is not a kind of component; expected one of .* Did you mean reward\?"
     ):

@@ -96,7 +96,7 @@ def test_an_invalid_name_is_refused(name: str, message: str, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_kind_offers_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_kind_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'bufferfilter' is not a kind of component.* Did you mean buffer-filter\?"):
         run(["new", "bufferfilter", "x", "--into", str(tmp_path)])
 
@@ -111,7 +111,7 @@ def test_an_existing_folder_is_refused_and_left_unchanged(tmp_path: Path) -> Non
     assert (folder / "pyproject.toml").read_text() == "mine"
 
 
-def test_a_folder_to_write_into_must_exist(tmp_path: Path) -> None:
+def test_the_target_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         run(["new", "reward", "mine", "--into", str(tmp_path / "none")])
 

@@ -91,7 +91,7 @@ def test_show_states_that_a_component_has_no_options(capsys: pytest.CaptureFixtu
     assert lines[lines.index(["options"]) + 1] == ["none"]
 
 
-def test_an_unknown_id_offers_the_nearest() -> None:
+def test_an_unknown_id_suggests_the_nearest() -> None:
     with pytest.raises(PluginNotFoundError, match=r"called 'exact_mach'. Did you mean exact_match\?") as caught:
         run(["show", "exact_mach"])
     assert caught.value.exit_code == 2

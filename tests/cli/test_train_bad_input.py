@@ -47,7 +47,7 @@ def test_a_bad_json_line_is_named_with_its_number(refused: Refused, tmp_path: Pa
     assert f"{path}:2 is not valid JSON" in refused("--prompt-data", path)
 
 
-def test_a_missing_key_is_named_with_its_row_and_the_keys_there(refused: Refused, tmp_path: Path) -> None:
+def test_a_missing_key_is_named_with_its_row_and_the_existing_keys(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, {"prompt": "a", "lable": "b"})
     message = refused("--prompt-data", path)
     assert f"{path}:2 has no key 'label' (--label-key)" in message
@@ -119,7 +119,7 @@ def test_more_ranks_than_devices_are_refused_with_the_numbers(refused: Refused) 
     )
 
 
-def test_more_gpus_than_there_are_is_refused_with_the_numbers(
+def test_more_gpus_than_available_are_refused_with_the_numbers(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 2)
@@ -220,7 +220,7 @@ def test_a_reference_folder_is_checked_too(refused: Refused) -> None:
         ("--rollout-num-gpus-per-engine 3", "--rollout-num-gpus-per-engine 3 does not divide the model's 4 attention"),
     ],
 )
-def test_a_configuration_that_does_not_fit_the_model(refused: Refused, words: str, message: str) -> None:
+def test_a_configuration_that_does_not_match_the_model(refused: Refused, words: str, message: str) -> None:
     assert message in refused(*words.split())
 
 

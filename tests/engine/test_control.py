@@ -140,7 +140,7 @@ def test_server_info_shows_the_arguments_in_force(engine: EngineServer) -> None:
     assert info["dtype"] == "float32" and info["attention_backend"] == "torch_native"
 
 
-def test_an_engine_that_never_answers_is_a_deadline_error_naming_the_call(
+def test_an_engine_that_never_answers_causes_a_deadline_error_with_the_call(
     faulty_engine: Callable[..., FaultyEngine],
 ) -> None:
     release = threading.Event()
@@ -150,7 +150,7 @@ def test_an_engine_that_never_answers_is_a_deadline_error_naming_the_call(
     release.set()
 
 
-def test_no_success_in_the_answer_is_an_error_despite_status_200(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_an_answer_without_success_is_an_error_despite_status_200(faulty_engine: Callable[..., FaultyEngine]) -> None:
     stub = faulty_engine(lambda _: (200, b'{"success": false, "message": "group is gone"}'))
     with pytest.raises(EngineError, match="group is gone"):
         EngineControl(stub.url).end_weight_update()
@@ -187,7 +187,7 @@ def test_a_refusal_is_an_error_with_call_status_and_answer(
     assert str(caught.value) == f"POST {url}/x: status {status}, answer: {text.decode()}"
 
 
-def test_no_answer_in_time_is_a_deadline(faulty_engine: Callable[..., FaultyEngine]) -> None:
+def test_a_missing_answer_is_a_deadline_error(faulty_engine: Callable[..., FaultyEngine]) -> None:
     release = threading.Event()
     url = faulty_engine(lambda _: release.wait(30) and None).url
     with pytest.raises(DeadlineError, match=r"POST http\S+/x: no answer after 0\.1 s"):

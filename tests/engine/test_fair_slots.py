@@ -92,7 +92,7 @@ def test_a_cancelled_waiter_or_holder_loses_no_slot(name: str) -> None:
     asyncio.run(main())
 
 
-def test_a_waiter_cancelled_at_the_moment_of_its_grant_passes_the_slot_on() -> None:
+def test_a_waiter_cancelled_when_granted_a_slot_passes_it_on() -> None:
     async def main() -> None:
         crowd = Crowd(FairSlots(1))
         await crowd.add("t", 3)

@@ -73,7 +73,7 @@ def test_a_bad_model_folder_fails_with_the_servers_last_output(fork_server: Path
     server.stop()
 
 
-def test_an_unknown_server_argument_ends_the_start_with_sglangs_usage_error(
+def test_an_unknown_server_argument_shows_sglangs_usage_error(
     tiny_model: Path, fork_server: Path, tmp_path: Path
 ) -> None:
     server = cpu_engine(tiny_model, tmp_path, extra_args=("--no-such-option",), fork_server=fork_server)

@@ -19,7 +19,7 @@ def speaks_2_and_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("speaks_2_and_3")
 @pytest.mark.parametrize("number", [2, 3])
-def test_the_current_and_the_previous_are_accepted(install: Any, number: int) -> None:
+def test_the_current_and_the_previous_version_are_accepted(install: Any, number: int) -> None:
     install("slime-x", "1", {"x": "api_module"}, {"api_module": f"slime_api = {number}\n"})
     [plugin] = [plugin for plugin in survey_plugins().plugins if plugin.found.name == "x"]
     assert plugin.api == number

@@ -41,7 +41,7 @@ def test_rewards_closer_than_the_tolerance_are_equal() -> None:
     assert select("nonzero_variance", [group(0.5, 0.4)], 1, tolerance=0.2).drop == {0: "zero_variance"}
 
 
-def test_differences_beyond_single_precision_count() -> None:
+def test_differences_below_single_precision_count() -> None:
     assert select("nonzero_variance", [group(2.0**25, 2.0**25 + 1)], 1).keep == [0]
 
 

@@ -120,7 +120,7 @@ def test_the_error_for_a_component_of_an_unloaded_plugin_gives_the_reason(instal
         ("slime-reward-maths", r"require needs slime-reward-maths \(not installed\). Try: pip install"),
     ],
 )
-def test_an_unmet_requirement_stops(install_reward: Any, requirement: str, message: str) -> None:
+def test_an_unmet_requirement_stops_the_run(install_reward: Any, requirement: str, message: str) -> None:
     install_reward("math", "boxed")
     with pytest.raises(PluginLoadError, match=message):
         load_plugins(PluginOptions(require=[requirement]))

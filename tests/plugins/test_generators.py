@@ -150,7 +150,7 @@ def test_speculative_decoding_is_recorded_if_the_engine_reports_it() -> None:
     assert single_turn(Scripted("stop", meta), pending()).spec_info == SpecInfo(5, 6, 2, 3)
 
 
-def test_supervised_learns_the_label_and_its_end() -> None:
+def test_supervised_responds_with_the_label_and_the_end_token() -> None:
     sample = supervised(pending())
     assert sample.tokens == [54, 42, 55, 61, 52, 50, EOS]
     assert (sample.response, sample.response_length, sample.loss_mask) == ("42", 3, [1, 1, 1])

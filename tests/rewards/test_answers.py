@@ -48,7 +48,7 @@ def test_the_last_fenced_block_counts(text: str, content: str | None) -> None:
     assert last_fenced(text) == content
 
 
-def test_answers_are_narrowed_down_step_by_step() -> None:
+def test_answer_options_apply_one_after_the_other() -> None:
     response = r"<answer>\boxed{1}</answer> final: <answer>I say \boxed{Paris}</answer>"
     assert score("exact_match", response, "Paris", after="final:", tag="answer", boxed=True).value == 1.0
     assert score("exact_match", response, "Paris", tag="thought").value == 0.0

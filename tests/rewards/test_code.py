@@ -31,7 +31,7 @@ def test_correct_code_passes_tests_of_every_form() -> None:
     assert passed("import sys; print(len(sys.stdin.read()))", {"inputs": ["abc", "数"], "outputs": ["3", "1"]}) == 1.0
 
 
-def test_tests_may_be_the_label_as_text_or_json() -> None:
+def test_tests_may_be_in_the_label_as_text_or_json() -> None:
     assert score("code", ADD, "assert add(1, 2) == 3\nassert add(2, 2) == 4").value == 1.0
     assert score("code", ADD, json.dumps(ASSERTS)).value == 1.0
     assert score("code", ADD, json.dumps(CALLS)).value == 1.0

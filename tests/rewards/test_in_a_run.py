@@ -161,7 +161,7 @@ def test_a_worker_process_gets_the_address_of_the_engines(tmp_path: Path) -> Non
     assert set(service.paths) == {"/v1/chat/completions"}
 
 
-def test_samples_without_label_or_tests_fail_by_name_and_the_others_are_scored(tmp_path: Path) -> None:
+def test_samples_without_label_or_tests_fail_and_the_others_are_scored(tmp_path: Path) -> None:
     program = "def f(n): return 2 * n"
     loop = "def f(n):\n  while True: pass"
     tests = {"fn_name": "f", "inputs": [[2]], "outputs": [4]}

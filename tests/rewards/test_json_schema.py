@@ -47,7 +47,7 @@ def test_an_infinite_number_is_not_a_multiple() -> None:
     assert (reward.value, reward.parts) == (0.25, {"parses": 1.0})
 
 
-def test_a_schema_may_be_text_a_file_or_missing(tmp_path: Path) -> None:
+def test_a_schema_may_be_text_or_a_file_or_missing(tmp_path: Path) -> None:
     assert score("json_schema", "{}", metadata={"json_schema": json.dumps(SCHEMA)}).value == 0.0
     (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
     assert score("json_schema", '{"n": 1}', path=str(tmp_path / "s.json")).value == 1.0

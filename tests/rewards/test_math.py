@@ -52,7 +52,7 @@ def test_different_forms_of_a_value_are_equal(label: str, response: str) -> None
 
 
 @pytest.mark.parametrize(("label", "response"), DIFFERENT)
-def test_other_values_are_not(label: str, response: str) -> None:
+def test_different_values_are_not_equal(label: str, response: str) -> None:
     assert score("math", response, label).value == 0.0
 
 

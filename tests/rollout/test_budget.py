@@ -82,7 +82,7 @@ def test_one_third_of_failures_exceeds_the_budget_within_a_rollout() -> None:
         assert failed_until_over(0.25, [chance.random() < 0.35 for _ in range(1024)]) is not None
 
 
-def test_samples_beyond_the_rollouts_own_raise_what_is_allowed() -> None:
+def test_additional_samples_raise_the_number_of_allowed_failures() -> None:
     assert failed_until_over(0.25, [n % 5 == 0 for n in range(4000)], rollout_samples=100) is None
 
 
@@ -98,7 +98,7 @@ def test_an_evaluation_has_its_own_budget() -> None:
     assert failed_until_over(0.25, [True] * 2000, evaluation=True) == 13
 
 
-def test_the_message_names_component_numbers_reasons_a_sample_and_what_to_do(tmp_path: Path) -> None:
+def test_the_message_has_component_counts_reasons_a_sample_and_remedies(tmp_path: Path) -> None:
     faulty = health("reward faulty", error_budget=0.25, run_dir=tmp_path)
     samples = [Sample(index=n, prompt=f"{n}+1=", status=Status.FAILED, failure=RAISED.reason) for n in range(40)]
     with pytest.raises(ErrorBudgetError) as raised:

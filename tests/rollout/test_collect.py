@@ -21,7 +21,7 @@ from slime.rollout.prompts import GroupState
 from slime.types import Group
 
 
-def test_without_filters_one_round_of_one_batch_is_all() -> None:
+def test_without_filters_one_round_fills_the_batch() -> None:
     finish = Finisher()
     collect, ledger = collector(finish)
     first = asyncio.run(collect.collect(0))
@@ -38,7 +38,7 @@ def test_without_filters_one_round_of_one_batch_is_all() -> None:
     }
 
 
-def test_dropped_groups_are_counted_with_their_reason_and_replaced_until_the_batch_is_full() -> None:
+def test_dropped_groups_are_counted_by_reason_and_replaced() -> None:
     finish = Finisher()
     collect, _ = collector(finish, sampling=drop_where(lambda g: g in (1, 3, 4)))
     first = asyncio.run(collect.collect(0))
@@ -95,7 +95,7 @@ def test_lost_samples_are_reported_even_if_a_filter_drops_their_groups() -> None
     assert len(finish.draws) == 1
 
 
-def test_a_buffer_filter_sees_all_finished_groups_with_their_ages_and_sets_the_order_of_the_batch() -> None:
+def test_a_buffer_filter_gets_all_finished_groups_and_sets_the_batch_order() -> None:
     shown: list[list[tuple[int, int]]] = []
 
     def last_first(groups: Sequence[Group], want: int) -> Selection:
@@ -162,7 +162,7 @@ def test_prompts_in_flight_are_not_drawn_twice() -> None:
     assert [len(draw) for draw in finish.draws] == [7, 4]
 
 
-def test_a_failing_batch_does_not_keep_the_next_one_waiting() -> None:
+def test_a_failing_batch_does_not_block_the_next_one() -> None:
     class Failing(Finisher):
         async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
             raise RuntimeError("engines gone")

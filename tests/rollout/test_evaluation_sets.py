@@ -175,7 +175,7 @@ def test_an_evaluation_gets_slots_while_a_rollout_wants_all_of_them(
     assert sum(not evaluation for evaluation in order[: last + 1]) >= 6
 
 
-def test_an_unscored_set_fails_the_evaluation_by_its_name(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
+def test_an_unscored_set_fails_the_evaluation_and_is_named(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
     broken = prompt_file.parent / "broken.py"
     broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
     reward = f'{{ name = "{broken}:judge", error-budget = 1 }}'

@@ -32,7 +32,7 @@ def test_pass_at_k_of_too_few_attempts_is_refused(n: int, c: int, k: int) -> Non
         pass_at_k(n, c, k)
 
 
-def test_the_estimate_does_not_depend_on_how_many_attempts_there_are() -> None:
+def test_the_estimate_is_unbiased_for_any_number_of_attempts() -> None:
     """Unbiased: over many sets of n attempts at a prompt solved with probability 0.2, the mean is 1 - 0.8^k."""
     draw = random.Random(3)
     for n in (4, 16):

@@ -94,7 +94,7 @@ class OverSampling:
         return [await self.collector.collect(rollout) for rollout in rollouts]
 
 
-def test_the_first_full_batch_is_trained_on_and_the_rest_is_aborted_at_the_engines() -> None:
+def test_the_first_full_batch_is_used_and_the_rest_is_aborted() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines)
     [first] = asyncio.run(run.collect(0))
@@ -196,7 +196,7 @@ def test_groups_that_finish_during_the_abort_are_buffered() -> None:
     assert first.metrics["rollout/buffer_size"] == run.ledger.count(GroupState.BUFFERED) == 1
 
 
-def test_batches_that_overlap_abort_their_own_prompts_only() -> None:
+def test_overlapping_batches_abort_only_their_own_prompts() -> None:
     engines = Paced(lambda g: g % 4 == 0)
     run = OverSampling(engines, want=2, draw=3)
 

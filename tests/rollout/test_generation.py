@@ -230,7 +230,7 @@ def test_a_sample_returned_twice_is_refused() -> None:
     assert sample.failure == ("generator faulty returned one sample twice, expected distinct Samples")
 
 
-def test_different_rollout_ids_for_one_rollout_are_refused() -> None:
+def test_samples_of_one_rollout_with_different_ids_are_refused() -> None:
     class Splitting:
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
             return [
@@ -341,7 +341,7 @@ def test_a_generator_without_engines_cannot_call_one() -> None:
     assert "needs_engine=False" in (sample.failure or "")
 
 
-def test_an_aborted_sample_without_a_reason_gets_one() -> None:
+def test_an_aborted_sample_always_has_a_reason() -> None:
     [sample] = run(OneTurn(status=Status.ABORTED, finish_reason="abort"))
     assert sample.failure == "aborted (finish reason abort)"
 
@@ -376,7 +376,7 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
     assert asyncio.run(main()) == 1.0
 
 
-def test_siblings_are_sampled_with_different_seeds_that_repeat() -> None:
+def test_siblings_have_different_reproducible_seeds() -> None:
     seeds = [sampling_seed(42, index) for index in range(10_000)]
     assert len(set(seeds)) > 9_990
     assert all(0 <= seed < 2**31 for seed in seeds)

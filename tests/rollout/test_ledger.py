@@ -165,7 +165,7 @@ def test_groups_are_trained_on_again_as_often_as_allowed_and_counted_once() -> N
     assert (metrics["ledger/trained"], metrics["ledger/reused"], metrics["ledger/buffered"]) == (2, 4, 0)
 
 
-def test_uses_are_saved_and_a_used_group_that_is_dropped_counts_as_trained() -> None:
+def test_uses_are_saved_and_a_dropped_used_group_counts_as_trained() -> None:
     run = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=5)
     run.finish(run.take(3), rollout=0)
     run.choose(run.buffered(0)[:2], 0)

@@ -122,9 +122,7 @@ def test_rollouts_generated_ahead_take_prompts_in_call_order(config: RunConfig, 
     ]
 
 
-def test_resuming_from_the_last_trained_rollout_skips_and_repeats_nothing(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_resuming_skips_and_repeats_no_prompts(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def first() -> tuple[dict[str, Any], list[Rollout]]:
         run = manager(config, tokenizer, tmp_path)
         await run.generate(0)

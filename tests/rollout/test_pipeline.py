@@ -99,7 +99,7 @@ def test_groups_are_returned_in_order() -> None:
     assert all(sample.reward == group.index + 1 for group in finished for sample in group.samples)
 
 
-def test_no_more_samples_are_in_flight_than_allowed_and_no_fewer_while_there_is_work() -> None:
+def test_the_limit_of_samples_in_flight_is_used_fully() -> None:
     policy = RandomlySlowPolicy()
     finish(groups(16, 4), policy, FirstTokenReward(), concurrency=7)
     assert policy.most_in_flight == 7

@@ -118,7 +118,7 @@ def test_colliding_names_of_rewards_are_qualified(names: list[str], keys: list[s
     assert term_keys([one for one in used if one.use.kind == "reward"]) == keys
 
 
-def test_a_deterministic_reward_that_answers_differently_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deterministic_reward_with_different_results_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     numbers = count()
     counting = Says(lambda _: Reward(float(next(numbers))))
     passive = PassiveChecks(2)

@@ -19,7 +19,7 @@ def sample(
     return Sample(reward=reward, response_length=length, status=status, weight_versions=list(versions), failure=failure)
 
 
-def test_the_numbers_of_a_mixed_rollout() -> None:
+def test_metrics_of_a_mixed_rollout() -> None:
     groups = [
         Group(0, [sample(1.0, 2), sample(0.0, 4, Status.TRUNCATED)]),
         Group(1, [sample(1.0, 6), sample(1.0, 8)]),

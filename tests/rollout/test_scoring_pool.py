@@ -85,7 +85,7 @@ def values(results: Sequence[Result]) -> list[float | Cause]:
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_rewards_come_back_with_their_parts_and_samples_stay_unchanged(name: str, tmp_path: Path) -> None:
+def test_rewards_are_returned_with_parts_and_samples_stay_unchanged(name: str, tmp_path: Path) -> None:
     asked = [sample(index=n) for n in range(20)] + [sample("write", 20), sample("nan"), sample("chance")]
     found = score_in_pool(tmp_path, asked, name)
     assert found[:21] == [Reward(float(n), {"half": 0.5}) for n in range(21)]
@@ -94,14 +94,14 @@ def test_rewards_come_back_with_their_parts_and_samples_stay_unchanged(name: str
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_rewards_come_back_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
+def test_rewards_are_returned_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
     [found] = score_in_pool(tmp_path, [sample(index=3)], name, loop_factory=uvloop.new_event_loop)
     assert found == Reward(3.0, {"half": 0.5})
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
-def test_faulty_rewards_cost_their_own_samples_only_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
+def test_faulty_rewards_fail_only_their_samples_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
     labels = {3: "spin", 7: "kill"}
     asked = [sample(labels.get(n, "good"), n) for n in range(12)]
@@ -218,7 +218,7 @@ def test_calls_overlap(tmp_path: Path) -> None:
     assert with_pool(tmp_path, work, "overlapping") < 3.0  # one after the other: 15 s
 
 
-def test_if_no_call_is_known_to_be_at_fault_each_is_repeated_alone(tmp_path: Path) -> None:
+def test_if_the_responsible_call_is_unknown_each_is_repeated_alone(tmp_path: Path) -> None:
     asked = [sample("thread exit" if n == 2 else "nap", n, response="0.3") for n in range(5)]
     found = score_in_pool(tmp_path, asked, "overlapping", size=2)
     assert values(found) == [Cause.DIED if n == 2 else 1.0 for n in range(5)]

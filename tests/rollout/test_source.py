@@ -65,21 +65,21 @@ def test_a_source_that_breaks_its_contract_is_named(groups: list[Group], words: 
     assert str(error.value).startswith("data source faulty")
 
 
-def test_a_sources_exception_names_it() -> None:
+def test_an_error_in_a_source_names_it() -> None:
     with pytest.raises(PluginError, match="data source faulty: OSError: disk gone after 2"):
         take(None)
     with pytest.raises(PluginError, match="data source faulty cannot continue from its saved state: KeyError"):
         CheckedSource(FaultySource(), "data source faulty", 2).load({"position": 1})
 
 
-def test_a_state_does_not_change_with_the_living_source() -> None:
+def test_a_saved_state_is_independent_of_the_source() -> None:
     source = FaultySource([group(0, 0, 1)])
     state = CheckedSource(source, "s", 2).state()
     source.state["order"].append(3)
     assert state == {"position": 3, "order": [1, 2]}
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_refused_with_the_first_prompts() -> None:
+def test_a_state_that_is_not_json_is_refused_early() -> None:
     with pytest.raises(PluginContractError, match=r"^s gave a state_dict that is not JSON"):
         CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
 
@@ -98,7 +98,7 @@ class Curious(FaultySource):
                 sample.reward = float(len((sample.label or "").upper()))
 
 
-def test_a_source_that_wants_to_see_what_was_generated_does_and_changes_nothing() -> None:
+def test_generated_gets_copies_of_the_groups() -> None:
     source, finished = Curious(), group(7, 14, 15, status=Status.COMPLETED)
     for place, sample in enumerate(finished.samples):
         sample.reward = float(place + 1)
@@ -110,7 +110,7 @@ def test_a_source_that_wants_to_see_what_was_generated_does_and_changes_nothing(
     assert [sample.reward for sample in finished.samples] == [1.0, 2.0]
 
 
-def test_a_source_that_fails_on_what_was_generated_is_named() -> None:
+def test_an_error_in_generated_names_the_source() -> None:
     finished = group(7, 14, status=Status.COMPLETED)
     finished.samples[0].label = 3  # type: ignore[assignment]  # a label that is none
     with pytest.raises(PluginError, match="data source curious: AttributeError"):
@@ -132,7 +132,7 @@ class Reporting(FaultySource):
         raise OSError("no such worker")
 
 
-def test_what_a_source_reports_is_numbers() -> None:
+def test_metrics_of_a_source_must_be_numbers() -> None:
     assert CheckedSource(Reporting({"data/epoch": 1}), "s", 2).metrics() == {"data/epoch": 1.0}
     assert CheckedSource(FaultySource(), "s", 2).metrics() == {}
     for value in (float("nan"), "1", None):
@@ -140,7 +140,7 @@ def test_what_a_source_reports_is_numbers() -> None:
             CheckedSource(Reporting({"data/epoch": value}), "s", 2).metrics()
 
 
-def test_a_source_that_cannot_be_closed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_close_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     source = Reporting({})
     CheckedSource(source, "data source s", 2).close()
     CheckedSource(FaultySource(), "s", 2).close()

@@ -68,7 +68,7 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
 
 
 @pytest.mark.timeout(60)
-def test_code_of_no_component_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> float:
         watch = StallWatch({"generator of another package": asyncio.Lock()}, stall_s=0.2)
         watch.start()
@@ -112,7 +112,7 @@ def test_the_note_names_a_filter_while_it_blocks_the_loop(tmp_path: Path) -> Non
     assert not note.exists()
 
 
-def test_a_loop_that_runs_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         watch = StallWatch({}, stall_s=1.0)
         watch.start()

@@ -151,7 +151,7 @@ def test_a_group_reward_gets_whole_groups() -> None:
     assert_reward_contract(Best(), spec=RewardSpec(name="best", factory="a:B", scope="group"))
 
 
-def test_a_bad_sample_that_scores_as_high_as_a_good_one_is_found() -> None:
+def test_a_bad_sample_that_scores_as_high_as_a_good_one_is_reported() -> None:
     with pytest.raises(AssertionError, match="gave a good sample 0 and a bad one 0"):
         assert_reward_contract(Right(), good=[make_sample(response="two")], bad=[make_sample(response="three")])
 

@@ -39,7 +39,7 @@ def test_the_policy_truncates_at_the_limit() -> None:
     assert (answer.tokens, answer.finish_reason, len(answer.log_probs)) == ([1, 2, 3, 4], "length", 4)
 
 
-def test_log_probs_that_are_not_given_differ_from_token_to_token() -> None:
+def test_default_log_probs_differ_between_tokens() -> None:
     first, second = ask(ScriptedPolicy([Say([5, 5, 5])]), 2)
     assert len({*first.log_probs, *second.log_probs}) == 6
 
@@ -67,7 +67,7 @@ def test_an_empty_script_is_refused() -> None:
         ScriptedPolicy([])
 
 
-def test_the_tokens_of_made_up_texts_are_those_of_the_tokenizer() -> None:
+def test_scripted_texts_are_encoded_with_the_tokenizer() -> None:
     tokenizer, text = make_tokenizer(), "What is 1+1?\n Ä{}~"
     assert encode(text) == tokenizer.encode(text, add_special_tokens=False)
     assert decode(encode("a b")) == tokenizer.decode(encode("a b")) == "a b"

@@ -33,7 +33,7 @@ def changed(batch: EstimatorBatch, sample: int, token: int, value: float) -> Adv
     return Advantages(values)
 
 
-def test_advantages_come_back_per_token() -> None:
+def test_advantages_are_returned_per_token() -> None:
     batch = make_batch(samples=4, group=2)
     values = estimate(Centred(), batch).advantages
     mean = batch.rewards[:2].mean()

@@ -208,7 +208,7 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl() -> None:
     assert (gradients[1] - exact).abs().max() > 1e-2
 
 
-def test_a_micro_batch_that_does_not_count_gives_a_zero_with_gradient() -> None:
+def test_a_micro_batch_without_weight_gives_a_zero_loss_with_gradient() -> None:
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(MASK, MASK, advantages=MASK)
     loss, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES, counts=False), log_probs, torch.zeros(4))

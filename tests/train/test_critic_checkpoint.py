@@ -131,7 +131,7 @@ def load_weights(launcher: RankLauncher, config: Any, folder: Path) -> Any:
     return answer
 
 
-def test_a_checkpoint_without_a_critic_gives_weights_but_no_resumed_run(model_folder: Folders, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_critic_can_start_but_not_resume_a_run(model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
     state = tmp_path / "state"
     run_ranks(save_without_critic, 1, critic_config(folder), state)

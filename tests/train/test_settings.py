@@ -42,7 +42,7 @@ def settings(world_size: int = 1, **megatron: Any) -> TrainSettings:
     return train_settings(make_config(None, world_size=world_size, megatron=megatron), FOLDER)
 
 
-def test_what_training_always_sets() -> None:
+def test_settings_that_are_always_set() -> None:
     built = settings()
     transformer = built.transformer
     assert (transformer.hidden_dropout, transformer.attention_dropout) == (0.0, 0.0)

@@ -50,7 +50,7 @@ def test_masked_tokens_have_no_gradient() -> None:
     assert sums["tokens"] == 2 and sums["loss"] == pytest.approx(0.5 * (0.405 + 0.5))
 
 
-def test_a_micro_batch_that_does_not_count_gives_a_zero_with_gradients() -> None:
+def test_a_micro_batch_without_weight_gives_a_zero_loss_with_gradients() -> None:
     values = torch.tensor([0.1, 0.2], requires_grad=True)
     given = columns(weights=[1.0, 1.0], mask=[1, 1], values=[0.0, 0.0], returns=[1.0, 1.0])
     loss, sums = micro_batch_value_loss(0.2, given, micro_batch([0, 1], counts=False), values)

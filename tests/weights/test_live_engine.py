@@ -118,7 +118,7 @@ def test_engine_computes_with_the_weights_that_were_sent(
     transport.close()
 
 
-def test_weights_of_a_type_the_engine_does_not_hold_are_compared_after_rounding(
+def test_weights_of_a_different_type_are_compared_after_rounding(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen3", seed=1)
@@ -127,7 +127,7 @@ def test_weights_of_a_type_the_engine_does_not_hold_are_compared_after_rounding(
     transport.close()
 
 
-def test_tensor_parallel_trainer_brings_its_weights_to_the_engine(
+def test_tensor_parallel_trainer_sends_its_weights_to_the_engine(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     start, trained = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)

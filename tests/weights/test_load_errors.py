@@ -87,7 +87,7 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
         load_hf([], folder, read_hf_config(folder))
 
 
-def test_a_file_the_index_names_but_is_not_there_is_named(folder: Path) -> None:
+def test_a_missing_file_of_the_index_is_named(folder: Path) -> None:
     names = load_file(folder / "model.safetensors")
     index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -38,7 +38,7 @@ def test_a_reward_that_is_not_deterministic_is_named(again: list[Reward], messag
         recheck_rewards([Reward(1.0), Reward(0.0)], again)
 
 
-def test_writing_to_a_sample_is_found_in_every_field_and_depth() -> None:
+def test_changes_to_a_sample_are_found_in_every_field_and_depth() -> None:
     samples = [make_sample(metadata={"a": [1]}), make_sample(multimodal_inputs={"pixels": np.zeros(3)})]
     before = copy_samples(samples)
     check_samples_untouched(before, samples)
@@ -94,7 +94,7 @@ def answer(tokens: list[int]) -> Generation:
     return Generation(tokens, [-token / 8 for token in tokens], "stop", ["1"])
 
 
-def test_tokens_of_several_answers_with_others_between_them_pass() -> None:
+def test_tokens_of_several_answers_with_other_tokens_between_pass() -> None:
     sample = make_sample("ab", "cdefg", rollout_log_probs=[-1.0, -2.0, 0.0, -3.0, 0.0], loss_mask=[1, 1, 0, 1, 0])
     sample.tokens[2:] = [8, 16, 99, 24, 98]
     check_tokens_generated([sample], [answer([8, 16]), answer([24])])

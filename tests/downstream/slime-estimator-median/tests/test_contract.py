@@ -6,7 +6,7 @@ from slime_estimator_median.impl import Median
 from slime.testing import assert_estimator_contract, assert_light_import, make_batch, make_context
 
 
-def test_it_keeps_the_contract_of_estimators() -> None:
+def test_the_estimator_keeps_its_contract() -> None:
     [spec] = slime_register_estimators()
     assert_estimator_contract(Median(MedianOptions(), make_context()), spec=spec)
 

@@ -6,7 +6,7 @@ from slime_reward_brevity.impl import Short
 from slime.testing import assert_light_import, assert_reward_contract, make_context, make_sample
 
 
-def test_it_keeps_the_contract_of_rewards() -> None:
+def test_the_reward_keeps_its_contract() -> None:
     [spec] = slime_register_rewards()
     reward = Short(BrevityOptions(limit=10), make_context())
     assert_reward_contract(
