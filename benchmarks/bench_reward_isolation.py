@@ -24,7 +24,7 @@ from slime.config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import RewardSpec
 from slime.plugins.resolve import Use
-from slime.rollout.failures import Health, Watched
+from slime.rollout.failures import Health
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 from slime.types import Sample, Status
 
@@ -106,8 +106,8 @@ def finished(count: int, tokens: int, labels: list[str]) -> list[Sample]:
 
 def scorer_of(caller: RewardCaller) -> Scorer:
     """The scorer as the rollout builds it, without an error budget."""
-    watched = Watched("reward", "bench/least", "reward least", 1.0, 4096, "reward")
-    return Scorer([Term(RewardSpec(name="least", factory=""), caller, Health(watched))])
+    health = Health("reward", "bench/least", "reward least", 1.0, 4096, "reward")
+    return Scorer([Term(RewardSpec(name="least", factory=""), caller, health)])
 
 
 def caller_of(name: str, workers: int, run_dir: Path) -> RewardCaller:
