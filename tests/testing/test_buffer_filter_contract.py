@@ -110,7 +110,7 @@ def test_a_filter_that_keeps_the_contract_passes() -> None:
         (Forgets(), "continues from", "expected the same (all that it remembers belongs in state_dict)"),
         (NoJson(), "has a state that is JSON", "gave a state_dict that is not JSON"),
         (SavesOnly(), "continues from", "expected both (it remembers something) or neither"),
-        (Chance(), "chooses alike for the same buffer", "expected the same"),
+        (Chance(), "makes the same choice for the same buffer", "expected the same"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, First) else "",
 )

@@ -79,7 +79,7 @@ def test_a_source_that_keeps_the_contract_passes() -> None:
         (SameIndex, "never gives an index twice", "one group index to several"),
         (Unseeded, "same order each time it is built", "Context.seed"),
         (NoJson, "has a state that is JSON", "not JSON"),
-        (StateMoves, "reading it changes nothing", "asked for its state before"),
+        (StateMoves, "reading it has no effect", "asked for its state before"),
         (Forgets, "continues where it was saved", "loaded from the state after 5 prompts"),
     ],
 )

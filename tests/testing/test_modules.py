@@ -83,7 +83,6 @@ def test_an_import_error_of_a_package_is_reported() -> None:
 
 def test_importing_the_kit_is_light() -> None:
     assert_light_import("slime.testing", heavy=("torch", "numpy", "transformers", "hypothesis", "pytest", "ray"))
-    assert_light_import("slime.testing.strategies", heavy=("torch", "numpy", "hypothesis"))
     assert_light_import("_slime_pytest", heavy=("slime", "pydantic", "torch", "hypothesis"))
 
 

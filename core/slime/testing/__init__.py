@@ -7,8 +7,8 @@
         assert_reward_contract(reward, good=[make_sample(response="4")], bad=[...])
 
 Plain functions that raise `AssertionError`; pytest is not needed, and its plugin `_slime_pytest` only adds fixtures.
-Importing the kit loads pluggy and pydantic; torch, transformers and hypothesis come with the functions that need them.
-`slime.testing.strategies` has hypothesis strategies, `slime.testing.check` the check of an installed component.
+Importing the kit loads pluggy and pydantic; torch and transformers are imported by the functions that need them.
+`slime.testing.check` checks an installed component.
 """
 
 from slime.testing.buffer_filters import assert_buffer_filter_contract

@@ -15,18 +15,18 @@ from slime.types import Group
 
 
 def assert_buffer_filter_contract(
-    chosen: BufferFilter, *, buffers: Sequence[Sequence[Group]] = (), deterministic: bool = False
+    buffer_filter: BufferFilter, *, buffers: Sequence[Sequence[Group]] = (), deterministic: bool = False
 ) -> None:
     """Raise `AssertionError` with every rule of its kind that a buffer filter breaks.
 
     Args:
-        chosen: The buffer filter.
-        buffers: Buffers to show it; default: sixty random ones of finished groups, ragged, with failed samples.
-        deterministic: Whether it claims to choose alike for the same buffer.
+        buffer_filter: The buffer filter.
+        buffers: Its input; default: sixty random buffers of finished groups of different sizes, some samples failed.
+        deterministic: Whether it claims to make the same choice for the same buffer.
     """
     assert_contract(
         partial(BufferFilterContract, buffers=buffers, deterministic=deterministic),
-        lambda **_: chosen,
+        lambda **_: buffer_filter,
         BufferFilterSpec(name="it", factory="module:Class"),
     )
 
@@ -70,14 +70,14 @@ class BufferFilterContract(Contract):
                 self.component.select(buffer, max(1, len(buffer) // 2))
             check(
                 list(buffer) == groups and [list(group.samples) for group in buffer] == samples,
-                f"{self.call} moved, added or removed groups or samples of the buffer it was shown; expected a"
-                " Selection of indices only",
+                f"{self.call} moved, added or removed groups or samples of its buffer; expected only a"
+                " Selection of indices",
             )
             for old, group in zip(before, buffer, strict=True):
                 with attributed(self.call, f"group {group.index}"):
                     check_samples_untouched(old, group.samples)
 
-    @rule("has a state that is JSON and that it continues from, if it has state_dict")
+    @rule("has a state that is JSON and that it continues from, if it has a state")
     def state(self) -> None:
         """With a saved state it chooses what it chose after saving it."""
         save, load = (getattr(self.component, method, None) for method in ("state_dict", "load_state_dict"))
@@ -99,7 +99,7 @@ class BufferFilterContract(Contract):
                 " expected the same (all that it remembers belongs in state_dict)",
             )
 
-    @rule("chooses alike for the same buffer", when=lambda contract: contract.deterministic)
+    @rule("makes the same choice for the same buffer", when=lambda contract: contract.deterministic)
     def repeatable(self) -> None:
         for number, buffer in enumerate(self._buffers):
             want = max(1, len(buffer) // 2)

@@ -15,15 +15,15 @@ from slime.plugins.component import Component, checked_options
 from slime.testing.context import make_context
 from slime.testing.rules import Caller, Contract, Outcome, Subject
 
-#: names of options by which a data source may take its file
+#: words in the name of an option that is the file of a data source
 _FILE_OPTIONS = ("path", "file", "data")
 
 
 def check_component(component: Component, options: Mapping[str, Any] | None = None) -> Outcome:
-    """Build a component in a temporary run and try every rule of its kind.
+    """Build a component in a temporary run and try every rule of its kind on it.
 
     Args:
-        component: The component; nothing that it does wrong raises.
+        component: The component. Its errors are part of the outcome.
         options: Its options, if the defaults will not do.
 
     Raises:

@@ -22,7 +22,7 @@ SAMPLES_PER_PROMPT = 4
 
 
 def make_context(*, run_dir: Path | None = None, seed: int = 42, config: Any = None, tokenizer: Any = None) -> Context:
-    """The `Context` that a component's constructor is given besides its options.
+    """The `Context` that a component is built with.
 
     Args:
         run_dir: The run folder; default: a new temporary one, removed when Python ends.

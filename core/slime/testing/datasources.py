@@ -37,7 +37,7 @@ class DatasourceContract(Contract):
         self._make: Callable[[], DataSource] = subject.build
         self._samples_per_prompt = samples_per_prompt
 
-    @rule("gives as many groups of pending samples as are asked for", basic=True)
+    @rule("gives as many groups of pending samples as requested", basic=True)
     def groups(self) -> None:
         source = self._make()
         for count in (3, 1, 0, 2):
@@ -50,12 +50,12 @@ class DatasourceContract(Contract):
         with attributed(self.call, "4, 3 and 5 prompts in turn"):
             check_groups(everything, 12, self._samples_per_prompt)
 
-    @rule("gives the same order each time it is built")
+    @rule("gives prompts in the same order each time it is built")
     def repeatable(self) -> None:
         first, again = (self._take(self._make(), 6) for _ in range(2))
         self._compare(first, again, "built anew (order may depend on options and Context.seed alone)")
 
-    @rule("has a state that is JSON, and reading it changes nothing")
+    @rule("has a state that is JSON, and reading it has no effect")
     def state(self) -> None:
         source, undisturbed = self._make(), self._make()
         for count in (2, 3):

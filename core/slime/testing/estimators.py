@@ -87,7 +87,7 @@ class EstimatorContract(Contract):
             with attributed(self.call, "a batch in two orders"):
                 check_permutation(self.component, batch, answer, order=None if seed == 0 else order)
 
-    @rule("takes group and rollout numbers as names only")
+    @rule("treats group and rollout ids as names only")
     def names(self) -> None:
         batch = self._ordinary
         renamed = replace(batch, group_ids=2**40 - batch.group_ids, rollout_ids=2**50 - 3 * batch.rollout_ids)
@@ -107,7 +107,7 @@ class EstimatorContract(Contract):
                     " exactly 0, because nothing tells the samples of such a group apart",
                 )
 
-    @rule("answers in float32, whatever the precision it is given")
+    @rule("returns float32, whatever the precision of its input")
     def precision(self) -> None:
         import torch
 
@@ -192,7 +192,7 @@ class EstimatorContract(Contract):
                     f"{self._loss_call}, given {case}, has {what} that is not finite; expected finite numbers",
                 )
 
-    @rule("gives tokens outside the mask no gradient, and others none because of them", when=_has_objective)
+    @rule("keeps tokens outside the mask out of the gradient", when=_has_objective)
     def masked(self) -> None:
         import torch
 
@@ -285,11 +285,11 @@ def _columns(spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """New and old log-probs, advantages and mask: [M] each."""
     import torch
 
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     total = sum(_LENGTHS)
-    old = -torch.rand(total, generator=dice) - 0.1
-    new = old + spread * torch.randn(total, generator=dice)
-    mask = (torch.rand(total, generator=dice) < 0.7).float()
+    old = -torch.rand(total, generator=rng) - 0.1
+    new = old + spread * torch.randn(total, generator=rng)
+    mask = (torch.rand(total, generator=rng) < 0.7).float()
     mask[torch.tensor(_LENGTHS).cumsum(0) - 1] = 1.0  # no sequence without a trained token
-    advantages = torch.repeat_interleave(torch.randn(len(_LENGTHS), generator=dice), torch.tensor(_LENGTHS))
+    advantages = torch.repeat_interleave(torch.randn(len(_LENGTHS), generator=rng), torch.tensor(_LENGTHS))
     return new, old, advantages, mask

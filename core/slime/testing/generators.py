@@ -60,7 +60,7 @@ class GeneratorContract(Contract):
         ]
         self._script = list(script) or [Say([*encode("so it is 42"), CHARACTERS.index(END)])]
 
-    @rule("answers a pending sample with finished ones", basic=True)
+    @rule("returns finished samples for a pending one", basic=True)
     def finished(self) -> None:
         produced = self._run(ScriptedPolicy(self._script), "a response that ends")
         check(
@@ -90,13 +90,13 @@ class GeneratorContract(Contract):
                     f"sample {wanted.index} came back with prompt {got}; expected {wanted.prompt!r}",
                 )
 
-    @rule("returns samples that another process can be sent")
+    @rule("returns samples that can be sent to another process")
     def picklable(self) -> None:
         produced = self._run(ScriptedPolicy(self._script), "a response that ends")
         with attributed("pickling what it returned", "for the trainer's process"):
             pickle.dumps(produced)
 
-    @rule("never asks the policy", when=lambda contract: not contract.spec.needs_engine)
+    @rule("never calls the policy", when=lambda contract: not contract.spec.needs_engine)
     def never_asks(self) -> None:
         policy = ScriptedPolicy(self._script)
         self._run(policy, "a sample")
@@ -116,7 +116,7 @@ class GeneratorContract(Contract):
                 f" used, {sorted(versions)} (without them nobody knows how stale the sample is)",
             )
 
-    @rule("asks for no more tokens than it may", when=lambda contract: contract.spec.needs_engine)
+    @rule("requests no more tokens than allowed", when=lambda contract: contract.spec.needs_engine)
     def limit(self) -> None:
         policy = ScriptedPolicy(self._script)
         self._run(policy, f"max_new_tokens={_LIMIT}")
@@ -145,7 +145,7 @@ class GeneratorContract(Contract):
                 " expected ABORTED",
             )
 
-    @rule("passes errors of the engines on", when=lambda contract: contract.spec.needs_engine)
+    @rule("passes on errors of the engines", when=lambda contract: contract.spec.needs_engine)
     def engine_error(self) -> None:
         error = EngineError("engine 0 died (scripted)")
         policy = ScriptedPolicy([error])
@@ -190,7 +190,7 @@ class GeneratorContract(Contract):
             self._ask(cancel, timeout_s=2 * _DEADLINE_S)
 
     @rule(
-        "ends what it started when it is closed, and may be closed twice",
+        "ends what it started when it is closed, and can be closed twice",
         when=lambda contract: hasattr(contract.component, "close"),
     )
     def closed(self) -> None:

@@ -1,4 +1,4 @@
-"""Tests of a plugin's module: light to import, with valid hooks, and options that other processes can be sent."""
+"""Tests of a plugin's module: a light import, valid hooks, and options that pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime.plugin import Options
 if TYPE_CHECKING:
     from slime.plugins.load import LoadedPlugin
 
-#: modules that a plugin's own module must not import, so that listing fifty plugins takes no time
+#: modules that a plugin's module must not import, so that plugins are listed at once
 HEAVY = (
     "torch",
     "ray",
@@ -96,4 +96,4 @@ def assert_pickles(options: Options) -> None:
             " class at the top level of a module"
         ) from error
     if again != options:
-        raise AssertionError(f"{options!r} came out of a pickle as {again!r}; expected the same")
+        raise AssertionError(f"{options!r} became {again!r} by pickling; expected no change")

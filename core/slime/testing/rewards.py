@@ -106,7 +106,7 @@ class RewardContract(Contract):
             recheck_rewards(first, again)
 
     @rule(
-        "scores a sample alike alone, in company and in any order",
+        "gives a sample the same reward alone, among others and in any order",
         when=lambda contract: contract.spec.deterministic and contract.spec.scope == "sample",
     )
     def order(self) -> None:
@@ -118,7 +118,7 @@ class RewardContract(Contract):
         with attributed(self.call, "the samples together, then each alone"):
             recheck_rewards(together, alone)
 
-    @rule("answers calls that overlap", when=lambda contract: inspect.iscoroutinefunction(contract.component.score))
+    @rule("handles overlapping calls", when=lambda contract: inspect.iscoroutinefunction(contract.component.score))
     def overlap(self) -> None:
         parts = [self._samples[start:] for start in range(len(self._samples))]
 
@@ -137,7 +137,7 @@ class RewardContract(Contract):
                 with attributed(self.call, "several calls at once, then one alone"):
                     recheck_rewards(rewards, alone)
 
-    @rule("gives good samples more than bad ones", when=lambda contract: contract.good and contract.bad)
+    @rule("gives good samples higher rewards than bad ones", when=lambda contract: contract.good and contract.bad)
     def better(self) -> None:
         rewards = [reward.value for reward in self._score([*self.good, *self.bad], "the good and the bad samples")]
         lowest, highest = min(rewards[: len(self.good)]), max(rewards[len(self.good) :])

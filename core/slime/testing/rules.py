@@ -19,7 +19,7 @@ _CLOSING_S = 5.0
 
 
 class RefusedError(AssertionError):
-    """A component raised `ValueError` or `LookupError`: it cannot work with the input that the kit made up."""
+    """A component raised `ValueError` or `LookupError`: it cannot work with the kit's made-up input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ def assert_contract(contract: Callable[[Subject], Contract], build: Callable[...
 
 @contextmanager
 def attributed(call: str, case: str) -> Iterator[None]:
-    """Turn whatever a component raises into an `AssertionError` that names the call and its input.
+    """Turn any exception of a component into an `AssertionError` that names the call and its input.
 
     Args:
-        call: What was called: "ExactMatch.score".
-        case: What it was given: "7 ordinary samples".
+        call: The method: "ExactMatch.score".
+        case: Its input: "7 ordinary samples".
     """
     try:
         yield
@@ -153,13 +153,13 @@ def check(condition: bool, problem: str) -> None:
 
 
 class Caller:
-    """Calls components as a run does: all in one event loop, with a deadline that even a busy loop cannot outlast.
+    """Calls components as a run does: all in one event loop, with a deadline that holds even if the loop is blocked.
 
         with Caller() as caller:
             rewards = caller.call(lambda: reward.score(samples), timeout_s=60, what="Reward.score")
 
-    The loop has a thread of its own, which is left behind when a component hangs in it. It is one loop for all calls,
-    because components may keep connections that belong to a loop.
+    The loop has its own thread, which is abandoned if a component hangs in it. All calls share the loop, because a
+    component may keep connections that belong to it.
     """
 
     def __enter__(self) -> Caller:
@@ -178,7 +178,7 @@ class Caller:
 
         Raises:
             AssertionError: It takes longer than `timeout_s` or calls sys.exit(); `what` names it in the message.
-            Exception: Whatever it raises itself.
+            Exception: What it raises itself.
         """
         future = asyncio.run_coroutine_threadsafe(_finish(make, what), self._loop)
         try:

@@ -148,30 +148,30 @@ def random_batch(
     kl: bool = False,
     values: bool = False,
 ) -> EstimatorBatch:
-    """An estimator's input as irregular as a run's: ragged, scattered, with holes in the masks.
+    """An estimator's input as irregular as in a run: groups of different sizes in mixed order, with holes in the masks.
 
     Args:
-        sizes: Samples of each group; they are shuffled in the batch, with arbitrary group and rollout numbers.
-        seed: Of everything random.
-        equal_rewards: Give all samples of a group one reward.
-        siblings: Let some samples of a group come from one rollout, whose reward they share.
+        sizes: Samples of each group. They are shuffled, and group and rollout ids are arbitrary.
+        seed: Seed of all random choices.
+        equal_rewards: Whether all samples of a group have the same reward.
+        siblings: Whether some samples of a group come from one rollout and share its reward.
         kl: Whether the batch has KL.
         values: Whether the batch has values.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     rows: list[tuple[int, int, float]] = []
-    for group, size in zip(dice.sample(range(10_000), len(sizes)), sizes, strict=True):
-        level = dice.choice([0.0, 1.0, dice.uniform(-3, 3)])
-        rollouts = [dice.randrange(10**9) for _ in range((size + 1) // 2 if siblings else size)]
-        scores = [level if equal_rewards else dice.uniform(-2, 2) for _ in rollouts]
+    for group, size in zip(rng.sample(range(10_000), len(sizes)), sizes, strict=True):
+        level = rng.choice([0.0, 1.0, rng.uniform(-3, 3)])
+        rollouts = [rng.randrange(10**9) for _ in range((size + 1) // 2 if siblings else size)]
+        scores = [level if equal_rewards else rng.uniform(-2, 2) for _ in rollouts]
         rows += [(group, rollouts[i % len(rollouts)], scores[i % len(rollouts)]) for i in range(size)]
-    dice.shuffle(rows)
-    masks = [[int(dice.random() < 0.8) for _ in range(dice.randint(1, 12))] for _ in rows]
+    rng.shuffle(rows)
+    masks = [[int(rng.random() < 0.8) for _ in range(rng.randint(1, 12))] for _ in rows]
     if len(masks) > 2:
         masks[0] = [0] * 5  # in the statistics, but not in the loss
 
     def noise(scale: float) -> list[list[float]]:
-        return [[dice.gauss(0, scale) for _ in mask] for mask in masks]
+        return [[rng.gauss(0, scale) for _ in mask] for mask in masks]
 
     groups, rollout_ids, rewards = zip(*rows, strict=True)
     batch = make_batch(
@@ -185,17 +185,17 @@ def random_batch(
 
 
 def random_buffer(seed: int) -> list[Group]:
-    """0 to 8 finished groups of 1 to 5 samples, in the order in which they finished, some samples failed or cut."""
-    dice = random.Random(seed)
+    """0 to 8 finished groups of 1 to 5 samples, in no order, some samples failed or truncated."""
+    rng = random.Random(seed)
     buffer = []
-    for index in dice.sample(range(100), dice.randint(0, 8)):
-        level = dice.choice([None, 0.0, 1.0])
-        scores = [dice.choice([0.0, 1.0, -0.5]) if level is None else level for _ in range(dice.randint(1, 5))]
+    for index in rng.sample(range(100), rng.randint(0, 8)):
+        level = rng.choice([None, 0.0, 1.0])
+        scores = [rng.choice([0.0, 1.0, -0.5]) if level is None else level for _ in range(rng.randint(1, 5))]
         group = make_group(scores, index=index, metadata={"row": index})
         for sample in group.samples:
-            if dice.random() < 0.15:
+            if rng.random() < 0.15:
                 sample.status, sample.reward, sample.failure = Status.FAILED, None, "the reward raised ValueError"
-            elif dice.random() < 0.15:
+            elif rng.random() < 0.15:
                 sample.status, sample.finish_reason = Status.TRUNCATED, "length"
         buffer.append(group)
     return buffer

@@ -20,27 +20,27 @@ class TrackerContract(Contract):
 
     method = "log"
 
-    @rule("takes the numbers of a step", basic=True)
+    @rule("accepts the metrics of a step", basic=True)
     def step(self) -> None:
         self._log(0, _STEP)
 
-    @rule("takes a step twice, and one lower than the one before")
+    @rule("accepts a step twice, and a lower step than the last")
     def other_steps(self) -> None:
         self._log(2, _STEP)
         self._log(2, {"eval/held_out": 0.75})
         self._log(1, {"eval/other": 0.5})
 
-    @rule("takes metrics of every name")
+    @rule("accepts metrics of any name")
     def names(self) -> None:
         names = ("weight_version", "eval/held_out/pass@4", "plugin/my-reward/part one", "rollout/π", "a.b:c")
         self._log(3, dict.fromkeys(names, 1.0))
 
-    @rule("takes finite numbers of every size, and none at all")
+    @rule("accepts finite numbers of any size, and no metrics at all")
     def sizes(self) -> None:
         self._log(4, {"zero": 0.0, "small": -1e-30, "large": 1e30, "tokens": float(2**40)})
         self._log(5, {})
 
-    @rule("leaves the metrics it is shown unchanged")
+    @rule("does not change the metrics")
     def untouched(self) -> None:
         shown = dict(_STEP)
         self._log(6, shown)

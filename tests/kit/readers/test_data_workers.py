@@ -101,6 +101,14 @@ def test_workers_end_with_close(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in pids)
 
 
+def test_a_program_that_ends_without_closing_its_source_ends_quietly(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(10))
+    program = "import sys; from tests.support.prompt_files import feed; feed(sys.argv[1], workers=2).next()"
+    command = [sys.executable, "-c", program, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(5000))
     program = """

@@ -21,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+#: seconds that the processes of a group may take to end on SIGKILL
+KILL_S = 10.0
+
 
 class Child(Protocol):
     """A process that leads its own process group and dies when `close` is called or its parent ends."""
@@ -131,14 +134,18 @@ def living_members(group: int) -> list[int]:
     return members
 
 
-def kill_group(group: int, timeout_s: float = 10.0) -> list[int]:
+def signal_group(group: int) -> list[int]:
+    """SIGKILL every process of `group`; returns those that were still alive."""
+    if members := living_members(group):
+        with contextlib.suppress(ProcessLookupError):  # they have ended in the meantime
+            os.killpg(group, signal.SIGKILL)
+    return members
+
+
+def kill_group(group: int, timeout_s: float = KILL_S) -> list[int]:
     """SIGKILL every process of `group` and wait until they are gone; returns those that are not after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while members := living_members(group):
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            return []
+    while members := signal_group(group):
         if time.monotonic() > deadline:
             return members
         time.sleep(0.01)

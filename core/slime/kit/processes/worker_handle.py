@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime.errors import PluginError, SlimeError, one_line
-from slime.kit.processes.child import describe_exit, kill_group
+from slime.kit.processes.child import KILL_S, describe_exit, signal_group
 from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
 from slime.kit.processes.frames import OVERLAP, Kind, Message, receive_message
 from slime.kit.processes.worker import TRACE_SIGNAL
@@ -87,7 +87,8 @@ class Worker:
     @property
     def tries_suspect(self) -> bool:
         """Whether it has a suspected call, which is alone in it."""
-        return any(call.suspected for call in self.calls.values())
+        first = next(iter(self.calls.values()), None)
+        return first is not None and first.suspected
 
     async def run(self) -> str:
         """Start it and wait until its whole process group has ended; returns how it ended."""
@@ -135,8 +136,10 @@ class Worker:
         while (status := child.poll()) is None and time.monotonic() < kill_after:
             await asyncio.sleep(0.005)
         child.close()
-        if child.pid is not None and (survivors := await asyncio.to_thread(kill_group, child.pid)):
-            return f"left processes {survivors}, which SIGKILL does not end"
+        while child.pid is not None and (survivors := signal_group(child.pid)):
+            if time.monotonic() > kill_after + KILL_S:
+                return f"left processes {survivors}, which SIGKILL does not end"
+            await asyncio.sleep(0.01)
         return "was killed" if status is None else describe_exit(status)
 
     def send(self, call: PendingCall) -> None:

@@ -71,7 +71,7 @@ def _limit(request: Mapping[str, object], processes: int | None) -> None:
         resource.setrlimit(what, (most, above))
 
 
-def first_to_go() -> None:
+def prefer_to_kill() -> None:
     """Make the kernel end this process and its children first when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
         file.write("1000")

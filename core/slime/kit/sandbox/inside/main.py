@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from slime.kit.sandbox.inside import kernel
-from slime.kit.sandbox.inside.confine import become_program, first_to_go, tasks_of_user
+from slime.kit.sandbox.inside.confine import become_program, prefer_to_kill, tasks_of_user
 from slime.kit.sandbox.inside.tree import BOX, enter_tree
 from slime.kit.sandbox.inside.watch import Watch
 
@@ -30,14 +30,14 @@ def main() -> None:
     """Answer one request."""
     size = int.from_bytes(_read(8), "little")
     request: dict[str, Any] = marshal.loads(_read(size))
-    first_to_go()
-    run = _in_namespaces if request["level"] == "namespaces" else _beside_others
+    prefer_to_kill()
+    run = _in_namespaces if request["level"] == "namespaces" else _without_namespaces
     try:
         answer = run(request)
     except OSError as error:
         answer = {"refused": str(error)}
     if answer is not None:
-        _tell(answer)
+        _answer(answer)
 
 
 def _in_namespaces(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ def _in_namespaces(request: dict[str, Any]) -> dict[str, Any] | None:
     return _run(request, BOX, None if mapped else user, processes, alone=True)
 
 
-def _beside_others(request: dict[str, Any]) -> dict[str, Any] | None:
+def _without_namespaces(request: dict[str, Any]) -> dict[str, Any] | None:
     """Without namespaces: the program sees the machine's files and processes."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     processes = request["limits"]["processes"]
@@ -163,7 +163,7 @@ def _read(count: int) -> bytes:
     return data
 
 
-def _tell(answer: dict[str, Any]) -> None:
+def _answer(answer: dict[str, Any]) -> None:
     with open(1, "wb", closefd=False) as stream:
         stream.write(b"\n" + ANSWER + marshal.dumps(answer))
 

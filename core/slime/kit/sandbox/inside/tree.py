@@ -32,7 +32,7 @@ def enter_tree(root: str, readable: Iterable[str], size: int, owner: int) -> Non
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     bound: list[str] = []
     for path in [*_SYSTEM, *_SYSTEM_FILES, *sorted(readable, key=len)]:
-        if not any(path == other or path.startswith(other + "/") for other in bound) and _show(path, root):
+        if not any(path == other or path.startswith(other + "/") for other in bound) and _bind_read_only(path, root):
             bound.append(path)
     _make_devices(root)
     os.mkdir(root + "/proc")
@@ -49,7 +49,7 @@ def enter_tree(root: str, readable: Iterable[str], size: int, owner: int) -> Non
     kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
 
 
-def _show(path: str, root: str) -> bool:
+def _bind_read_only(path: str, root: str) -> bool:
     """Make a path visible inside, read-only; links stay links. Returns whether something was mounted."""
     target = root + path
     os.makedirs(os.path.dirname(target), exist_ok=True)
