@@ -98,7 +98,8 @@ def test_blocks_of_any_size_hold_every_row_once(
     used = [json.loads(line)["prompt"] for line in lines if line][slice(*bounds)]
     text = f"{path}@[{':'.join('' if bound is None else str(bound) for bound in bounds)}]"
     columns = Columns("prompt", None)
-    size, json_lines.BLOCK = json_lines.BLOCK, block
+    sizes = json_lines.BLOCK, json_lines._STRIDE
+    json_lines.BLOCK, json_lines._STRIDE = block, 7
     try:
         if not used:
             with pytest.raises(DataError, match=r"has no rows|is empty"):
@@ -110,7 +111,7 @@ def test_blocks_of_any_size_hold_every_row_once(
         numbers = [number + 1 for number, line in enumerate(lines) if line][slice(*bounds)]
         assert [reader.where(position) for position in positions] == [f"{reader.name}:{number}" for number in numbers]
     finally:
-        json_lines.BLOCK = size
+        json_lines.BLOCK, json_lines._STRIDE = sizes
 
 
 def test_a_large_row_group_is_read_in_parts(tmp_path: Path) -> None:
