@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import lcm
@@ -92,7 +92,7 @@ class Stream:
         self._bad_in_epoch = 0
         self._given_in_epoch = False
         self._rows: list[LoadedRow] | None = None
-        self._begun: deque[tuple[int, int, Answer]] = deque()
+        self._loaded: Iterator[list[LoadedRow]] | None = None
 
     def next(self) -> PromptRow:
         """The next usable row. Raises `DataError` for an unusable one that may not be left out."""
@@ -137,29 +137,28 @@ class Stream:
         self._job, self._offset = self._order.find(state["position"])
         self._bad_in_epoch, self._given_in_epoch = state["bad_in_epoch"], state["given_in_epoch"]
         self.bad_rows, self.overlong = state["bad_rows"], state["overlong"]
-        self._rows = None
-        self._begun.clear()
+        self._rows = self._loaded = None
 
     def _read(self) -> list[LoadedRow]:
-        """The rows of the current job; starts later jobs as well."""
+        """The rows of the current job."""
         if self._job >= self._order.jobs(self.epoch):
             return []  # the saved position was right after the last row of an epoch
-        if not self._begun:
-            self._begin(self.epoch, self._job)
-        while len(self._begun) <= self._performer.ahead:
-            epoch, job, _ = self._begun[-1]
-            later = job + 1 < self._order.jobs(epoch)
-            self._begin(*((epoch, job + 1) if later else (epoch + 1, 0)))
+        if self._loaded is None:
+            self._loaded = self._load_from(self.epoch, self._job)
         try:
-            rows = self._begun[0][2]()
+            return next(self._loaded)
         except BaseException:
-            self._begun.clear()  # a retry must get this job, not the next one
+            self._loaded = None  # a retry must get this job, not the next one
             raise
-        self._begun.popleft()
-        return rows
 
-    def _begin(self, epoch: int, job: int) -> None:
-        self._begun.append((epoch, job, self._performer.submit(self._order.job(epoch, job))))
+    def _load_from(self, epoch: int, job: int) -> Iterator[list[LoadedRow]]:
+        """Yield the rows of this job and all later ones; later jobs are submitted in advance."""
+        submitted: deque[Answer] = deque()
+        while True:
+            submitted.append(self._performer.submit(self._order.job(epoch, job)))
+            epoch, job = (epoch, job + 1) if job + 1 < self._order.jobs(epoch) else (epoch + 1, 0)
+            if len(submitted) > self._performer.ahead:
+                yield submitted.popleft()()
 
     def _advance(self) -> None:
         """Advance to the next job, or to the next epoch."""
