@@ -13,7 +13,7 @@ from slime.compat.signatures import ByName, args_of
 from slime.errors import PluginContractError
 from slime.kit.chat import ChatTemplate
 from slime.kit.readers.tokenize import tokenize_prompt
-from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits, answering
+from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 from slime.plugins.reference import LocalFunction
 
@@ -53,9 +53,8 @@ class LocalGenerator:
         prompt, prompt_tokens = sample.prompt, list(sample.tokens)
         # Samples of a group share the prompt, and a function may append to the conversation.
         sample.prompt = deepcopy(prompt)
-        inline = Inline(lambda: self._session(str(sample.index), policy, sampling))
-        try:
-            with answering(inline):
+        async with Inline(lambda: self._session(str(sample.index), policy, sampling)) as inline:
+            try:
                 answer = await self._function(
                     args=self._args,
                     sampling_params=_by_name(sampling),
@@ -66,13 +65,11 @@ class LocalGenerator:
                     sample=sample,
                     samples=[sample],
                 )
-        except ContextFull:
-            if inline.session is None or inline.session.counts.answered == 0:
-                raise
-            inline.session.cut()
-            answer = sample
-        finally:
-            await inline.close()
+            except ContextFull:
+                if inline.session is None or inline.session.counts.answered == 0:
+                    raise
+                inline.session.cut()
+                answer = sample
         produced = [answer] if isinstance(answer, Sample) else answer
         if isinstance(produced, list) and all(isinstance(one, Sample) for one in produced):
             produced = _with_recorded(produced, inline.session, prompt, prompt_tokens)

@@ -6,7 +6,7 @@ An agent that knows nothing about slime uses it with any OpenAI client; its conv
 from __future__ import annotations
 
 from slime.kit.sessions.endpoint import SessionServer
-from slime.kit.sessions.inline import ContextFull, Inline, answering, build_loss_mask, generate_single
+from slime.kit.sessions.inline import ContextFull, Inline, build_loss_mask, generate_single
 from slime.kit.sessions.session import Session, SessionLimits, parser_factory
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Session",
     "SessionLimits",
     "SessionServer",
-    "answering",
     "build_loss_mask",
     "generate_single",
     "parser_factory",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,30 +23,28 @@ class ContextFull(SlimeError):
 
 
 class Inline:
-    """The session of one call of a generate function, opened by its first request."""
+    """The session of one call of a generate function, opened by its first request.
+
+    async with Inline(open_session) as inline:
+        ...  # `generate_single` uses it here, and in tasks started here
+    """
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self.open_session = open_session
         self.session: Session | None = None
 
-    async def close(self) -> None:
-        """Close the session, if it was opened."""
+    async def __aenter__(self) -> Inline:
+        self._token = _current.set(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        _current.reset(self._token)
         if self.session is not None:
             await self.session.close()
 
 
 #: the session of the running generate function; each task has its own
 _current: ContextVar[Inline] = ContextVar("slime_inline_session")
-
-
-@contextmanager
-def answering(inline: Inline) -> Iterator[None]:
-    """Make `generate_single` use `inline` in the body, and in tasks started there."""
-    token = _current.set(inline)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 async def generate_single(
