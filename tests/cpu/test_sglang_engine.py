@@ -119,8 +119,7 @@ def test_latent_attention_has_the_log_probs_of_transformers(fork_server: Path, t
     # transformers omits keys that published checkpoints have and SGLang reads
     description |= {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
     (tmp_path / "config.json").write_text(json.dumps(description))
-    # Seeded sampling would also imply the rule that is tested here.
-    server = cpu_engine(tmp_path, tmp_path, fork_server=fork_server, seeded_sampling=False)
+    server = cpu_engine(tmp_path, tmp_path, fork_server=fork_server)
     with running(server):
         prompts = [PROMPT, PROMPT[:2], [90, 91, 92, 93, 94, 95, 96]]
         requests = [(prompt, SamplingParams(max_new_tokens=16)) for prompt in prompts]

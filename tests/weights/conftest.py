@@ -24,7 +24,7 @@ def start_engine(
 
     def start(tp_size: int) -> EngineServer:
         if tp_size not in running:
-            engine = cpu_engine(model_folder("qwen3"), logs, tp_size=tp_size, context_length=512, fork_server=address)
+            engine = cpu_engine(model_folder("qwen3"), logs, tp_size=tp_size, fork_server=address)
             engine.start()
             running[tp_size] = engine
             engine.wait_ready(READY_S)

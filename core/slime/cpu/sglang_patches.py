@@ -22,22 +22,9 @@ _registered: list[Any] = []
 
 def apply() -> None:
     """Apply all patches. SGLang must be importable (see `slime.cpu.sglang_standins`)."""
-    use_latent_attention_for_mla()
     allow_seeded_sampling()
     allow_routed_experts()
     batch_attention()
-
-
-def use_latent_attention_for_mla() -> None:
-    """Multi-head latent attention: always take the absorbed path.
-
-    The plain-torch attention backend attends over the paged cache only, and for these models the cache
-    holds the latent. The backend has no rule of its own, so it inherits triton's (plain attention for
-    a prompt without a cached prefix) and ignores the keys and values it gets: log-probs are wrong by 1.6 to 2.6,
-    without an error.
-    """
-    handlers = importlib.import_module("sglang.srt.models.deepseek_common.attention_backend_handler")
-    handlers.AttentionBackendRegistry._handlers.setdefault("torch_native", handlers._dispatch_mla_subtype)
 
 
 def allow_seeded_sampling() -> None:

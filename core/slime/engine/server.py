@@ -1,6 +1,7 @@
 """One SGLang server as a supervised child process.
 
-Its command line and environment are what RL needs, what a CPU host needs, and what the user set, which always wins.
+Its command line and environment are what RL needs and what a CPU host needs. SGLang options that the user set override
+them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -63,12 +64,7 @@ class EngineSpec:
         tp_size: Tensor-parallel ranks.
         device: Kind of machine.
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
-        env: Environment variables; override every default.
-        context_length: Longest sequence in tokens; None: the model's.
         random_seed: SGLang's seed.
-        seeded_sampling: On a CPU, a request's `sampling_seed` decides its tokens, whatever else is in its batch (3 %
-            slower). On GPUs it costs much more, so there it takes SGLang's own --enable-deterministic-inference.
-        base_gpu_id: The first of its `tp_size` GPUs.
         fork_server: Address of the host's `ForkServer`; CPU only.
     """
 
@@ -79,11 +75,7 @@ class EngineSpec:
     tp_size: int = 1
     device: Literal["cpu", "cuda"] = "cuda"
     extra_args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    context_length: int | None = None
     random_seed: int | None = None
-    seeded_sampling: bool = True
-    base_gpu_id: int = 0
     fork_server: Path | None = None
 
 
@@ -169,7 +161,7 @@ def server_environment(spec: EngineSpec) -> dict[str, str]:
         if spec.tp_size > 1:
             # SGLang demands a core list for each rank; without its native CPU kernels it pins nothing.
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(spec.tp_size))
-    return environment | dict(spec.env)
+    return environment
 
 
 def server_arguments(spec: EngineSpec, port: int) -> list[str]:
@@ -192,14 +184,12 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
     }
     if spec.random_seed is not None:
         defaults["--random-seed"] = str(spec.random_seed)
-    if spec.context_length is not None:
-        defaults["--context-length"] = str(spec.context_length)
     if spec.device == "cuda":
-        defaults["--base-gpu-id"] = str(spec.base_gpu_id)
         return defaults
-    if spec.seeded_sampling:
-        defaults["--enable-deterministic-inference"] = None
     return defaults | {
+        # A request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower). On GPUs this costs
+        # much more, so there it is the user's choice.
+        "--enable-deterministic-inference": None,
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",
         # SGLang's default without its native CPU kernels. Stated, because SGLang decides it too late for
@@ -219,7 +209,6 @@ def _is_set(flag: str, arguments: Sequence[str]) -> bool:
 def _cpu_cache_tokens(spec: EngineSpec) -> int:
     """Tokens that fit into the default cache, according to the model's `config.json`."""
     low, high = _CPU_CACHE_TOKENS
-    low = max(low, spec.context_length or 0)
     try:
         model = json.loads(Path(spec.model_path, "config.json").read_text())
     except (OSError, ValueError):
