@@ -66,7 +66,7 @@ __all__ = [
     "hookspec",
 ]
 
-#: The plugin API this slime speaks. A plugin module states the one it was written for as `slime_api`.
+#: The plugin API that this slime supports. A plugin module states the one it was written for as `slime_api`.
 API_VERSION = 1
 
 hookspec = pluggy.HookspecMarker("slime")

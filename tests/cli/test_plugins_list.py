@@ -42,7 +42,7 @@ def test_broken_and_clashing_plugins_are_listed_with_a_remedy(
     install_reward("math", "boxed")
     install_reward("rival", "boxed")
     text = output(capsys)
-    assert line(text, "bad")[2:5] == ["3", "broken", "written for plugin API 3, this slime speaks 1"]
+    assert line(text, "bad")[2:5] == ["3", "broken", "written for plugin API 3, this slime supports 1"]
     assert line(text, "rival")[3] == line(text, "math")[3] == "clash"
     assert "8 plugins, 1 broken, 2 clash" in text
     assert "bad: Try: pip install -U slime-rl" in text

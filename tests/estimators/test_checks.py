@@ -24,7 +24,7 @@ def config(name: str, *, options: dict[str, Any] | None = None, **algorithm: Any
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "cispo", "dapo", "estimators/grpo"])
 def test_kl_coef_is_refused_for_estimators_without_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--kl-coef 0\.1 takes KL off the reward.*Use --use-kl-loss"):
+    with pytest.raises(ConfigError, match=r"--kl-coef 0\.1 subtracts KL from the reward.*Use --use-kl-loss"):
         check_needs(survey_plugins().find("estimator", name), config(name, kl_coef=0.1))
 
 

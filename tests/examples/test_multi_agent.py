@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slime.plugin import Sample, SamplingParams
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_sample, make_tokenizer
 
@@ -34,7 +34,7 @@ def play(team: Any, *says: str) -> tuple[list[Sample], list[float]]:
     """Samples and rewards of a question whose answer is 4; samples are checked as the kernel checks them."""
     policy = ScriptedPolicy([Say.text(text) for text in says])
     sample = make_sample("2+2=", None, label="4", index=7, group_index=3)
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     sampling = SamplingParams(max_new_tokens=32)
     produced = asyncio.run(team.custom_generate(None, sample, sampling, policy, make_tokenizer()))
     check_generated(produced, asked)

@@ -12,7 +12,7 @@ import pytest
 from slime.config import RunConfig
 from slime.config.options import DataOptions, RolloutOptions
 from slime.plugin import Context, Sample, SamplingParams, Status
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_context, make_sample, make_tokenizer
 from slime.testing.samples import CHARACTERS, STOP, encode
@@ -75,7 +75,7 @@ def converse(loop: ToolLoop, script: list[Say], *, limit: int = 512, sample: Sam
     """(finished sample, policy); the sample was checked as the kernel checks it."""
     policy = ScriptedPolicy(script)
     asked = sample or make_sample("q=", None, index=5, group_index=2)
-    who = Asked.of(asked)
+    who = Snapshot.of(asked)
     produced = asyncio.run(loop.generate(asked, SamplingParams(max_new_tokens=limit), policy))
     [finished] = check_generated(produced, who)
     check_tokens_generated(produced, policy.answers)

@@ -20,7 +20,7 @@ from slime.config.options import DataOptions, RolloutOptions
 from slime.engine.client import HttpPolicyClient
 from slime.kit.chat import Tool, Toolbox, ToolCall, tool_of
 from slime.plugin import Generation, PolicyClient, Sample, SamplingParams, Status
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 from slime.testing import make_context
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_loop import ToolLoop
@@ -135,7 +135,7 @@ def conversations(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> 
             for number, name in enumerate(TEMPLATES):
                 policy, loop = Recorded(client), tool_loop(name, path)
                 samples = [pending(loop, number * 1000 + place) for place in range(PER_TEMPLATE)]
-                asked = [Asked.of(sample) for sample in samples]
+                asked = [Snapshot.of(sample) for sample in samples]
                 produced = await asyncio.gather(
                     *(loop.generate(sample, sampling(sample.index or 0), policy) for sample in samples)
                 )

@@ -119,7 +119,7 @@ CASES: tuple[Case, ...] = (
     _registers("the factory's module is not there", f"[{_spec(factory=repr('slime_reward_bad.core:Impl'))}]"),
     _registers("the options are no `Options`", f"[{_spec(options='dict')}]"),
     _one(
-        "an option has a name that slime keeps for itself",
+        "an option has a name that slime uses itself",
         _OPTIONS.format(field="timeout_s: float = 1.0") + _WITH_OPTIONS,
     ),
     _registers("a field of the spec has a value it cannot have", f"[{_spec(scope=repr('batch'))}]"),

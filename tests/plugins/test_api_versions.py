@@ -34,7 +34,7 @@ def test_other_versions_are_refused_with_both_numbers(install: Any, number: int,
     [failure] = [failure for failure in survey_plugins().failures if failure.found.name == "x"]
     assert remedy in failure.advice
     if number is not True:
-        assert failure.problem == f"written for plugin API {number}, this slime speaks 2 and 3"
+        assert failure.problem == f"written for plugin API {number}, this slime supports 2 and 3"
 
 
 def test_the_first_version_has_no_predecessor() -> None:

@@ -27,21 +27,21 @@ BROKEN = {
     "raises": ("raise RuntimeError('no licence')\n", "RuntimeError: no licence", "tell its authors"),
     "exits": ("import sys\nsys.exit(3)\n", "SystemExit: 3", "tell its authors"),
     "no api": ("import slime.plugin\n", "has slime_api = None", "tell its authors"),
-    "newer api": ("slime_api = 3\n", "written for plugin API 3, this slime speaks 1", "pip install -U slime-rl"),
+    "newer api": ("slime_api = 3\n", "written for plugin API 3, this slime supports 1", "pip install -U slime-rl"),
     "older api": (
         "slime_api = 0\n",
-        "written for plugin API 0, this slime speaks 1",
+        "written for plugin API 0, this slime supports 1",
         "pip install -U slime-reward-bad",
     ),
     "odd api": ("slime_api = '1'\n", "slime_api = '1', expected a whole number", ""),
     "misspelt hook": (
         HEAD + "@sp.hookimpl\ndef slime_register_reward(): return []\n",
-        "slime_register_reward() is no hook of slime. Did you mean slime_register_rewards?",
+        "slime_register_reward() is not a hook of slime. Did you mean slime_register_rewards?",
         "",
     ),
     "hook without its prefix": (
         HEAD + "@sp.hookimpl\ndef register_rewards(): return []\n",
-        "register_rewards() is no hook of slime. Did you mean slime_register_rewards?",
+        "register_rewards() is not a hook of slime. Did you mean slime_register_rewards?",
         "",
     ),
     "unmarked hook": (

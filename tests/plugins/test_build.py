@@ -205,7 +205,7 @@ def test_kl_coef_is_refused_for_third_party_estimators_without_it(install: Any, 
     install("slime-estimator-e", "1.0", {"e": "e"}, {"e": hook, "e_impl": "class Impl: ..."})
     plugins = survey_plugins()
     with pytest.raises(
-        ConfigError, match=r"--kl-coef 0\.1 takes KL off the reward, which estimator e/without .*does not"
+        ConfigError, match=r"--kl-coef 0\.1 subtracts KL from the reward, which estimator e/without .*does not"
     ):
         plugins.resolve(config_with(estimator="without", kl_coef=0.1))
     assert plugins.resolve(config_with(estimator="with", kl_coef=0.1))["estimator"].component.id == "e/with"

@@ -12,7 +12,7 @@ from tests.plugins.local_runs import build, run_config, write
 from slime.errors import EngineError, PluginContractError, SlimeError
 from slime.kit.sessions import generate_single
 from slime.plugin import Generation, Sample, SamplingParams, Status
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 
 #: the documented function, with the policy's own answers
 DOCUMENTED = """
@@ -98,7 +98,7 @@ def generate(folder: Path, source: str, policy: Scripted, prompt: Any = "q", **r
     generator = build(config, "generator", folder, tokenizer=Turns())
     text = f"u:{prompt};a:" if isinstance(prompt, str) else Turns().apply_chat_template(prompt) + "a:"
     sample = Sample(group_index=3, index=7, prompt=prompt, tokens=[ord(letter) for letter in text], label="42")
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     return check_generated(asyncio.run(generator.generate(sample, SAMPLING, policy)), asked)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slime.plugin import Context, Generation, NoOptions, PolicyClient, Sample, SamplingParams, SpecInfo, Status
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 from slime_generators.options import SupervisedOptions
 from slime_generators.single_turn import SingleTurn
 from slime_generators.supervised import Supervised
@@ -68,14 +68,14 @@ def pending(**fields: Any) -> Sample:
 
 
 def single_turn(policy: PolicyClient, sample: Sample) -> Sample:
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     made = asyncio.run(SingleTurn(NoOptions(), context()).generate(sample, SAMPLING, policy))
     [checked] = check_generated(made, asked)
     return checked
 
 
 def supervised(sample: Sample, *, limit: int = 8, **options: Any) -> Sample:
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     generator = Supervised(SupervisedOptions(**options), context())
     made = asyncio.run(generator.generate(sample, SamplingParams(max_new_tokens=limit), Unasked()))
     [checked] = check_generated(made, asked)

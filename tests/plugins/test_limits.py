@@ -61,4 +61,4 @@ def test_estimators_have_no_limits() -> None:
 def test_a_component_cannot_define_options_named_like_limits(install: Any) -> None:
     install("slime-reward-greedy", "1.0", {"greedy": "greedy"}, {"greedy": GREEDY, "greedy_impl": IMPL})
     [failure] = survey_plugins().failures
-    assert failure.problem == "reward r has the option timeout_s, a name that slime keeps for every reward"
+    assert failure.problem == "reward r has the option timeout_s, a name that slime uses for an option of every reward"

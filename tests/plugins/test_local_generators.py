@@ -12,7 +12,7 @@ from tests.plugins.local_runs import Letters, build, run_config, write
 
 from slime.errors import PluginContractError
 from slime.plugin import Generation, Sample, SamplingParams, Status
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 
 DOCUMENTED = '''
     async def generate_single(conversation):
@@ -97,7 +97,7 @@ def test_the_documented_function_works_and_its_text_is_tokenized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sample = pending()
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     with caplog.at_level(logging.WARNING):
         [done] = check_generated(generate(tmp_path, DOCUMENTED, sample), asked)
     assert (done.response, done.reward, done.status) == ("found: 42", 1.0, Status.COMPLETED)
@@ -109,7 +109,7 @@ def test_the_documented_function_works_and_its_text_is_tokenized(
 def test_the_conversation_so_far_is_the_prompt_of_the_last_answer(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "q"}]
     sample = pending(chat, "user:q;")
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     [done] = check_generated(generate(tmp_path, DOCUMENTED, sample, data={"apply_chat_template": True}), asked)
     assert chat == [{"role": "user", "content": "q"}]
     assert Letters().decode(done.tokens) == "user:q;assistant:look;tool:42;found: 42"
@@ -118,7 +118,7 @@ def test_the_conversation_so_far_is_the_prompt_of_the_last_answer(tmp_path: Path
 
 def test_a_function_with_the_policy_keeps_tokens_and_log_probs(tmp_path: Path) -> None:
     sample = pending()
-    asked = Asked.of(sample)
+    asked = Snapshot.of(sample)
     [done] = check_generated(generate(tmp_path, BY_POLICY, sample), asked)
     assert (done.tokens, done.rollout_log_probs, done.reward) == ([97, 98, 65, 66], [-0.5, -0.25], 0.0)
 

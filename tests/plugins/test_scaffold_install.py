@@ -64,7 +64,7 @@ def test_a_new_reward_is_created_installed_used_and_removed(environment: Environ
     module = environment.cwd / package / "slime_reward_my_reward" / "__init__.py"
     module.write_text(module.read_text().replace("slime_register_rewards", "slime_register_reward"))
     listing = environment.slime("plugins", "--for", *words, code=1)
-    assert "slime_register_reward() is no hook of slime. Did you mean slime_register_rewards?" in listing
+    assert "slime_register_reward() is not a hook of slime. Did you mean slime_register_rewards?" in listing
 
     environment.run("pip", "uninstall", "-q", "-y", package)
     shutil.rmtree(environment.cwd / package)

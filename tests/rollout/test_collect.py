@@ -203,7 +203,7 @@ def test_a_faulty_filter_is_named() -> None:
     ("act", "finding"),
     [
         (lambda group: setattr(group.samples[1], "reward", 7.0), "p/meddler changed Sample.reward of sample 1"),
-        (lambda group: group.samples.pop(), "p/meddler was shown 2 samples of a group and left 1 of them in it"),
+        (lambda group: group.samples.pop(), "p/meddler received a list of 2 samples, and left 1 in it"),
         (lambda group: group.samples[0].reward, None),
     ],
 )

@@ -271,7 +271,7 @@ def test_a_generator_that_cannot_resume_fails_its_sample() -> None:
     [_] = asyncio.run(run.collect(0))
     engines.slow = lambda g: g not in (0, 2)
     engines.version = 2
-    with pytest.raises(SlimeError, match=r"does not begin with the \d+ tokens and log-probs it was to continue"):
+    with pytest.raises(SlimeError, match=r"does not begin with the \d+ tokens and log-probs that it continues"):
         asyncio.run(run.collect(1))
 
 

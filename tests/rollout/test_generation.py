@@ -16,7 +16,7 @@ from tests.support.scoring import health
 from slime.errors import EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
-from slime.plugins.contracts import Asked, check_generated
+from slime.plugins.contracts import Snapshot, check_generated
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.pipeline import SampleGenerator
 from slime.rollout.policy_session import AbortablePolicy, BatchContext, sampling_seed
@@ -141,7 +141,7 @@ def test_rollout_ids_of_a_generator_do_not_merge_two_prompts() -> None:
     produced = [
         check_generated(
             [Sample(group_index=group, tokens=[1, 2], response_length=1, status=Status.COMPLETED, rollout_id=0)],
-            Asked(group_index=group, index=index, prompt="", prompt_tokens=[]),
+            Snapshot(group_index=group, index=index, prompt="", prompt_tokens=[]),
         )
         for group, index in ((2, 5), (3, 6))
     ]
@@ -180,7 +180,7 @@ def test_a_generators_exception_fails_that_sample_and_names_the_generator() -> N
         ({"rollout_log_probs": [-0.5, None]}, "not numbers"),
         ({"response_length": 0}, "response_length 0 with 5 tokens"),
         ({"response_length": 5}, "response_length 5 with 5 tokens"),
-        ({"tokens": [9, 9, 9, 7, 8]}, "not the 3 it was given"),
+        ({"tokens": [9, 9, 9, 7, 8]}, "not the 3 tokens of the unchanged"),
         ({"tokens": [2, 3, 7, 8]}, "2 prompt tokens that are not the 3"),
         ({"group_index": 9}, "group_index 9, expected 2"),
         ({"status": Status.PENDING}, "status PENDING"),

@@ -127,7 +127,7 @@ def test_a_deterministic_reward_with_different_results_is_named_once(caplog: pyt
         for sample in finished(20):
             score(scorer, [sample])
     [message] = [record.getMessage() for record in caplog.records]
-    assert message.startswith("reward counting gave sample 0 value = 0.0, then value = 1.0 for the same sample")
+    assert message.startswith("reward counting scored sample 0 with value = 0.0, then with value = 1.0")
     assert (passive.rollout_done(), passive.rollout_done()) == ([message], [])
 
 
@@ -160,7 +160,7 @@ def test_a_reward_that_changes_samples_is_named() -> None:
     passive = PassiveChecks(1)
     score(Scorer([term(Says(write), SAMPLE_IN_LOOP, "reward scribe")], passive=passive), finished())
     assert passive.rollout_done() == [
-        "reward scribe changed Sample.metadata of sample 0; it must not write to the samples it is shown (copy first)"
+        "reward scribe changed Sample.metadata of sample 0; it must not change the samples (copy them first)"
     ]
 
 

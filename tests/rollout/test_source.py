@@ -51,10 +51,10 @@ def test_a_source_must_return_exactly_the_requested_groups() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([group(7, 14, 15)], "gave 1 groups, expected 2"),
-        ([group(7, 14, 15), group(7, 16, 17)], "one group index to several"),
-        ([group(7, 14, 15), group(8, 15, 16)], "one sample index to several"),
-        ([group(7, 14, 15), group(8, 16)], "gave group 8 1 samples, expected --n-samples-per-prompt = 2"),
+        ([group(7, 14, 15)], "returned 1 groups, expected 2"),
+        ([group(7, 14, 15), group(7, 16, 17)], "several groups with the same index"),
+        ([group(7, 14, 15), group(8, 15, 16)], "several samples with the same index"),
+        ([group(7, 14, 15), group(8, 16)], "returned group 8 with 1 samples, expected --n-samples-per-prompt = 2"),
         ([group(7, 14, 15), group(8, 16, 17, status=Status.COMPLETED)], "status COMPLETED"),
         ([group(7, 14, 15), Group(8, group(9, 16, 17).samples)], "group_index 9"),
     ],
@@ -80,7 +80,7 @@ def test_a_saved_state_is_independent_of_the_source() -> None:
 
 
 def test_a_state_that_is_not_json_is_refused_early() -> None:
-    with pytest.raises(PluginContractError, match=r"^s gave a state_dict that is not JSON"):
+    with pytest.raises(PluginContractError, match=r"^s returned a state_dict that is not JSON"):
         CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
 
 

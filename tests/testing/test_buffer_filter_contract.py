@@ -108,7 +108,7 @@ def test_a_filter_that_keeps_the_contract_passes() -> None:
         (Sorts(), "does not change the buffer", "moved, added or removed"),
         (Marks(), "does not change the buffer", "changed Sample.metadata"),
         (Forgets(), "continues from", "expected the same (all that it remembers belongs in state_dict)"),
-        (NoJson(), "has a state that is JSON", "gave a state_dict that is not JSON"),
+        (NoJson(), "has a state that is JSON", "returned a state_dict that is not JSON"),
         (SavesOnly(), "continues from", "expected both (it remembers something) or neither"),
         (Chance(), "makes the same choice for the same buffer", "expected the same"),
     ],

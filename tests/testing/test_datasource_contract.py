@@ -75,8 +75,8 @@ def test_a_source_that_keeps_the_contract_passes() -> None:
 @pytest.mark.parametrize(
     ("source", "rule", "detail"),
     [
-        (OneSample, "as many groups of pending samples", "gave group 0 1 samples"),
-        (SameIndex, "never gives an index twice", "one group index to several"),
+        (OneSample, "as many groups of pending samples", "returned group 0 with 1 samples"),
+        (SameIndex, "never gives an index twice", "several groups with the same index"),
         (Unseeded, "same order each time it is built", "Context.seed"),
         (NoJson, "has a state that is JSON", "not JSON"),
         (StateMoves, "reading it has no effect", "asked for its state before"),

@@ -198,9 +198,9 @@ class LosesLogProbs(GoesOn):
 def test_a_generator_must_resume_if_its_spec_says_so() -> None:
     assert_generator_contract(GoesOn(), spec=RESUMES)
     for generator, detail in (
-        (Single(), "returned 6 prompt tokens that are not the 4 it was given"),
+        (Single(), "returned 6 prompt tokens that are not the 4 tokens of the unchanged"),
         (AsksForAll(), "asked its policy for 16 tokens after .* expected 14 after"),
-        (LosesLogProbs(), "does not begin with the 2 tokens and log-probs it was to continue"),
+        (LosesLogProbs(), "does not begin with the 2 tokens and log-probs that it continues"),
     ):
         with pytest.raises(AssertionError, match=f"continues a response that was cut short.*{detail}"):
             assert_generator_contract(generator, spec=RESUMES)

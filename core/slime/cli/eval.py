@@ -59,7 +59,7 @@ _HELP_SECTIONS = ("evaluation", "reward")
 _HELP_FLAGS = ("hf-checkpoint", "load", "output-dir", "run-name", "generator", "rollout-concurrency", "device")
 #: flags about training in these sections
 _HELP_WITHOUT = ("eval-interval", "skip-eval-before-train", "custom-reward-post-process-path")
-#: flags that mean something else here than in training
+#: flags that have another meaning here than in training
 _HELP_TEXTS = {
     "hf-checkpoint": "Hugging Face model folder: the model to evaluate, or the one that the checkpoint started from.",
     "load": "Evaluate this checkpoint, or the newest in this folder.",
@@ -77,11 +77,11 @@ _READING = ("input_key", "label_key", "metadata_key", "tool_key", "apply_chat_te
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What one call of `slime eval` asks for."""
+    """The evaluation that a command line describes."""
 
     #: resolved, without options about training
     config: RunConfig
-    #: what it names by path
+    #: the functions that it gives by path
     functions: PlacedFunctions
     #: the weights to evaluate; None: those of `--hf-checkpoint`
     checkpoint: Checkpoint | None
@@ -153,7 +153,7 @@ def _settings_of(path: Path) -> Settings:
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint that the user names, whose problems are therefore bad input."""
+    """A checkpoint that the user names: problems with it are bad input."""
     try:
         return read_checkpoint(folder)
     except CheckpointError as error:
@@ -167,7 +167,7 @@ def _without_training(stated: RunConfig) -> RunConfig:
         if name in _GENERATION or (name.startswith(_GENERATION_PREFIX) and name not in _TRAINING)
     }
     slots = {"reward", "generator"}
-    # This generator takes responses from the data; the model's own responses are evaluated.
+    # This generator takes responses from the data, but the model's responses are evaluated.
     if rollout.get("generator") == DEFAULT_GENERATORS["sft_loss"]:
         del rollout["generator"]
         slots.remove("generator")
@@ -207,7 +207,7 @@ def _exporting(stated: RunConfig, checkpoint: Checkpoint | None) -> RunConfig:
 
 
 def _problems(config: RunConfig) -> list[str]:
-    """Everything wrong with the options of an evaluation, as far as they tell by themselves."""
+    """Everything wrong with the options of an evaluation."""
     checks = (_required, choice_problems, engine_devices, ports, evaluation, rewards_of_sets)
     return [problem for check in checks for problem in check(config)]
 

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Warning(logging.Formatter):
-    """Formats a log record like an error: `slime: warning: ...`."""
+    """Formats a log record like an error message: `slime: warning: ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"slime: {record.levelname.lower()}: {super().format(record)}"

@@ -1,6 +1,6 @@
-"""`slime plugins`: what is installed, where it is from and whether it works; and how to begin a new plugin.
+"""`slime plugins`: lists, describes, checks and creates plugins.
 
-The parts are imported when they are needed, because the table must appear at once.
+Parts are imported when they are needed, so that the table appears quickly.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ options of the list:
   --kind KIND       only plugins with components of one kind, and broken ones
   --json            as JSON
   --no-load         read metadata only; no plugin's code runs
-  --check           exit with 1 when a plugin is broken or its names clash
+  --check           exit with 1 if a plugin is broken or names clash
   -v, --verbose     add modules, entry points, sources, and the tracebacks of broken plugins
   --for RUN.toml [FLAGS...]
-                    only what `slime train RUN.toml FLAGS...` would use; exit with 1 when it cannot use some of it
+                    only what `slime train RUN.toml FLAGS...` would use; exit with 1 if it cannot use some of it
   --freeze          pins of the installed plugin packages: versions, commits, hashes of the files
-  --compare FILE    compare with what --freeze printed; exit with 1 when something differs
+  --compare FILE    compare with the output of --freeze; exit with 1 if something differs
 
-show and check take --kind where components of two kinds have one name. check exits with 1 when a component breaks a
+show and check take --kind if components of two kinds have the same name. check exits with 1 if a component breaks a
 rule.
 """
-#: kinds as people write them
+#: kinds as written on the command line
 _KIND_NAMES = [name.replace("_", "-") for name in KINDS]
 
 
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code.
 
     Raises:
-        SlimeError: The words make no sense, or what they name is missing or broken.
+        SlimeError: The arguments are wrong, or a component that they name is missing or broken.
     """
     command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("list", argv)
     commands = {"list": _list, "show": _show, "check": _check, "new": _new}
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 class _Arguments(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `ConfigError` instead of ending the process, and has no help of its own."""
+    """An `ArgumentParser` without --help that raises `ConfigError` instead of ending the process."""
 
     def __init__(self, command: str) -> None:
         super().__init__(prog=command, add_help=False, allow_abbrev=False)
@@ -83,7 +83,7 @@ class _Arguments(argparse.ArgumentParser):
 
 
 def _kind(text: str) -> str:
-    """A kind of component as people write it: `buffer-filter` or `buffer_filter`."""
+    """Read a kind of component: `buffer-filter` or `buffer_filter`."""
     kind = text.replace("-", "_")
     if kind not in KINDS:
         raise argparse.ArgumentTypeError(
@@ -104,7 +104,7 @@ def _list(words: Sequence[str]) -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--for", dest="run", nargs=argparse.REMAINDER)
-    # --for takes all words after it, and --json may be one of them.
+    # --for takes all words that follow it, and --json may be one of them.
     stated = parser.read(sorted(words, key=lambda word: word != "--json"))
     _refuse_combinations(stated)
     if stated.run is not None:
@@ -124,7 +124,7 @@ def _list(words: Sequence[str]) -> int:
 
 
 def _refuse_combinations(stated: argparse.Namespace) -> None:
-    """Refuse two options of which one would be ignored."""
+    """Refuse pairs of options of which one would be ignored."""
     given = {f"--{name.replace('_', '-')}" for name, value in vars(stated).items() if value not in (None, False)}
     if stated.run is not None:
         given = given - {"--run"} | {"--for"}
@@ -151,7 +151,7 @@ def _show(words: Sequence[str]) -> int:
 
 
 def _check(words: Sequence[str]) -> int:
-    """Print one line for each component, and its problems; returns 1 when there are any."""
+    """Print one line for each component, and its problems; returns 1 if there are any."""
     from slime.cli.text_layout import count
     from slime.testing.check import check_component
 
@@ -209,12 +209,12 @@ The component is in {folder}/{names.module}/impl.py, its options in {names.modul
 
 
 def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component]:
-    """The components that NAME or PLUGIN/NAME means, and all components of the plugin or package `name`.
+    """The components called `name` (NAME or PLUGIN/NAME), and all components of the plugin or package `name`.
 
     Raises:
-        PluginLoadError: The name is that of a broken plugin.
+        PluginLoadError: It is the name of a broken plugin.
         PluginConflictError: Several components of one kind have the name.
-        PluginNotFoundError: Nothing has the name; the message offers the nearest one.
+        PluginNotFoundError: Nothing has the name; the message suggests the most similar one.
     """
     from slime.compat.functions import find_function
 
@@ -242,6 +242,6 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
 
 @contextlib.contextmanager
 def _prints_to_stderr() -> Iterator[None]:
-    """Send what plugins print to stderr: stdout holds the answer, which may be JSON."""
+    """Redirect what plugins print to stderr: stdout is for the command's own output, which may be JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -1,4 +1,4 @@
-"""`slime plugins --for RUN.toml`: what one run would use, and whether it can."""
+"""`slime plugins --for RUN.toml`: the components that a run would use, and whether it can use them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slime.plugins.resolve import Use
 
 
 def print_used(words: Sequence[str], *, json: bool) -> int:
-    """Print what `slime train WORDS` would use; the exit code is 1 when it cannot use some of it.
+    """Print the components that `slime train WORDS` would use; returns 1 if it cannot use one of them.
 
     Raises:
         ConfigError: The words do not describe a run.
     """
     if not words:
-        raise ConfigError("slime plugins --for needs a run: the words of `slime train`, such as RUN.toml")
+        raise ConfigError("slime plugins --for needs a run: the arguments of `slime train`, such as RUN.toml")
     functions = place_functions(read_config(words))
     config = resolve(functions.config)
     checked = check_plugins(config, functions)

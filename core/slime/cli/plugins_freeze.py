@@ -61,7 +61,7 @@ def _installed_pins() -> list[str]:
 
 
 def _pin(found: FoundPlugin) -> str:
-    """How pip would install the same package again; the comment holds what pip cannot express."""
+    """A requirement with which pip installs the same package again; a comment states what pip cannot express."""
     source = source_of(found)
     url, commit = source.get("url"), source.get("commit")
     if source["editable"]:
@@ -78,7 +78,7 @@ def _pin(found: FoundPlugin) -> str:
 
 
 def _facts_by_package(pins: list[str]) -> dict[str, dict[str, str]]:
-    """Package -> what the comment of its pin states: `version`, `commit`, `modified`, `sha256`."""
+    """Package -> the facts in the comment of its pin: `version`, `commit`, `modified`, `sha256`."""
     packages = {}
     for pin in pins:
         words = pin.partition("  # ")[2].split()

@@ -1,6 +1,6 @@
-"""What `slime plugins --json` prints.  The schema is part of the interface: see docs/plugins/listing.md.
+"""The output of `slime plugins --json`. The schema is part of the interface: see docs/plugins/listing.md.
 
-A change that breaks a reader takes a new `FORMAT`; a new key does not.
+A change that breaks a reader needs a new `FORMAT`; a new key does not.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class Provided(_JsonObject):
         str, Field(description="the bare name, which selects it while no other component of its kind has it")
     ]
     id: Annotated[str, Field(description="PLUGIN/NAME, which always selects it")]
-    summary: Annotated[str, Field(description="its author's one line")]
+    summary: Annotated[str, Field(description="the author's summary, one line")]
     factory: Annotated[str, Field(description='the class that does the work, as "package.module:Class"')]
     origin: Annotated[str, Field(description='"FILE:LINE" of the hook that registered it')]
-    docs: Annotated[str, Field(description="address of its documentation; empty where its author gives none")]
+    docs: Annotated[str, Field(description="address of its documentation; may be empty")]
     requires: Annotated[list[str], Field(description="PEP 508 requirements beyond the package's own")]
-    clash: Annotated[bool, Field(description="whether the bare name does not lead to it, because others have it too")]
+    clash: Annotated[
+        bool, Field(description="whether its bare name also belongs to other components and does not select it")
+    ]
 
 
 class Row(_JsonObject):
@@ -43,14 +45,14 @@ class Row(_JsonObject):
     status: Annotated[
         Literal["ok", "clash", "broken", "not loaded"],
         Field(
-            description="clash: it works, but a bare name of it is taken too; not loaded: --no-load read metadata only"
+            description="clash: it works, but one of its bare names clashes; not loaded: --no-load read metadata only"
         ),
     ]
-    api: Annotated[int | None, Field(description="plugin API it was written for; null where that is not known")] = None
-    provides: Annotated[list[Provided], Field(description="its components, of the kind asked for")] = []
+    api: Annotated[int | None, Field(description="plugin API it was written for; null if unknown")] = None
+    provides: Annotated[list[Provided], Field(description="its components, of the requested kind")] = []
     hooks: Annotated[list[str], Field(description="the hooks it implements besides registering components")] = []
-    problem: Annotated[str | None, Field(description="broken: what is wrong, in one line; else null")] = None
-    remedy: Annotated[str | None, Field(description="broken: what to do about it; else null")] = None
+    problem: Annotated[str | None, Field(description="broken: what is wrong, in one line; otherwise null")] = None
+    remedy: Annotated[str | None, Field(description="broken: what to do about it; otherwise null")] = None
 
 
 class Listing(_JsonObject):
@@ -58,11 +60,11 @@ class Listing(_JsonObject):
 
     format: Annotated[Literal[1], Field(description="number of this schema")] = FORMAT
     slime: Annotated[str, Field(description="slime's version")]
-    api: Annotated[int, Field(description="plugin API this slime speaks")]
+    api: Annotated[int, Field(description="plugin API that this slime supports")]
     plugins: Annotated[
         list[Row], Field(description="working plugins, slime's own first, then by package and id; then broken ones")
     ]
-    notes: Annotated[list[str], Field(description="clashes of names, in words")] = []
+    notes: Annotated[list[str], Field(description="descriptions of name clashes")] = []
 
 
 class UseRow(_JsonObject):
@@ -74,13 +76,13 @@ class UseRow(_JsonObject):
     weight: Annotated[float, Field(description="of a reward: its factor in the sum")]
     status: Annotated[
         Literal["ok", "missing", "clash", "broken", "refused"],
-        Field(description="broken: its plugin is at fault; refused: the run's options for it are"),
+        Field(description="broken: its plugin is at fault; refused: the run's configuration is at fault"),
     ]
-    id: Annotated[str | None, Field(description="PLUGIN/NAME of what was found; null where nothing was")] = None
+    id: Annotated[str | None, Field(description="PLUGIN/NAME; null if it was not found")] = None
     distribution: Annotated[str | None, Field(description="its package")] = None
     version: Annotated[str | None, Field(description="the package's version")] = None
     options: Annotated[dict[str, object], Field(description="its options, defaults filled in")] = {}
-    problem: Annotated[str | None, Field(description="why the run cannot use it; null where it can")] = None
+    problem: Annotated[str | None, Field(description="why the run cannot use it; null if it can")] = None
 
 
 class RunListing(_JsonObject):
@@ -88,8 +90,8 @@ class RunListing(_JsonObject):
 
     format: Annotated[Literal[1], Field(description="number of this schema")] = FORMAT
     slime: Annotated[str, Field(description="slime's version")]
-    api: Annotated[int, Field(description="plugin API this slime speaks")]
+    api: Annotated[int, Field(description="plugin API that this slime supports")]
     uses: Annotated[list[UseRow], Field(description="every component that the run names, in its order")]
     problems: Annotated[
-        list[str], Field(description="what is wrong besides: the [plugins] section, or a plugin that refuses the run")
+        list[str], Field(description="other problems: the [plugins] section, or a plugin that refuses the run")
     ] = []

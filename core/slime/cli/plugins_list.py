@@ -1,4 +1,4 @@
-"""`slime plugins`: the table of installed plugins."""
+"""`slime plugins`: lists the installed plugins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Installed:
     """The installed plugins, ready to print."""
 
     content: Listing
-    #: the packages behind the rows, in their order
+    #: the plugins of the rows, in the same order
     found: list[FoundPlugin]
     failures: tuple[PluginFailure, ...] = ()
 
@@ -33,7 +33,7 @@ class Installed:
         return any(row.status in ("broken", "clash") for row in self.content.plugins)
 
     def text(self, *, verbose: bool) -> str:
-        """The table with what to do about problems; `verbose` adds sources and tracebacks."""
+        """The table, followed by advice on problems; `verbose` adds sources and tracebacks."""
         rows = self.content.plugins
         parts = [table(("PLUGIN", "VERSION", "API", "STATUS", "PROVIDES", "FROM"), map(_cells, rows)), ""]
         numbers = [(status, sum(row.status == status for row in rows)) for status in ("broken", "clash")]
@@ -41,7 +41,7 @@ class Installed:
         parts += [f"{row.plugin}: {row.remedy}" for row in rows if row.remedy]
         parts += self.content.notes
         if verbose:
-            # Asks git about editable installs, which takes its time.
+            # It calls git for editable installs, which is slow.
             from slime.cli.plugins_show import source_text
 
             sources = [(found.name, found.entry, source_text(found)) for found in self.found]
@@ -51,9 +51,9 @@ class Installed:
 
 
 def installed(*, kind: str | None = None, load: bool = True) -> Installed:
-    """Every plugin with components of `kind` (None: any), and every broken one.
+    """The plugins with components of `kind` (None: all), and all broken ones.
 
-    With `load` false only metadata is read, and no plugin's code runs.
+    If `load` is false, only metadata is read, and no plugin's code runs.
     """
     if not load:
         found = find_plugins()

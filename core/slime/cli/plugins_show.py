@@ -34,7 +34,7 @@ _CONSTRAINTS = {
 
 
 def component_text(component: Component) -> str:
-    """Everything about one component."""
+    """The description of one component."""
     spec = component.spec
     kind = KINDS[component.kind]
     prefix = f"--{kind.slots[-1].prefixes[0]}."

@@ -1,6 +1,6 @@
-"""Checks before the first process starts: everything known to be wrong is reported at once.
+"""Checks before the first process starts: all problems are reported at once.
 
-They read the configuration, the plugins, the model folder, the data and the machine, and import no engine.
+They look at the configuration, the plugins, the model folder, the data and the machine, and import no engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Preflight:
-    """A run that may start, and what was found out about it."""
+    """A run that may start, and facts about it."""
 
     config: RunConfig
     run_dir: Path
@@ -63,8 +63,8 @@ def preflight(
     Args:
         config: The run.
         run_dir: The folder it would write to.
-        functions: What the configuration names by path.
-        problems_of: Gives the problems that show in the configuration alone.
+        functions: The functions that the configuration gives by path.
+        problems_of: Returns the problems of the configuration itself.
         trains: Whether there are training ranks.
 
     Raises:
@@ -95,7 +95,7 @@ def preflight(
 
 @contextlib.contextmanager
 def _collected(problems: list[str]) -> Iterator[None]:
-    """Add an error that is meant for the user to `problems`; let all others pass."""
+    """Add a `SlimeError`, which is meant for the user, to `problems`; other errors are passed on."""
     try:
         yield
     except SlimeError as error:
@@ -149,7 +149,7 @@ def _check_checkpoints(config: RunConfig, plugins: PluginSet, problems: list[str
         return
     with _collected(problems):
         checkpoint = read_checkpoint(Path(config.checkpoint.load))
-        # A run with problems of its own cannot be compared.
+        # A run with other problems cannot be compared.
         if not problems:
             checkpoint.require_continuable(config)
             plugins.check_resume(checkpoint.plugins, config)
@@ -161,7 +161,7 @@ def _check_checkpoints(config: RunConfig, plugins: PluginSet, problems: list[str
 
 
 def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """What the machine lacks: GPUs (unless a cluster brings them), free ports, folders that can be written to."""
+    """What the machine lacks: GPUs (unless a cluster provides them), free ports, writable folders."""
     if config.on_gpu and config.cluster.ray_address is None:
         present = nvidia_devices()
         engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if with_engines else 0
@@ -193,7 +193,7 @@ def _port_problems(config: RunConfig) -> list[str]:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why `folder` cannot be made or written to, or None. A file is written there (or above it) and removed again."""
+    """Why `folder` cannot be made or written to, or None. A file is written there (or above) and removed again."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         return f"cannot be made: {existing} is a file. Choose another folder"

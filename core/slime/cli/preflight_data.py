@@ -1,4 +1,4 @@
-"""Prompt files before a run: checks rows and counts the tokens of prompts; of large files, those of a sample."""
+"""Checks the rows of prompt files before a run and counts their tokens; of a large file, a sample is read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PromptSet:
 
 def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]:
     """The prompt files that the configuration names."""
-    # Without engines responses come from the data, and how long they are shows only there.
+    # Without engines, responses come from the data, and their length is unknown.
     data = config.data
     if data.prompt_data:
         yield PromptSet(

@@ -1,4 +1,4 @@
-"""The model folder before a run: complete, of a supported family, and of a size that the parallel layout divides."""
+"""Checks the model folder before a run: its files, its model family, and whether the parallel layout divides it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the folder says about the model."""
+    """The description of a model in its folder."""
 
     folder: Path
     family: str
@@ -77,7 +77,7 @@ def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 
 
 def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Megatron flags that describe another model than the one in the folder."""
+    """Megatron flags that do not describe the model in the folder."""
     known = {**model.transformer, **model.gpt}
     known["untie_embeddings_and_output_weights"] = not known["share_embeddings_and_output_weights"]
     for name, value in config.megatron.items():
@@ -89,7 +89,7 @@ def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 
 
 def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Stop tokens that the model cannot produce, such as those of another model's script."""
+    """Stop tokens that the model cannot generate, such as those of another model."""
     vocabulary = int(model.gpt["vocab_size"])
     outside = [token for token in config.rollout.rollout_stop_token_ids if not 0 <= token < vocabulary]
     if outside:
@@ -114,12 +114,12 @@ def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
     """Load the tokenizer of a model folder, to count the tokens of prompts.
 
-    A `tokenizer.json` is read by the `tokenizers` library, as transformers does it, but without importing transformers
-    and torch, which takes seconds. Other folders, and chat templates with transformers' own tags, need transformers.
+    A `tokenizer.json` is read with the `tokenizers` library: importing transformers and torch takes seconds. Other
+    folders, and chat templates with tags that only transformers has, need transformers.
 
     Args:
         folder: The model folder.
-        with_template: Whether chats will be counted, which takes the chat template.
+        with_template: Whether the chat template is needed.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded.
@@ -151,7 +151,7 @@ def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The default template: in a file of its own, or in the configuration (one, or several by name)."""
+    """The default chat template, from its own file or from the configuration."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

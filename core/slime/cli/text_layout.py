@@ -1,4 +1,4 @@
-"""How the command line lays out plain text: titled blocks, entries beside their meaning, and tables."""
+"""Layout of plain text on the command line: blocks with a title, entries with an explanation, and tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 _WIDTH, _COLUMN = 112, 34
-#: columns of a pipe or a file, whose lines are never wrapped
+#: width of a pipe or a file, whose lines are not wrapped
 _UNLIMITED = 1_000_000
 
 
@@ -17,7 +17,7 @@ def block(title: str, lines: Iterable[str]) -> str:
 
 
 def entry(head: str, parts: Sequence[str], default: str) -> Iterator[str]:
-    """`head` with its explanation beside it, and its default in brackets unless that goes without saying."""
+    """`head`, with its explanation beside it, and its default in brackets unless it is empty, None, False or []."""
     shown = [*parts, *([f"[{default}]"] if default not in ("", "None", "False", "[]") else [])]
     lines = textwrap.wrap(" ".join(shown), _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
     if len(head) >= _COLUMN - 1:
@@ -34,7 +34,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = ""
     from rich.console import Console
     from rich.table import Column, Table
 
-    # The first column holds names, which must stay whole.
+    # The first column holds names, which must not be split.
     columns = Table(
         *(Column(name, overflow="fold", no_wrap=name == header[0]) for name in header), box=None, pad_edge=False
     )

@@ -57,9 +57,9 @@ def name_run(config: RunConfig, default: str) -> RunConfig:
 
 
 def place_checkpoints(config: RunConfig) -> RunConfig:
-    """Let checkpoints go to the run folder if only their interval is stated.
+    """Save checkpoints in the run folder if only their interval is set.
 
-    The saved configuration leaves the folder out, so that another run started from it has checkpoints of its own.
+    The saved configuration does not name that folder, so that a new run started from it has its own checkpoints.
     """
     options = config.checkpoint
     if options.save_interval is None or options.save is not None:

@@ -33,14 +33,14 @@ run file, in the table named in brackets; flags override the file.
   --help-sglang         SGLang's server options (with the prefix --sglang-; table [sglang])
 
 Options of components are flags with the name of their slot, or keys of its table: {slots}.
-The end of this text lists the options of the components that are chosen by the other flags beside --help;
-`slime plugins` lists what is installed.
+The end of this text lists the options of the components that the other flags choose; `slime plugins` lists all
+installed components.
 A switch takes no value: --flag, --no-flag or --flag=false.
 """
 
 
 def train_help(argv: Sequence[str] = ()) -> str:
-    """The text of `slime train --help`; `argv` is the rest of the command line, which chooses components."""
+    """The text of `slime train --help`; `argv` is the rest of the command line, which may choose components."""
     blocks = [_USAGE.format(slots=", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS))]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
@@ -59,7 +59,7 @@ def engine_help(target: str) -> str:
 
 
 def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:
-    """One flag of a help text, with `text` instead of its own description if that is given."""
+    """One flag of a help text; `text` replaces its description."""
     words = "" if flag.file_only else _metavar(flag.type)
     parts = [flag.help if text is None else text, f"(also {', '.join(aliases)})" if aliases else ""]
     yield from entry(f"  {flag.spelled}{words}", [part for part in parts if part], flag.default)
@@ -95,7 +95,7 @@ def _metavar(kind: ValueType) -> str:
 
 
 def _chosen_components(argv: Sequence[str]) -> Iterator[str]:
-    """A block for each component that the command line and its run file choose, or why there is none."""
+    """A block for each component that the command line and its run file choose, or why it cannot be shown."""
     try:
         functions = place_functions(read_config(argv))
         plugins = survey_plugins(functions.config.plugins, functions.components)

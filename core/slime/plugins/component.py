@@ -32,12 +32,12 @@ class Component:
     #: of the spec class of its kind
     spec: Any
     found: FoundPlugin
-    #: "FILE:LINE" of the hook that registered it, or of the function itself
+    #: "FILE:LINE" of the hook that registered it, or of the function given by path
     origin: str
 
     @property
     def id(self) -> str:
-        """`PLUGIN/NAME`, which always finds it."""
+        """`PLUGIN/NAME`, which always selects it."""
         return f"{self.found.name}/{self.name}"
 
     @property
@@ -47,7 +47,7 @@ class Component:
 
     @property
     def name(self) -> str:
-        """The bare name, which is enough while no other component of its kind has it."""
+        """The bare name, which selects it unless another component of its kind has the same name."""
         spec: ComponentSpec = self.spec
         return spec.name
 
@@ -81,7 +81,7 @@ class Component:
         """The component's object.
 
         Raises:
-            PluginLoadError: The factory failed. (A `SlimeError` of the factory passes: it is meant for the user.)
+            PluginLoadError: The factory failed. (A `SlimeError` is passed on unchanged: it is meant for the user.)
             PluginContractError: The object lacks a method of the contract.
         """
         factory = self.factory()
@@ -102,25 +102,24 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class LocalComponent(Component):
-    """A function or class of the user's own as a component: plain data, which the driver sends to other processes.
+    """A function or class given by path, as a component: plain data, which the driver sends to other processes.
 
-    Its distribution is `local`, its version the hash of its file, and its factory an adapter that is called with the
-    function before options and context. Functions over a finished batch are components of kinds that packages cannot
-    provide.
+    Its distribution is `local`, and its version is the hash of its file. Its factory is an adapter that is called with
+    the function, the options and the context. Functions over a finished batch have kinds that packages cannot provide.
     """
 
     function: LocalFunction
-    #: of its kind, as people call it
+    #: its kind, for messages
     kind_title: str
 
     @property
     def id(self) -> str:
-        """The reference that always finds it."""
+        """The reference that selects it."""
         return str(self.function.reference)
 
     @property
     def label(self) -> str:
-        """`custom_rm.reward_func`: without a path, every part of which would become a folder of metrics."""
+        """`custom_rm.reward_func`: without the path, whose parts would become levels in the metrics' names."""
         return self.name
 
     @property
@@ -134,7 +133,7 @@ class LocalComponent(Component):
         Raises:
             PluginLoadError: The file cannot be loaded.
         """
-        # Explicit, since `super()` finds no class in dataclasses with slots.
+        # Explicit, since `super()` without arguments does not work in dataclasses with slots.
         adapter = Component.factory(self)
         try:
             self.function.load()
@@ -144,7 +143,7 @@ class LocalComponent(Component):
 
 
 def found_locally(function: LocalFunction) -> FoundPlugin:
-    """A user's own file in place of a plugin."""
+    """A user's own file, in the form of a plugin."""
     return FoundPlugin(
         name=LOCAL_DISTRIBUTION,
         entry=str(function.path),
@@ -159,10 +158,8 @@ def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:
     """What a user can do about a plugin that does not work."""
     if isinstance(error, ModuleNotFoundError) and error.name and not found.entry.startswith(error.name.split(".")[0]):
         package = error.name.split(".")[0]
-        # The package may have another name than the module, and a package of this name may be a stranger's.
-        return (
-            f"Install the package that provides {package}, which {found.distribution} should require: tell its authors."
-        )
+        # The package may not be called like the module: a command with its name could install a stranger's package.
+        return f"Install the package that provides {package}; {found.distribution} should require it: tell its authors."
     if found.own:
         return "slime's own installation is damaged; install it again."
     return f"Try: pip install -U {found.distribution}, or tell its authors."
@@ -182,7 +179,7 @@ class Limits(Options):
 
 
 def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[Options, Limits]:
-    """The component's options model, and its limits.
+    """The component's options and its limits, validated.
 
     Raises:
         ConfigError: Options are unknown, missing or invalid; the message names each of them.

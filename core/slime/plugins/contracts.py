@@ -23,18 +23,28 @@ if TYPE_CHECKING:
 
 
 def check_groups(groups: Sequence[Group], count: int, samples_per_prompt: int) -> None:
-    """`count` groups of `samples_per_prompt` pending samples, each with its `group_index` and an `index` of its own.
+    """Check that there are `count` groups of `samples_per_prompt` pending samples, with unique indices.
 
     Raises `PluginContractError`.
     """
     if len(groups) != count:
-        raise PluginContractError(f"gave {len(groups)} groups, expected {count}")
+        raise PluginContractError(f"returned {len(groups)} groups, expected {count}")
     if len({group.index for group in groups}) != count:
-        raise PluginContractError(f"gave one group index to several of {count} groups")
+        raise PluginContractError("returned several groups with the same index")
     for group in groups:
-        _check_group(group, samples_per_prompt)
+        if len(group.samples) != samples_per_prompt:
+            raise PluginContractError(
+                f"returned group {group.index} with {len(group.samples)} samples,"
+                f" expected --n-samples-per-prompt = {samples_per_prompt}"
+            )
+        for sample in group.samples:
+            if sample.group_index != group.index or sample.index is None or sample.status is not Status.PENDING:
+                raise PluginContractError(
+                    f"returned group {group.index} with a sample of group_index {sample.group_index}, index"
+                    f" {sample.index}, status {sample.status.name}; expected the group's index, an index and PENDING"
+                )
     if len({sample.index for group in groups for sample in group.samples}) != count * samples_per_prompt:
-        raise PluginContractError("gave one sample index to several samples")
+        raise PluginContractError("returned several samples with the same index")
 
 
 def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,42 +55,28 @@ def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         detached: dict[str, Any] = orjson.loads(orjson.dumps(state))
     except TypeError as error:
-        raise PluginContractError(f"gave a state_dict that is not JSON: {error}") from None
+        raise PluginContractError(f"returned a state_dict that is not JSON: {error}") from None
     return detached
-
-
-def _check_group(group: Group, samples_per_prompt: int) -> None:
-    if len(group.samples) != samples_per_prompt:
-        raise PluginContractError(
-            f"gave group {group.index} {len(group.samples)} samples,"
-            f" expected --n-samples-per-prompt = {samples_per_prompt}"
-        )
-    for sample in group.samples:
-        if sample.group_index != group.index or sample.index is None or sample.status is not Status.PENDING:
-            raise PluginContractError(
-                f"gave group {group.index} a sample with group_index {sample.group_index}, index"
-                f" {sample.index}, status {sample.status.name}; expected that group_index, an index, status PENDING"
-            )
 
 
 _MASK_VALUES = frozenset((0, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a pending sample was before its generator, which may change it in place, saw it."""
+class Snapshot:
+    """A pending sample as it was before its generator was called, which may change it in place."""
 
     group_index: int | None
     index: int | None
     prompt: str | list[dict[str, Any]]
     prompt_tokens: list[int]  #: [P]
-    #: response tokens that were there already, where an earlier generation was cut short, and their log-probs
+    #: response tokens of an earlier generation that was cut short, and their log-probs
     begun: list[int] = field(default_factory=list)
     begun_log_probs: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sample: Sample) -> Asked:
-        """Remember `sample`."""
+    def of(cls, sample: Sample) -> Snapshot:
+        """The snapshot of a sample."""
         length = sample.prompt_length
         return cls(
             sample.group_index,
@@ -96,13 +92,13 @@ class Asked:
         sample.group_index, sample.index, sample.rollout_id = self.group_index, self.index, self.index
 
 
-def check_generated(produced: object, asked: Asked) -> list[Sample]:
-    """The samples a generator returned for the pending sample `asked`, with their `rollout_id` set.
+def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
+    """The samples that a generator returned for the pending sample `asked`, with their `rollout_id` set.
 
-    One call is one rollout, named after the sample asked for. An id of the generator's own is replaced: it
-    may be unique in its group only, and would merge the rollouts of unrelated prompts in the loss.
+    The samples of one call are one rollout, whose id is the index of the pending sample. An id that the generator set
+    is replaced: it may be unique in its group only, and would merge the rollouts of unrelated prompts in the loss.
 
-    Raises `PluginContractError` saying what was got and what was expected.
+    Raises `PluginContractError`.
     """
     if not isinstance(produced, list) or not produced or not all(isinstance(s, Sample) for s in produced):
         raise PluginContractError(f"returned {_describe(produced)}, expected a list of one or more Samples")
@@ -132,16 +128,16 @@ def check_generated(produced: object, asked: Asked) -> list[Sample]:
     return produced
 
 
-def check_cut_short(produced: Sequence[Sample], asked: Asked) -> None:
-    """What a generator that resumes returned when its response was cut short: it can be continued.
+def check_cut_short(produced: Sequence[Sample], asked: Snapshot) -> None:
+    """Check that a response that was cut short can be continued, if the generator's spec says `resumes=True`.
 
-    One ABORTED sample of the same prompt, with tokens, and log-probs for all or none of them. Raises
+    Expected is one ABORTED sample of the same prompt with tokens, and with log-probs for all or none of them. Raises
     `PluginContractError`.
     """
     if len(produced) != 1 or produced[0].status is not Status.ABORTED:
         states = ", ".join(sample.status.name for sample in produced)
         raise PluginContractError(
-            f"returned {states} for a response that was aborted, expected one ABORTED sample with the tokens so far"
+            f"returned {states} for an aborted response, expected one ABORTED sample with the tokens so far"
             " (its spec says resumes=True)"
         )
     [sample] = produced
@@ -151,13 +147,13 @@ def check_cut_short(produced: Sequence[Sample], asked: Asked) -> None:
     _check_begun(sample, asked)
 
 
-def _check_begun(sample: Sample, asked: Asked) -> None:
-    """Tokens that a continued response began with are its beginning, and their log-probs too."""
+def _check_begun(sample: Sample, asked: Snapshot) -> None:
+    """Check that a continued response begins with the earlier tokens and their log-probs."""
     count, start = len(asked.begun), len(asked.prompt_tokens)
     log_probs = (sample.rollout_log_probs or [])[: len(asked.begun_log_probs)]
     if sample.tokens[start : start + count] != asked.begun or log_probs != asked.begun_log_probs:
         raise PluginContractError(
-            f"returned a response that does not begin with the {count} tokens and log-probs it was to continue"
+            f"returned a response that does not begin with the {count} tokens and log-probs that it continues"
         )
 
 
@@ -178,7 +174,7 @@ def _check_metrics(sample: Sample) -> None:
 
 
 def _check_tokens(sample: Sample) -> None:
-    """Lengths and finiteness of what is trained on."""
+    """Check lengths, and that values are finite."""
     length = sample.response_length
     if not 0 < length < len(sample.tokens):
         raise PluginContractError(
@@ -206,11 +202,11 @@ def _check_tokens(sample: Sample) -> None:
 
 
 def _check_prompt(sample: Sample, prompt_tokens: Sequence[int]) -> None:
-    """Token-in-token-out: the tokens before the response are those the sample came with."""
+    """Check that the tokens before the response are those of the pending sample."""
     expected = len(prompt_tokens)
     if sample.prompt_length != expected or sample.tokens[:expected] != prompt_tokens:
         raise PluginContractError(
-            f"returned {sample.prompt_length} prompt tokens that are not the {expected} it was given, for an unchanged"
+            f"returned {sample.prompt_length} prompt tokens that are not the {expected} tokens of the unchanged"
             " Sample.prompt; expected tokens = prompt tokens + response tokens (a generator that builds another"
             " prompt must also set Sample.prompt)"
         )
@@ -224,7 +220,7 @@ def _describe(produced: object) -> str:
 
 
 def check_rewards(rewards: object, count: int) -> list[Reward]:
-    """The list a reward returned for `count` samples: its length is right. Its entries are `check_reward`'s.
+    """Check that a reward returned a list of `count` entries; `check_reward` checks each of them.
 
     Raises `PluginContractError`.
     """
@@ -236,7 +232,7 @@ def check_rewards(rewards: object, count: int) -> list[Reward]:
 
 
 def check_reward(reward: object) -> Reward:
-    """One sample's reward: a `Reward` of finite numbers. Raises `PluginContractError`."""
+    """Check that the reward of a sample is a `Reward` of finite numbers. Raises `PluginContractError`."""
     if not isinstance(reward, Reward):
         raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
     for name, value in {**reward.parts, "value": reward.value}.items():
@@ -246,7 +242,7 @@ def check_reward(reward: object) -> Reward:
 
 
 def check_selection(selection: object, size: int, want: int) -> Selection:
-    """A selection from a buffer of `size` groups: at most `want` kept, indices valid and disjoint, reasons given.
+    """Check a selection from a buffer of `size` groups: at most `want` are kept, indices are valid and unique.
 
     Raises `PluginContractError`.
     """
@@ -269,13 +265,16 @@ def check_selection(selection: object, size: int, want: int) -> Selection:
 
 
 def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool = False) -> Advantages:
-    """An estimator's answer, as N x [T_i] float32 on the CPU.
+    """An estimator's advantages and returns, as N x [T_i] float32 on the CPU.
 
-    masks     N x [T_i] the loss masks of its input
-    returns   whether a critic waits for returns
+    Args:
+        answer: What the estimator returned.
+        masks: N x [T_i] the loss masks of its input.
+        returns: Whether returns are needed for a critic.
 
-    Raises `PluginContractError` when the tensors do not fit the masks, are not finite, or advantages are not zero where
-    the mask is zero.
+    Raises:
+        PluginContractError: The tensors do not fit the masks, are not finite, or advantages are not zero where the mask
+            is zero.
     """
     if not isinstance(answer, Advantages):
         raise PluginContractError(f"returned {type(answer).__name__}; expected slime.plugin.Advantages.")
@@ -283,7 +282,7 @@ def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool =
     if not returns:
         return Advantages(advantages)
     if answer.returns is None:
-        raise PluginContractError("returned no returns; expected one per token, which the critic is trained on.")
+        raise PluginContractError("returned no returns; expected one per token, to train the critic.")
     return Advantages(advantages, _checked("returns", answer.returns, masks, zero_outside=False))
 
 
@@ -308,7 +307,7 @@ def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> Est
 
 
 def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
-    """Raise `PluginContractError` if an estimator wrote to its input."""
+    """Raise `PluginContractError` if an estimator changed its input."""
     import torch
 
     for column in fields(before):
@@ -316,7 +315,7 @@ def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
         same = len(old) == len(new) and all(a.shape == b.shape for a, b in zip(old, new, strict=True))
         if not same or (old and not torch.equal(torch.cat(old), torch.cat(new))):
             raise PluginContractError(
-                f"changed batch.{column.name}; an estimator must not write to its input (clone it first)."
+                f"changed batch.{column.name}; an estimator must not change its input (clone it first)."
             )
 
 

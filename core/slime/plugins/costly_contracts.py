@@ -1,8 +1,8 @@
 """The costlier rules, for the first batches of a run (`--passive-checks`) and for an author's tests.
 
-Each needs a second call or a copy, so a run does not check it on every batch. They find what a single answer cannot
-show: randomness in a reward that claims to be deterministic, answers that depend on the order of samples, writing to
-borrowed samples, and training on tokens that the policy did not generate.
+Each needs a second call or a copy, so a run does not check it on every batch. They find what a single result cannot
+show: randomness in a reward that claims to be deterministic, results that depend on the order of samples, changes to
+samples that may only be read, and training on tokens that the policy did not generate.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def recheck_rewards(first: Sequence[Reward], again: Sequence[Reward]) -> None:
             old, new = before.get(name), after.get(name)
             if old is None or new is None or not math.isclose(old, new, rel_tol=1e-6, abs_tol=1e-9):
                 raise PluginContractError(
-                    f"gave sample {index} {name} = {old}, then {name} = {new} for the same sample; expected the same"
-                    " twice (a reward that depends on chance, time or other samples says deterministic=False in its"
-                    " spec)"
+                    f"scored sample {index} with {name} = {old}, then with {name} = {new}; expected the same twice"
+                    " (a reward that depends on chance, time or other samples needs deterministic=False in its spec)"
                 )
 
 
@@ -53,14 +52,13 @@ def check_samples_untouched(before: Sequence[Sample], after: Sequence[Sample]) -
         after: The samples after the call.
     """
     if len(before) != len(after):
-        raise PluginContractError(f"was shown {len(before)} samples of a group and left {len(after)} of them in it")
+        raise PluginContractError(f"received a list of {len(before)} samples, and left {len(after)} in it")
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         for field in fields(Sample):
             was, now = getattr(old, field.name), getattr(new, field.name)
             if was is not now and not _same(was, now):
                 raise PluginContractError(
-                    f"changed Sample.{field.name} of sample {index}; it must not write to the samples it is shown"
-                    " (copy first)"
+                    f"changed Sample.{field.name} of sample {index}; it must not change the samples (copy them first)"
                 )
 
 
@@ -71,12 +69,12 @@ def check_permutation(
     *,
     order: Sequence[int] | None = None,
 ) -> None:
-    """Check that an estimator's answer does not depend on the order of the batch, by asking again in another order.
+    """Check that an estimator's result does not depend on the order of the batch, by a second call in another order.
 
     Args:
         estimator: The estimator; what it raises passes.
         batch: The batch that `answer` was given for; it is copied, never changed.
-        answer: Its advantages and, if it gave them, returns.
+        answer: Its advantages and, if there are any, its returns.
         order: The other order, as indices into the batch; default: backwards.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is installed, from metadata alone, and which of it a run may load. Nothing is imported."""
+"""Finds the installed plugins in package metadata, and chooses those that a run may load. Imports no plugin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FoundPlugin:
     distribution: str
     version: str
     entry_point: importlib_metadata.EntryPoint = field(compare=False, repr=False)
-    #: of a user's own file, which no distribution contains
+    #: of a user's own file, which belongs to no distribution
     file_sha256: str | None = None
 
     @property
@@ -43,7 +43,7 @@ class FoundPlugin:
 
     @property
     def package(self) -> str:
-        """Distribution and version, as people write them."""
+        """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}"
 
     def is_called(self, *names: str) -> bool:
@@ -52,7 +52,7 @@ class FoundPlugin:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What identifies it in JSON."""
+        """The fields that identify it in JSON."""
         return {
             "plugin": self.name,
             "distribution": self.distribution,
@@ -64,7 +64,7 @@ class FoundPlugin:
 def find_plugins() -> list[FoundPlugin]:
     """Every installed plugin: slime's own first, then by distribution and name.
 
-    A distribution that is on the path twice counts once: the first is the one that imports.
+    Of a distribution that is on the path twice, only the first counts: that is the one Python imports.
     """
     found = []
     for entry in importlib_metadata.entry_points(group=GROUP):
@@ -74,7 +74,7 @@ def find_plugins() -> list[FoundPlugin]:
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as PEP 503 compares them."""
+    """A distribution's name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

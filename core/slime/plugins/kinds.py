@@ -28,7 +28,7 @@ from slime.plugin import (
 
 
 def _title(name: str) -> str:
-    """A slot or a kind as messages call it."""
+    """The name of a slot or kind in messages."""
     return {"datasource": "data source"}.get(name, name.replace("_", " "))
 
 
@@ -49,13 +49,13 @@ class Slot:
     list_key: str | None = None
     #: field that names a function or class of the user's own instead
     path_key: str | None = None
-    #: of a repeated slot, whose option is made from this row: help text, and the components that fill it by default
+    #: of a repeated slot, whose option is made from this row: its help text and default
     help: str = ""
     default: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return _title(self.name)
 
     @property
@@ -75,7 +75,7 @@ class Slot:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What may precede the dot in flags of the component's options: `estimator`, `advantage-estimator`."""
+        """The parts before the dot in flags of the component's options: `estimator`, `advantage-estimator`."""
         return tuple(dict.fromkeys(name.replace("_", "-") for name in (self.name, self.key)))
 
 
@@ -85,16 +85,16 @@ class Kind:
 
     name: str
     spec: type[ComponentSpec]
-    #: what the built object must be; its methods are required
+    #: the built object must have its methods
     protocol: type
-    #: where a run uses components of this kind
+    #: the slots that components of this kind fill
     slots: tuple[Slot, ...]
     #: whether the kernel calls it once per sample, under a deadline and an error budget that a run may set
     limited: bool = False
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return _title(self.name)
 
     @property

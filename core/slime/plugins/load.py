@@ -1,4 +1,4 @@
-"""Loads plugins one by one: whatever one of them does, the others load."""
+"""Loads plugins one by one, so that a broken plugin does not affect the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime.plugins.validate import Defect, check_api, check_hooks, check_plugin_
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
-    """A plugin whose module and specs are sound; none of its components has been built."""
+    """A plugin with a valid module and valid specs; none of its components has been built."""
 
     found: FoundPlugin
     module: ModuleType = field(compare=False, repr=False)
@@ -27,13 +27,13 @@ class LoadedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class PluginFailure:
-    """A plugin that does not work."""
+    """A broken plugin."""
 
     found: FoundPlugin
     #: what is wrong, in one line
     problem: str
     remedy: str
-    #: the plugin API that it states, if it states one
+    #: its `slime_api`, if that was read and is a whole number
     api: int | None = None
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
@@ -49,7 +49,7 @@ class PluginFailure:
 def load_each(
     plugins: Sequence[FoundPlugin], manager: pluggy.PluginManager
 ) -> tuple[list[LoadedPlugin], list[PluginFailure]]:
-    """Import, validate and register every plugin. Never raises for a plugin's sake."""
+    """Import, validate and register every plugin. What a plugin raises becomes its failure."""
     by_name: dict[str, list[FoundPlugin]] = defaultdict(list)
     for found in plugins:
         by_name[found.name].append(found)

@@ -1,4 +1,4 @@
-"""Hooks called one plugin at a time, so that what a plugin raises is attributed to it, and the plugins that observe."""
+"""Calls hooks of one plugin at a time, so that an error is attributed to its plugin; calls the observer hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("slime.plugins")
 
 
 def hook_of(manager: pluggy.PluginManager, hook: str, plugin: str) -> pluggy.HookCaller:
-    """A caller of one hook that only one plugin hears."""
+    """A caller that calls a hook of one plugin only."""
     return manager.subset_hook_caller(hook, [module for name, module in manager.list_name_plugin() if name != plugin])
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger("slime.plugins")
 
 @dataclass(frozen=True)
 class PluginSet:
-    """What is installed and usable here. Every process loads its own; `fingerprint` compares them."""
+    """The plugins of this process. Every process loads its own; their fingerprints must be equal."""
 
     #: plugins that work, slime's own first, then by distribution and id
     plugins: tuple[LoadedPlugin, ...]
@@ -54,7 +54,7 @@ class PluginSet:
     given: tuple[LocalComponent, ...]
     #: calls the observer hooks of every plugin
     observers: Observers
-    #: whether a difference that could be overlooked is an error
+    #: whether differences from a checkpoint's plugins are errors instead of warnings
     strict: bool
     _manager: pluggy.PluginManager
 
@@ -118,7 +118,7 @@ class PluginSet:
         return PluginNotFoundError(message)
 
     def bearers(self, kind: str, name: str) -> list[Component]:
-        """The components that a bare name means: one, or several that clash. A name of slime's own means slime's."""
+        """The components that a bare name selects: one, or several that clash. slime's own take precedence."""
         matches = [one for one in self.components(kind) if one.name == name]
         return [one for one in matches if one.found.own] or matches
 
@@ -163,9 +163,10 @@ class PluginSet:
     def resolve_use(self, use: Use, config: RunConfig) -> Resolved:
         """One component that the run uses, with checked options.
 
-        Raises `PluginLoadError` for a component that is missing, ambiguous or broken (also where its source
-        shows that its class is missing or could not be imported, or where a package is missing that it requires),
-        `ConfigError` for wrong options and for a need that the run does not meet.
+        Raises:
+            PluginLoadError: The component is missing, ambiguous or broken, its source shows that its class is missing
+                or cannot be imported, or a package that it requires is missing.
+            ConfigError: Its options are wrong, or it needs what the run does not provide.
         """
         resolved = self.look_up(use)
         check_installed(resolved.component.spec.requires, resolved.component.title)
@@ -179,10 +180,9 @@ class PluginSet:
         return Resolved(use, component, *checked_options(component, use.options))
 
     def check_config(self, config: RunConfig) -> None:
-        """Let every plugin look at the configuration (`slime_check_config`); the first refusal is raised.
+        """Call `slime_check_config` of every plugin; a `SlimeError` that one raises is passed on.
 
-        An error of a plugin that is not meant for the user becomes a `PluginError` that names it where the run uses the
-        plugin, and else a warning.
+        Any other error becomes a `PluginError` that names the plugin if the run uses it, and a warning if not.
         """
         for plugin in self.plugins:
             found = plugin.found
@@ -194,7 +194,7 @@ class PluginSet:
                 failure = f"slime_check_config() of plugin {found.name} ({found.package}) raised {one_line(error)}"
                 if any(self.find(use.kind, use.name).found == found for use in components_used(config)):
                     raise PluginError(failure) from error
-                logger.warning("%s; this run does not use the plugin and goes on", failure)
+                logger.warning("%s; this run does not use the plugin and continues", failure)
 
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
@@ -210,7 +210,7 @@ class PluginSet:
             logger.warning("%s", difference)
 
     def fingerprint(self) -> Fingerprint:
-        """What other processes of the run need to have the same plugins, or to see that they have not."""
+        """What other processes of the run need to check that they have the same plugins."""
         return Fingerprint(digest_of(self.plugins), self.given)
 
 
@@ -220,16 +220,19 @@ class Fingerprint:
 
     #: equal in two processes that loaded the same plugins
     digest: str
-    #: functions of the user's own, which only the driver has looked for
+    #: functions given by path, which only the driver has probed
     functions: tuple[LocalComponent, ...] = ()
 
 
 def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -> PluginSet:
-    """Load what the `[plugins]` section allows, beside functions of the user's own that are `given`.
+    """Load the plugins that the `[plugins]` section allows, and add the functions of the user's own in `given`.
 
-    A broken plugin is a warning until something uses it. Raises `PluginLoadError` for an unmet `require`,
-    `ConfigError` for an `allow` that names nothing, and when `strict`, `PluginLoadError` for any broken
-    plugin and `PluginConflictError` for any clash.
+    A broken plugin is a warning until something uses it.
+
+    Raises:
+        PluginLoadError: `require` is not met; or a plugin is broken, and `strict` is on.
+        PluginConflictError: Names clash, and `strict` is on.
+        ConfigError: `allow` names a plugin that is not installed.
     """
     plugins = survey_plugins(options, given)
     if options.strict and plugins.failures:
@@ -243,7 +246,7 @@ def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -
 
 
 def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalComponent] = ()) -> PluginSet:
-    """As `load_plugins`, without complaints about broken or clashing plugins: for looking at them."""
+    """Like `load_plugins`, but broken and clashing plugins cause no errors or warnings: for commands that list them."""
     found = find_plugins()
     skipped: dict[FoundPlugin, str] = {}
     if options is not None:

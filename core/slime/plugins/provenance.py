@@ -21,7 +21,7 @@ from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
 
 FORMAT = 2
-#: entry-point groups of packages that change the engines by being installed
+#: entry-point groups of SGLang's own plugins, which change the engines when they are installed
 ENGINE_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 _GIT_TIMEOUT_S = 10.0
 
@@ -30,7 +30,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
     """JSON-ready:
 
     - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
-    - `engine_plugins`: what is installed to change the engines (`group, name, distribution, version`);
+    - `engine_plugins`: installed plugins of the engines (`group, name, distribution, version`);
     - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
       in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
       `url, editable, commit, dirty` if they are known.
@@ -92,7 +92,7 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
         source["commit"] = direct["vcs_info"].get("commit_id")
     elif editable:
         folder = Path(unquote(urlparse(direct["url"]).path))
-        # A folder inside a foreign repository is not described by its commit.
+        # The commit says nothing about a folder that the repository does not track.
         commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
         if commit is not None:
             source["commit"] = commit
@@ -121,9 +121,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _hash_of_files(found: FoundPlugin) -> str | None:
-    """Over names and contents of the files that pip installed, as they are on disk now; None if none are listed.
+    """Hash of the names and contents of the files that pip installed, as they are on disk; None if none are listed.
 
-    Left out is what differs between installations of one wheel: scripts, byte code, and pip's own notes.
+    Files that differ between installations of one wheel are left out: scripts, byte code and pip's metadata.
     """
     total = hashlib.sha256()
     files = 0
@@ -142,21 +142,20 @@ def _hash_of_files(found: FoundPlugin) -> str | None:
 def check_saved(
     saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
 ) -> Iterator[str]:
-    """What differs, as warnings; `saved` and `now` are contents of `plugins.json`.
+    """Warnings about differences between two `plugins.json`.
 
-    - a component that is no longer installed raises `PluginNotFoundError`, with what to install; a file of the user's
-      own may have moved, and is compared with the run's only where that has the same path;
-    - one of another distribution or version, or whose code has changed under one version: a warning, and where
-      plugins are `strict`, a `PluginLoadError`;
-    - another component in its place, or other options: a warning, since a run may mean it.
+    - A component that is not installed any more raises `PluginNotFoundError`. (A file of the user's own may have moved;
+      it is compared only if the run uses a file at the same path.)
+    - Changed code, or another version or distribution, is a warning; if `strict`, it raises `PluginLoadError`.
+    - Another component or other options are a warning, since they may be intended.
     """
     if saved.get("format") != FORMAT:
         raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
-    #: how code changed -> the components it changed for, which often come from one distribution
+    #: how code changed -> the components; those of one distribution usually change together
     changes: dict[str, list[str]] = {}
     for slot, was in saved["used"].items():
         if was["kind"] == "tracker":
-            continue  # it changes nothing that the run computes
+            continue  # it does not affect the results of a run
         made = f"the checkpoint was made with {was['kind']} {was['id']}"
         try:
             if was["distribution"] != LOCAL_DISTRIBUTION:
@@ -182,7 +181,7 @@ def check_saved(
 
 
 def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """How the code of a component differs; None if it does not, or if that cannot be known."""
+    """How the code of a component differs; None if it does not, or if that is unknown."""
     if (now["distribution"], now["version"]) != (was["distribution"], was["version"]):
         old, new = (f"{one['distribution']} {one['version']}" for one in (was, now))
         return f"of {old}, now it is of {new}"

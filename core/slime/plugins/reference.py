@@ -35,7 +35,7 @@ class Reference:
     file: Path | None
     #: dotted name; empty for a file
     module: str
-    #: None if it is to be guessed from what the file defines
+    #: None if it is to be chosen from what the file defines
     name: str | None
 
     @classmethod
@@ -49,7 +49,7 @@ class Reference:
         if match := _FILE.fullmatch(text.removeprefix("local:")):
             if text.startswith("local:"):
                 raise ConfigError(f"got {text!r}; write it without `local:`")
-            # abspath, not resolve: users recognise the path with the links they wrote.
+            # abspath, not resolve: the path keeps the symbolic links that the user wrote.
             return cls(Path(os.path.abspath(match["path"])), "", match["name"])
         if match := _MODULE.fullmatch(text):
             return cls(None, match["module"], match["name"])
@@ -68,8 +68,7 @@ class Reference:
 class LocalFunction:
     """A function or class of the user's own, as plain data that any process can load.
 
-    It is probed once, by the driver; other processes then run the text of the file that was probed, whatever has
-    become of the file since.
+    It is probed once, by the driver. All processes run the content that was probed, even if the file has changed since.
     """
 
     #: with a name
@@ -86,10 +85,10 @@ class LocalFunction:
         return f"{where}:{self.reference.name}"
 
     def load(self) -> Any:
-        """The function or class itself. Its file is run, unless this process has run it before.
+        """The function or class. Its file is run, unless this process has run it before.
 
         Raises:
-            PluginLoadError: The file raises, or no longer has what was found in it.
+            PluginLoadError: The file raises, or no longer defines the name.
         """
         try:
             made = getattr(self._module(), self.reference.name or "", None)
@@ -98,7 +97,9 @@ class LocalFunction:
         except (Exception, SystemExit) as error:  # the boundary around the user's file
             raise PluginLoadError(f"{self.path} cannot be loaded: {one_line(error)}") from error
         if not callable(made):
-            raise PluginLoadError(f"{self.path}: {self.reference.name} is {made!r} here, expected what was found there")
+            raise PluginLoadError(
+                f"{self.path}: {self.reference.name} is {made!r}, expected the function or class that was found before"
+            )
         return made
 
     def _module(self) -> ModuleType:
@@ -113,10 +114,10 @@ class LocalFunction:
 
 
 def run_file(path: Path, source: bytes) -> ModuleType:
-    """The module of a file, run once in a process for each content it has had.
+    """The module of a file; each content of the file is run once per process.
 
-    It has a name of its own, so that two files called `reward.py` do not meet, and files beside it can be imported.
-    Whatever the file raises passes.
+    The module has a unique name, so that two files called `reward.py` do not collide, and it can import files in its
+    folder. What the file raises is passed on.
     """
     folder = hashlib.sha256(str(path.parent).encode()).hexdigest()
     name = f"slime_local_{path.stem}_{folder[:8]}_{hashlib.sha256(source).hexdigest()[:8]}"
@@ -126,7 +127,7 @@ def run_file(path: Path, source: bytes) -> ModuleType:
     if spec is None:
         raise PluginLoadError(f"{path} cannot be loaded as a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Compiled from the content given, so that what runs is what was probed: no stale cache, no later edit.
+    # Compiled from the given content, so that what runs is what was probed, without a stale cache or a later edit.
     code = compile(source, str(path), "exec", dont_inherit=True)
     sys.modules[name] = module
     try:

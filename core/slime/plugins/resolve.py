@@ -61,14 +61,14 @@ def components_used(config: RunConfig) -> list[Use]:
     ]
     for name, (section, key) in BATCH_FUNCTIONS.items():
         path = getattr(getattr(config, section), key)
-        # One that could not be found is still as the user wrote it, and has been reported already.
+        # Text that is not a reference has been reported when functions were looked up.
         if path is not None and is_reference(path):
             uses.append(Use(name, name, path))
     return uses
 
 
 def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
-    """What fills a slot: the one component, or the several in their order."""
+    """The components that fill a slot, in their order."""
     section = getattr(config, slot.section)
     name = config.generator_name if slot.name == "generator" else getattr(section, slot.key)
     if slot.repeated or (slot.name == "estimator" and config.algorithm.loss_type == "sft_loss"):
@@ -95,7 +95,7 @@ def check_needs(component: Component, config: RunConfig) -> None:
     coef = config.algorithm.kl_coef
     if coef != 0 and not spec.takes_kl:
         raise ConfigError(
-            f"--kl-coef {coef:g} takes KL off the reward, which {component.title} does not do."
+            f"--kl-coef {coef:g} subtracts KL from the reward, which {component.title} does not support."
             " Use --use-kl-loss --kl-loss-coef, which adds KL to the loss."
         )
 
@@ -114,6 +114,6 @@ def check_critic_options(components: Iterable[Component], config: RunConfig) -> 
         estimator = options.advantage_estimator
         run = "supervised training" if options.loss_type == "sft_loss" else f"the estimator {estimator}"
         raise ConfigError(
-            f"{', '.join(stated)}: {run} trains no critic. Drop what is stated of one, or choose an estimator that"
-            " needs a critic (`slime plugins show NAME` tells)"
+            f"{', '.join(stated)}: {run} trains no critic. Drop these options, or choose an estimator that needs a"
+            " critic (see `slime plugins show NAME`)"
         )

@@ -1,4 +1,4 @@
-"""Does a plugin module describe itself properly, and can its factories work? Nothing heavy is imported."""
+"""Checks of a plugin's module and specs, and of its components' source. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 
 
 class Defect(Exception):
-    """What is wrong with a plugin, and what to do about it if that is known."""
+    """What is wrong with a plugin, and what to do about it, if that is known."""
 
     def __init__(self, problem: str, remedy: str | None = None) -> None:
         super().__init__(problem)
@@ -42,13 +42,13 @@ class Defect(Exception):
 
 
 def check_plugin_name(found: FoundPlugin) -> None:
-    """A plugin's id is half of its components' names."""
+    """Check a plugin's id, which is the first half of its components' ids."""
     if not _PLUGIN_NAME.fullmatch(found.name):
         raise Defect(f"its id {found.name!r} is not made of lower-case letters, digits, _ and -")
 
 
 def check_api(stated: object, found: FoundPlugin) -> int:
-    """The plugin was written for an API this slime speaks; returns that."""
+    """The plugin API that a plugin was written for, which this slime must support."""
     if type(stated) is not int:
         raise Defect(
             f"{found.entry} has slime_api = {stated!r}, expected a whole number: the plugin API it was written for"
@@ -57,16 +57,16 @@ def check_api(stated: object, found: FoundPlugin) -> int:
     if stated not in ACCEPTED_APIS:
         newer = stated > API_VERSION
         raise Defect(
-            f"written for plugin API {stated}, this slime speaks {' and '.join(map(str, ACCEPTED_APIS))}",
+            f"written for plugin API {stated}, this slime supports {' and '.join(map(str, ACCEPTED_APIS))}",
             f"Try: pip install -U {OWN_DISTRIBUTION if newer else found.distribution}",
         )
     return stated
 
 
 def check_hooks(module: ModuleType, manager: pluggy.PluginManager) -> None:
-    """Every function that looks like a hook is one, and asks only for what the hook passes.
+    """Check that every function that looks like a hook is one, and has only parameters that the hook passes.
 
-    pluggy itself accepts unknown names silently, so a misspelt hook would never be called.
+    pluggy accepts unknown names silently, so a misspelt hook would never be called.
     """
     known = {name: caller for name, caller in vars(manager.hook).items() if name.startswith("slime_")}
     for name, member in vars(module).items():
@@ -77,13 +77,13 @@ def check_hooks(module: ModuleType, manager: pluggy.PluginManager) -> None:
         if not marked and not name.startswith("slime_"):
             continue
         if hook not in known:
-            raise Defect(f"{name}() is no hook of slime.{did_you_mean(hook, known)}")
+            raise Defect(f"{name}() is not a hook of slime.{did_you_mean(hook, known)}")
         if not marked:
             raise Defect(f"{name}() is not marked with @slime.plugin.hookimpl, so it would never be called")
         if marked.get("wrapper") or marked.get("hookwrapper"):
             raise Defect(f"{name}() is a hook wrapper, expected a plain function")
         if inspect.iscoroutinefunction(member) or inspect.isgeneratorfunction(member):
-            raise Defect(f"{name}() is a coroutine or generator, expected a plain function: nobody would run it")
+            raise Defect(f"{name}() is a coroutine or generator function, which would never run; expected a plain one")
         _check_parameters(name, member, known[hook].spec.argnames)
 
 
@@ -125,7 +125,7 @@ def collect_components(found: FoundPlugin, manager: pluggy.PluginManager) -> tup
 
 
 def check_spec(spec: object, kind: Kind) -> None:
-    """A spec is of its kind and every field makes sense. Nothing heavy is imported for it."""
+    """Check that a spec is of its kind and that its fields have valid values."""
     if not isinstance(spec, kind.spec):
         raise Defect(f"{kind.hook}() returned a {type(spec).__name__} in its list, expected {kind.spec.__name__}")
     if not isinstance(spec.name, str) or not _COMPONENT_NAME.fullmatch(spec.name):
@@ -140,8 +140,8 @@ def check_spec(spec: object, kind: Kind) -> None:
     reserved = sorted(set(Limits.model_fields) & set(spec.options.model_fields)) if kind.name in LIMITED_KINDS else []
     if reserved:
         raise Defect(
-            f"{title} has the option {reserved[0]}, a name that slime keeps for every {kind.title}",
-            f"Rename it; a run states --{kind.name}.{reserved[0].replace('_', '-')} for slime itself.",
+            f"{title} has the option {reserved[0]}, a name that slime uses for an option of every {kind.title}",
+            f"Rename it; --{kind.name}.{reserved[0].replace('_', '-')} is an option of slime itself.",
         )
     expected: dict[str, tuple[bool, str]] = {
         "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements")
@@ -185,9 +185,9 @@ def _module_exists(name: str) -> bool:
 
 
 def check_factory(component: Component) -> None:
-    """Raise `PluginLoadError` where the factory cannot work: a syntax error, a missing import or class.
+    """Raise `PluginLoadError` if the source shows a syntax error, a missing import or a missing class.
 
-    Says nothing about what only running the module would tell.
+    The module is not run, so other errors are not found.
     """
     module, _, name = component.spec.factory.partition(":")
     found = find_spec(module)

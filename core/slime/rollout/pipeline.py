@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from slime.engine.client import FairSlots
 from slime.errors import EngineError, PluginContractError
 from slime.plugin import Generation, Generator, SamplingParams
-from slime.plugins.contracts import Asked, check_cut_short, check_generated
+from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark, reason_of
 from slime.rollout.policy_session import AbortablePolicy, BatchContext, PolicySession
@@ -97,7 +97,7 @@ class SampleGenerator:
             return [sample] if context.stopping else await self._generate(sample, context)
 
     async def _generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
-        asked = Asked.of(sample)
+        asked = Snapshot.of(sample)
         recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
         session = PolicySession(context, self._timeout_s, recorded)
         fault = None
@@ -139,12 +139,12 @@ class SampleGenerator:
             self._passive.found(self.component_name, error)
 
 
-def _answered_before(asked: Asked) -> list[Generation]:
+def _answered_before(asked: Snapshot) -> list[Generation]:
     """The policy's answer before the sample was continued, if the sample has its log-probs."""
     return [Generation(asked.begun, asked.begun_log_probs, "abort", [])] if asked.begun_log_probs else []
 
 
-def _to_be_continued(samples: list[Sample], asked: Asked) -> list[Sample]:
+def _to_be_continued(samples: list[Sample], asked: Snapshot) -> list[Sample]:
     """The sample with its partial response, pending again. Raises `PluginContractError` if it cannot be continued."""
     check_cut_short(samples, asked)
     [sample] = samples

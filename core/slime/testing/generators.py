@@ -13,7 +13,7 @@ from typing import Any
 
 from slime.errors import EngineError
 from slime.plugin import Generator, GeneratorSpec, SamplingParams
-from slime.plugins.contracts import Asked, check_cut_short, check_generated
+from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated, copy_samples
 from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import CHARACTERS, END, encode, make_sample
@@ -72,7 +72,7 @@ class GeneratorContract(Contract):
     @rule("answers several samples at once without mixing them up")
     def several(self) -> None:
         samples = copy_samples(self._samples)
-        asked = [Asked.of(sample) for sample in samples]
+        asked = [Snapshot.of(sample) for sample in samples]
         policy = ScriptedPolicy(self._script)
 
         async def all_at_once() -> list[list[Sample]]:
@@ -213,12 +213,12 @@ class GeneratorContract(Contract):
         first, then = ScriptedPolicy([Say([20, 21], finish_reason="abort")]), ScriptedPolicy(self._script)
         case = "a response that was aborted after two tokens"
         with attributed(self.call, case):
-            asked = Asked.of(self._samples[0])
+            asked = Snapshot.of(self._samples[0])
             produced = self._ask(lambda: self._start(first))
             check_cut_short(check_generated(produced, asked), asked)
         [sample] = produced
         sample.status, sample.failure, sample.finish_reason, sample.rollout_id = Status.PENDING, None, None, None
-        before = Asked.of(sample)
+        before = Snapshot.of(sample)
         with attributed(self.call, f"{case}, again"):
             check_generated(self._ask(lambda: self.component.generate(sample, _sampling(), then)), before)
         check(bool(then.calls), f"{self.call} did not ask its policy to continue {case}")
@@ -235,7 +235,7 @@ class GeneratorContract(Contract):
 
     def _run(self, policy: ScriptedPolicy, case: str) -> list[Sample]:
         with attributed(self.call, case):
-            return check_generated(self._ask(lambda: self._start(policy)), Asked.of(self._samples[0]))
+            return check_generated(self._ask(lambda: self._start(policy)), Snapshot.of(self._samples[0]))
 
     def _ask(self, make: Callable[[], Any], *, timeout_s: float = _DEADLINE_S) -> Any:
         return self.subject.caller.call(make, timeout_s=timeout_s, what=self.call)

@@ -29,8 +29,8 @@ def test_equal_rewards_on_the_second_call_pass() -> None:
     ("again", "message"),
     [
         ([Reward(1.0)], "returned 2 rewards, then 1"),
-        ([Reward(1.0), Reward(0.5)], r"gave sample 1 value = 0\.0, then value = 0\.5"),
-        ([Reward(1.0, {"a": 1.0}), Reward(0.0)], r"gave sample 0 a = None, then a = 1\.0"),
+        ([Reward(1.0), Reward(0.5)], r"scored sample 1 with value = 0\.0, then with value = 0\.5"),
+        ([Reward(1.0, {"a": 1.0}), Reward(0.0)], r"scored sample 0 with a = None, then with a = 1\.0"),
     ],
 )
 def test_a_reward_that_is_not_deterministic_is_named(again: list[Reward], message: str) -> None:
