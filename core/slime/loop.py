@@ -38,7 +38,7 @@ def train_asynchronously(run: Run) -> None:
     """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
 
     The engines keep their running requests over a weight sync, so a response may span several weight
-    versions; every sample records which. Evaluations run beside generation and training, up to the next
+    versions; every sample records which. Evaluations run alongside generation and training, up to the next
     sync, which waits for them: their responses are of one version.
     """
     run.sync_weights()

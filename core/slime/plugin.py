@@ -235,7 +235,7 @@ class PolicyClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One sample's score; `parts` are logged apart."""
+    """One sample's score; `parts` are logged separately."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -425,8 +425,8 @@ class Tracker(Protocol):
 
         Args:
             step: The rollout's number, or, for an evaluation, the rollouts trained on before it. A step may come
-                twice, with other metrics, and be lower than the one before: an evaluation that ran beside training is
-                reported when it is over.
+                twice, with other metrics, and be lower than the one before: an evaluation that ran alongside training
+                is reported when it is over.
             metrics: Finite numbers by name, such as `train/loss` and `eval/SET/pass@4`.
         """
         ...

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 
 class Status(Enum):
-    """Where a sample stands in its life."""
+    """The state of a sample."""
 
     PENDING = "pending"  #: not generated yet
     COMPLETED = "completed"  #: the model ended it (end-of-sequence or a stop condition)
@@ -87,7 +87,7 @@ class Sample:
     spec_info: _SpecInfo = field(default_factory=_SpecInfo)
 
     #: samples that came from one rollout of one prompt share it and count once in the loss; set by slime
-    #: to the `index` of the sample that was asked for
+    #: to the `index` of the sample that was requested
     rollout_id: int | None = None
     #: the engine's own word for why generation ended ("stop", "length", "abort", ...)
     finish_reason: str | None = None

@@ -80,7 +80,7 @@ def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptur
 
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(main()) >= 1.0
-    assert caplog.text.count("the event loop of the rollout has stood still for") == 1
+    assert caplog.text.count("the event loop of the rollout has been blocked for") == 1
     assert "test_stall.py" in caplog.text
 
 

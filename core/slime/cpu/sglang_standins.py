@@ -151,8 +151,10 @@ def really_imports(name: str) -> bool:
 
 
 def _settle_capability_checks() -> None:
-    """Make torch and transformers find out, and remember, that the real modules are absent. Asked after the stand-ins
-    are in place they would take them for the real ones and fail later."""
+    """Let torch and transformers find out, and remember, that the real modules are absent.
+
+    Once the stand-ins are installed, they would mistake them for the real modules and fail later.
+    """
     importlib.import_module("torch._inductor.runtime.triton_compat")
     importlib.import_module("torch.utils._triton").has_triton_package()
     checks = importlib.import_module("transformers.utils.import_utils")

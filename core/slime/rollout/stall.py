@@ -86,9 +86,9 @@ class StallWatch:
         if frame is None:
             return
         name = self._component(frame)
-        problem = "the event loop of the rollout has stood still" if name is None else f"{name} has not returned"
+        problem = "the event loop of the rollout has been blocked" if name is None else f"{name} has not returned"
         logger.error(
-            "%s for %.1f s, so that no sample can go on; here:\n%s",
+            "%s for %.1f s, and no sample makes progress. Stack:\n%s",
             problem,
             stalled_s,
             "".join(traceback.format_stack(frame)),

@@ -111,8 +111,8 @@ class Critic:
         if not (folder / CRITIC_PART / "metadata.json").is_file():
             raise CheckpointError(
                 f"{folder} was saved by a run without a critic (it has no {CRITIC_PART}/), and this run's estimator"
-                " needs one: resuming would go on with an untrained critic. Load a checkpoint of a run with a critic,"
-                " or start a new run from these weights with --initial-megatron-checkpoint."
+                " needs one: resuming would continue with an untrained critic. Load a checkpoint of a run with a"
+                " critic, or start a new run from these weights with --initial-megatron-checkpoint."
             )
 
     def load(self, folder: Path, *, weights_only: bool) -> None:

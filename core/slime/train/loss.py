@@ -243,7 +243,7 @@ def off_policy_sequences(
 
 
 def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """How far engine and trainer are apart on the same tokens, as scalars that `token_means` turns into metrics.
+    """How much engine and trainer disagree on the same tokens, as scalars that `token_means` turns into metrics.
 
     With d = log pi(trainer) - log pi(engine), sums over trained tokens of
 
@@ -301,7 +301,7 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What is optimised, apart from the data."""
+    """The objective, without the data."""
 
     supervised: bool
     estimator: Estimator | None
@@ -376,7 +376,7 @@ def micro_batch_loss(
     carries gradients, so that all ranks go through the same steps.
 
     Args:
-        terms: What is optimised.
+        terms: The objective.
         columns: Data of the whole batch.
         micro_batch: Which of its R response tokens are here.
         log_probs: [R] under the current policy, with gradient.

@@ -365,7 +365,7 @@ def _swap_halves(t: Tensor) -> Tensor:
 
 
 def install_rotary() -> None:
-    """Put `rotary_thd` in the place of TransformerEngine's kernel if that is missing; `apply_rope_fusion` then uses it.
+    """Use `rotary_thd` for `apply_rope_fusion` if TransformerEngine's kernel is missing.
 
     Megatron would otherwise rotate sequence by sequence in Python.
     """

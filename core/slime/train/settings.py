@@ -1,8 +1,8 @@
 """From the run configuration to Megatron's dataclasses: what is built, and how it is optimised.
 
-`config.megatron` holds only what the user set, so it stays apart from Megatron's defaults, slime's defaults and what a
-CPU cannot do. Two settings are slime's and cannot be changed: no dropout (log-probabilities must be reproducible), and
-per-token losses that Megatron does not rescale (`calculate_per_token_loss`).
+`config.megatron` holds only what the user set; Megatron's defaults, slime's defaults and what a CPU cannot do are added
+here. Two settings are slime's and cannot be changed: no dropout (log-probabilities must be reproducible), and per-token
+losses that Megatron does not rescale (`calculate_per_token_loss`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_byte
 def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> _Written:
     """Write numbered files as tensors arrive, then give them their final names."""
     parts: list[list[tuple[str, int, torch.dtype]]] = []
-    # Copies: a view would be refused for sharing memory, and would change when training goes on.
+    # Copies: views share memory, which safetensors refuses, and would change when training continues.
     copies = ((name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named)
     for bucket in buckets(copies, max_shard_bytes):
         _write_file(work / _part(len(parts)), dict(bucket))

@@ -85,8 +85,8 @@ class DistributedTransport(WeightTransport):
             group.join(deadline=fleet.deadline, watch=joining.raise_failed)
             joining.wait(fleet.deadline)
         except BaseException:
-            # An engine that is connected when the store ends gives up with it; one that comes later looks for the store
-            # for half an hour. So those on their way get a moment to arrive.
+            # An engine that is already connected gives up when the store ends; one that connects later would look for
+            # the store for half an hour. So engines that are still connecting get a moment to do so.
             joining.settle(_ARRIVAL_S)
             group.close()
             raise

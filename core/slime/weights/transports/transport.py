@@ -104,7 +104,7 @@ class WeightTransport(ABC):
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
 
-        The whole sequence: pause, update, check (if asked for), flush caches, resume. `named` is always iterated to its
+        The whole sequence: pause, update, check (if requested), flush caches, resume. `named` is always iterated to its
         end, so that ranks that take part in gathering it never wait.
 
         Raises:
