@@ -34,7 +34,7 @@ def _cluster(config: RunConfig) -> dict[str, object]:
 
 
 def _rollout(config: RunConfig) -> dict[str, object]:
-    # The path of a function stays if it was not found; a default generator would look like a second choice.
+    # If the function was not found, its path is still set, and a default generator would look like a second choice.
     named = config.rollout.custom_generate_function_path is None
     filled: dict[str, object] = {"generator": config.generator_name} if named else {}
     if config.rollout.rollout_max_context_len is None and "seq_length" in config.megatron:

@@ -175,7 +175,7 @@ class RunConfig(BaseModel):
 
     @property
     def batch(self) -> BatchShape:
-        """The batch arithmetic. Raises `ConfigError` if it does not work out."""
+        """The batch arithmetic. Raises `ConfigError` if the numbers do not match."""
         return batch_shape(self.rollout)
 
     @property

@@ -1,4 +1,4 @@
-"""Shows what a run is doing: metrics, trackers, terminal, readable rollouts, report.
+"""What a run reports: metrics, trackers, terminal output, files of samples, pictures.
 
 Nothing here changes what a run computes. If something cannot be written, because the disk is full for example, this is
 reported once, and the run goes on.

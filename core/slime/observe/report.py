@@ -60,7 +60,7 @@ def _eval_sets(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _axes(title: str, run_dir: Path, y_label: str) -> tuple[Any, Any]:
-    """A figure and its axes in the house style, without a display."""
+    """A figure and its axes in the style of all pictures; needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

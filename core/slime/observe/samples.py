@@ -1,4 +1,4 @@
-"""Samples for people: files with one line per sample, and excerpts for the terminal."""
+"""Samples in readable form: files with one line per sample, and examples for the terminal."""
 
 from __future__ import annotations
 

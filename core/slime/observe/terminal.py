@@ -71,7 +71,7 @@ class Terminal:
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, *parts: str | tuple[str, str]) -> None:
-        """Print one line, which consists of texts and of (text, style)."""
+        """Print one line; each part is a text, or a text with its style."""
         self._print(Text.assemble(*parts))
 
     def warn(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the seconds of a step went."""
+"""What the time of a step was spent on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrackerThread:
-    """Builds one tracker and passes it the metrics, in a thread of its own.
+    """Builds one tracker and passes metrics to it, in a separate thread.
 
     The first error is logged; rows that the tracker did not accept are counted.
     """
@@ -98,7 +98,7 @@ class TrackerThread:
 
 
 def close_all(trackers: Sequence[TrackerThread], outcome: str, timeout_s: float = CLOSE_S) -> Iterator[str]:
-    """Close `trackers` within `timeout_s` seconds in all; what went wrong with each, in one line."""
+    """Close `trackers` within `timeout_s` seconds in total. Yields one line for each that had problems."""
     deadline = time.monotonic() + timeout_s
     for tracker in trackers:
         tracker.finish(outcome)

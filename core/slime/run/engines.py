@@ -104,18 +104,14 @@ class Engines:
 
         Never blocks: each call reads the answers to the question that an earlier call sent.
         """
-        if not self.urls:
-            return
         if self._failures is None:
-            self._failures = self._ask_failures()
-            return
-        if not self._failures.finished:
-            return
-        failures, self._failures = _named(self._failures.wait()), None
-        if failures:
-            raise EngineError(failures[0])
-        if self._router is not None and (failure := self._router.failure()) is not None:
-            raise EngineError(f"router: {failure}")
+            self._failures = self._ask_failures() if self.urls else None
+        elif self._failures.finished:
+            failures, self._failures = _named(self._failures.wait()), None
+            if self._router is not None and (failure := self._router.failure()) is not None:
+                failures.append(f"router: {failure}")
+            if failures:
+                raise EngineError(failures[0])
 
     def failures(self) -> list[str]:
         """How each dead engine ended, to explain errors that its death caused in other processes."""

@@ -93,7 +93,7 @@ class PendingCall:
             self._result(ref)
 
     def returned(self) -> list[Any]:
-        """References to the results that are there; never blocks."""
+        """References to the results so far; never blocks."""
         if not self.refs:
             return []
         returned, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
@@ -131,7 +131,7 @@ class PendingCall:
                 raise cause from None
             raise SlimeError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
         except RayActorError as error:
-            # First line: what Ray noticed. Last line: the exception, if the process died of one while starting.
+            # The first line says what Ray noticed; the last one has the exception if the process failed at its start.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             cause_of_death = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
             raise SlimeError(
@@ -151,7 +151,7 @@ class Workers:
         watch: Watch | None = None,
         asynchronous: bool = False,
     ) -> None:
-        """Describe the processes; `start` starts them. Without it there are none, and calls do nothing.
+        """Describe the processes, which `start` starts. If it is not called, there are none, and calls do nothing.
 
         Args:
             config: The run's configuration, for deadlines.
