@@ -1,4 +1,4 @@
-"""The contract of every estimator, and what is special about this one."""
+"""The contract of every estimator, and the specifics of this one."""
 
 from slime_estimator_median import MedianOptions, slime_register_estimators
 from slime_estimator_median.impl import Median

@@ -1,4 +1,4 @@
-"""The contract of every reward, and what is special about this one."""
+"""The contract of every reward, and the specifics of this one."""
 
 from slime_reward_brevity import BrevityOptions, slime_register_rewards
 from slime_reward_brevity.impl import Short
