@@ -157,3 +157,11 @@ def test_findings_of_the_passive_checks_are_shown(tmp_path: Path) -> None:
     observer.run_started(CONFIG, tmp_path)
     observer.rollout_finished(Rollout(2, findings=["reward r gave 1, then 2"]))
     assert "warning: rollout 2: reward r gave 1, then 2" in out.getvalue()
+
+
+def test_lost_samples_of_an_evaluation_are_counted_once(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    counts = {"eval/a": 0.5, "eval/a/samples": 8.0, "eval/a/failed": 2.0, "eval/a/aborted": 1.0, "eval/b": 1.0,
+              "eval/b/samples": 4.0, "eval/plugin/reward/x/failed": 2.0}  # fmt: skip
+    observer.eval_finished(0, Report(counts, failures=["2x reward x: bad"]))
+    assert "warning: evaluation: 3 of 12 samples failed or were aborted: 2x reward x: bad" in out.getvalue()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.config.flag_table import component_option, find_flag, nearest_component_option, nearest_flag
-from slime.config.flags import COMPONENT, UNAVAILABLE, Flag, Setting, Settings
+from slime.config.flags import COMPONENT, Flag, Setting, Settings
 from slime.config.values import Arity
 
 
@@ -78,8 +78,7 @@ class CommandLine:
         if not words and arity in (Arity.ONE, Arity.SOME, Arity.PAIRS):
             after = f", got the flag {self._words[0]}" if self._words else ""
             needed = "a value" if arity is Arity.ONE else "at least one value"
-            hint = "" if flag.target == UNAVAILABLE else f" ({flag.type.describe()})"
-            self._problem(f"--{name} needs {needed}{hint}{after}")
+            self._problem(f"--{name} needs {needed} ({flag.type.describe()}){after}")
         elif arity is Arity.PAIRS and len(words) % 2:
             self._problem(f"--{name} needs {flag.type.describe()}, got {len(words)} words: {' '.join(words)}")
         else:

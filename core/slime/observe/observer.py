@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from slime.config.eval_sets import eval_sets
 from slime.observe.evaluation import write_results
 from slime.observe.memory import PeakMemory, gibibytes
-from slime.observe.metrics import MetricsWriter
+from slime.observe.metrics import MetricsWriter, eval_set_names
 from slime.observe.report import write_report
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from slime.rollout.record import Rollout
 
 logger = logging.getLogger(__name__)
-
-#: an evaluation set's counts of lost samples; `eval/plugin/...` counts the same samples by component
-_LOST = re.compile(r"eval/(?!plugin/)[^/]+/(failed|aborted)")
-_SAMPLES = re.compile(r"eval/[^/]+/samples")
 
 #: metrics of the run as a whole, which have no prefix
 RUN_METRICS = frozenset(("weight_version",))
@@ -52,8 +47,11 @@ def start_trackers(config: RunConfig, run_dir: Path, plugins: PluginSet) -> list
 
 def samples_lost(metrics: Mapping[str, float]) -> tuple[int, int]:
     """How many samples of an evaluation failed or were aborted, and how many it had."""
-    lost = sum(value for name, value in metrics.items() if _LOST.fullmatch(name))
-    return int(lost), int(sum(value for name, value in metrics.items() if _SAMPLES.fullmatch(name)))
+    sets = eval_set_names(metrics)
+    failed, aborted, samples = (
+        int(sum(metrics.get(f"eval/{name}/{count}", 0) for name in sets)) for count in ("failed", "aborted", "samples")
+    )
+    return failed + aborted, samples
 
 
 def with_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
