@@ -87,6 +87,8 @@ BROKEN = {
     "bad factory": (spec(factory="'Impl'"), "factory 'Impl', expected \"package.module:Class\"", ""),
     "missing factory module": (spec(factory="'no.where:Impl'"), "there is no module no.where", ""),
     "bad options": (spec(options="dict"), "expected a subclass of slime.plugin.Options", ""),
+    "bad isolation": (spec(isolation="'proces'"), "isolation 'proces', expected 'process' or 'none'", ""),
+    "bad flag": (spec(deterministic="'no'"), "deterministic 'no', expected True or False", ""),
     "bad scope": (spec(scope="'batch'"), "scope 'batch', expected 'sample' or 'group'", ""),
     "bad timeout": (spec(timeout_s="0"), "timeout_s 0, expected a positive number of seconds", ""),
     "bad needs": (

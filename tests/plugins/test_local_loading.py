@@ -73,7 +73,7 @@ def test_an_edited_file_is_a_new_module(tmp_path: Path, context: Context) -> Non
     first = score(path, context)
     write(tmp_path, "reward.py", "def reward_func(sample): return 2")
     assert (first, score(path, context)) == (1.0, 2.0)
-    assert before.version != find_function("reward", str(path)).version
+    assert before.found.version != find_function("reward", str(path)).found.version
 
 
 def test_a_file_that_raises_is_named_with_its_line(tmp_path: Path, context: Context) -> None:

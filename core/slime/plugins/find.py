@@ -69,7 +69,8 @@ def find_plugins() -> list[FoundPlugin]:
     found = []
     for entry in importlib_metadata.entry_points(group=GROUP):
         assert entry.dist is not None  # it is set by `entry_points`
-        found.append(FoundPlugin(entry.name, entry.value, entry.dist.name, entry.dist.version, entry))
+        metadata = entry.dist.metadata
+        found.append(FoundPlugin(entry.name, entry.value, metadata["Name"], metadata["Version"], entry))
     return sorted(found, key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
 
 

@@ -28,6 +28,7 @@ ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if num
 
 #: types of a spec's fields, in words
 _WORDS = {str: "text", bool: "True or False"}
+_FIELD_TYPES = {kind.name: get_type_hints(kind.spec) for kind in KINDS.values()}
 _PLUGIN_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _COMPONENT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -146,7 +147,7 @@ def check_spec(spec: object, kind: Kind) -> None:
     expected: dict[str, tuple[bool, str]] = {
         "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements")
     }
-    for field, hint in get_type_hints(kind.spec).items():
+    for field, hint in _FIELD_TYPES[kind.name].items():
         if get_origin(hint) is Literal:
             expected[field] = getattr(spec, field) in get_args(hint), " or ".join(map(repr, get_args(hint)))
         elif hint in _WORDS:
