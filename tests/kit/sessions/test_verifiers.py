@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from tests.kit.sessions.talking import run
 
+from slime.kit.processes import living_members
 from slime.kit.readers.prompt_file import PromptFile
 from slime.plugin import Sample, SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, assert_generator_contract, decode, make_context, make_sample
@@ -188,10 +191,10 @@ def test_a_dead_worker_fails_its_samples_and_is_restarted(folder: Path) -> None:
                 generator.generate(tasks(folder)[3], SAMPLING, policy := ScriptedPolicy(answering))
             )
             await policy.asked.wait()
-            process = generator._environment._process
-            assert process is not None
-            os.killpg(process.pid, signal.SIGKILL)
-            with pytest.raises(RuntimeError, match="ended with exit code -9"):
+            worker = generator._environment._worker
+            assert worker is not None
+            os.killpg(worker.pid, signal.SIGKILL)
+            with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
                 await playing
             return await generator.generate(tasks(folder)[0], SAMPLING, ScriptedPolicy(answering))
 
@@ -213,3 +216,30 @@ def test_an_environment_that_cannot_be_loaded_says_so(folder: Path, options: dic
                 await generator.generate(tasks(folder)[0], SAMPLING, ScriptedPolicy(answering))
 
     run(work(), DEADLINE_S)
+
+
+def test_a_worker_that_blocks_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers" / "__init__.py").write_text("import time; time.sleep(600)")
+    program = """
+        import asyncio, sys
+        from slime_generators.options import VerifiersOptions
+        from slime_generators.verifiers_env.agent import VerifiersWorker
+
+        async def main():
+            worker = await VerifiersWorker.start(VerifiersOptions(taskset="any", path=sys.argv[1]))
+            print(worker.pid, flush=True)
+            await asyncio.sleep(600)
+
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert living_members(worker)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while living_members(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

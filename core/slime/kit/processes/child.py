@@ -8,7 +8,6 @@ another Python thread run.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -99,8 +98,9 @@ def open_log(path: Path | None) -> int:
 def end_with_parent() -> None:
     """SIGKILL this process's group as soon as the other end of standard input is closed.
 
-    The process must lead its group. Does nothing when standard input is no pipe, as when a person starts the program
-    from a terminal. Linux only (`F_SETSIG`, fcntl(2)).
+    The process must lead its group. Afterwards standard input is empty, so that programs started from here do not read
+    the lifeline. Does nothing if standard input is not a pipe, for example in a terminal. Linux only (`F_SETSIG`,
+    fcntl(2)).
     """
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return
@@ -111,6 +111,10 @@ def end_with_parent() -> None:
     hung_up.register(0, 0)
     if hung_up.poll(0):  # the parent ended before the kernel was asked
         os.killpg(0, signal.SIGKILL)
+    os.dup(0)  # keeps the pipe open, and the request to the kernel in force
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def describe_exit(status: int) -> str:
@@ -150,24 +154,3 @@ def kill_group(group: int, timeout_s: float = KILL_S) -> list[int]:
             return members
         time.sleep(0.01)
     return []
-
-
-async def end_group(process: asyncio.subprocess.Process, grace_s: float = 0.0) -> None:
-    """End a process that was started with `start_new_session=True`, and everything in its group.
-
-    Args:
-        process: A process of asyncio's; its standard input is closed, if it has one.
-        grace_s: Seconds it may take to leave by itself before its group is killed.
-    """
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        if grace_s:
-            async with asyncio.timeout(grace_s):
-                await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.shield(process.wait())

@@ -48,7 +48,6 @@ def serve(prepared: Any, build: Call, timeout_s: float, descriptor: int) -> None
     """
     os.set_inheritable(descriptor, False)  # programs that the handler starts do not get it
     connection = socket.socket(fileno=descriptor)
-    _free_standard_input()
     faulthandler.enable()
     _answer_trace_signal(connection)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -71,14 +70,6 @@ def _known(error: BaseException) -> SlimeError:
     if isinstance(error, SlimeError) and type(error).__module__ == SlimeError.__module__:
         return error
     return PluginError(f"a worker process could not be built: {one_line(error)}")
-
-
-def _free_standard_input() -> None:
-    """Keep programs that the handler starts from reading the lifeline to the parent."""
-    os.dup(0)  # keeps the pipe, and what `end_with_parent` asked for
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 def _answer_trace_signal(connection: socket.socket) -> None:

@@ -8,11 +8,11 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import tempfile
 from dataclasses import asdict
 from typing import BinaryIO
 
-from slime.kit.processes import end_group
 from slime_generators.agents.task import AgentTask
 
 #: bytes at the end of its output that are read
@@ -60,7 +60,9 @@ class ProgramAgent:
                 process.stdin.close()
                 code = await process.wait()
             finally:
-                await end_group(process)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and everything that it started
+                await asyncio.shield(process.wait())
             if code != 0:
                 excerpt = _end_of(errors, 4 * _EXCERPT).strip()[-_EXCERPT:]
                 raise RuntimeError(f"the agent's program ended with exit code {code}: {excerpt}")

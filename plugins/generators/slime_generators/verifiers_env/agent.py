@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from slime.kit.processes import end_group
+from slime.kit.processes import DirectChild, child, describe_exit, kill_group
 from slime_generators.agents.task import AgentTask
 from slime_generators.options import VerifiersOptions
 
 _WORKER = Path(__file__).with_name("worker.py")
-#: maximum bytes of one answer
+#: most bytes of one answer
 _MAX_BYTES = 64 * 2**20
-#: seconds until the process must have ended by itself
+#: seconds the process has to end by itself
 _ENDING_S = 2.0
+#: the same, after it has closed its socket
+_EXITING_S = 30.0
 
 
 class VerifiersAgent:
@@ -27,7 +32,7 @@ class VerifiersAgent:
 
     def __init__(self, options: VerifiersOptions) -> None:
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
+        self._worker: VerifiersWorker | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -46,16 +51,16 @@ class VerifiersAgent:
                 "the sample's metadata names no task. Write rows for --prompt-data with"
                 " `python -m slime_generators.verifiers_env.rows`"
             )
-        process = await self.start()
+        worker = await self.start()
         number = next(self._numbers)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
         try:
             request = {"op": "episode", "base_url": task.base_url, "model": task.model, **task_id}
-            await _send(process, {**request, "id": number})
+            await worker.send({**request, "id": number})
             result = await answer
         except asyncio.CancelledError:
             with contextlib.suppress(RuntimeError):
-                await _send(process, {"op": "cancel", "id": number})
+                await worker.send({"op": "cancel", "id": number})
             raise
         finally:
             self._open.pop(number, None)
@@ -63,104 +68,119 @@ class VerifiersAgent:
             raise RuntimeError(f"the environment failed: {result['error']}")
         return {"reward": result["reward"], "metrics": {f"verifiers/{k}": v for k, v in result["metrics"].items()}}
 
-    async def start(self) -> asyncio.subprocess.Process:
+    async def start(self) -> VerifiersWorker:
         """The process with the loaded environment. Raises `RuntimeError` if it cannot be started or loaded."""
         async with self._starting:
             return await self._running()
 
     async def close(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
+        worker, self._worker = self._worker, None
         reading, self._reading = self._reading, None
-        if process is not None:
-            await end_worker(process)
+        if worker is not None:
+            await worker.end()
         if reading is not None:
             await reading
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
+    async def _running(self) -> VerifiersWorker:
+        if self._worker is not None and self._worker.running:
+            return self._worker
         if self._reading is not None:
             await self._reading
-        process = await start_worker(self._options)
+        worker = await VerifiersWorker.start(self._options)
         try:
             async with asyncio.timeout(self._options.startup_timeout_s):
-                first = await anext(answers_of(process), None)
+                first = await anext(worker.answers(), None)
         except TimeoutError:
-            await end_worker(process)
+            await worker.end()
             raise RuntimeError(
                 f"the environment was not loaded in {self._options.startup_timeout_s:g} s (startup_timeout_s)"
             ) from None
         except BaseException:
-            await end_worker(process)
+            await worker.end()
             raise
         if first is None:
-            raise RuntimeError(await _ended(process))
-        self._process, self._reading = process, asyncio.ensure_future(self._read(process))
-        return process
+            raise RuntimeError(await worker.end(_EXITING_S))
+        self._worker, self._reading = worker, asyncio.ensure_future(self._read(worker))
+        return worker
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        async for answer in answers_of(process):
+    async def _read(self, worker: VerifiersWorker) -> None:
+        async for answer in worker.answers():
             waiting = self._open.get(answer["id"])
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        ended = await _ended(process)
+        ended = await worker.end(_EXITING_S)
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(RuntimeError(ended))
 
 
-async def start_worker(options: VerifiersOptions, rows: int | None = None) -> asyncio.subprocess.Process:
-    """Start the worker process and send it the settings.
+class VerifiersWorker:
+    """The worker process. Requests and answers are lines of JSON on a socket."""
 
-    Args:
-        options: The environment.
-        rows: Write this many rows of a prompt file instead of running episodes; -1: all.
+    def __init__(self, process: DirectChild, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
 
-    Raises:
-        RuntimeError: The Python that `options` names cannot be started.
-    """
-    python = options.python or sys.executable
-    try:
-        process = await asyncio.create_subprocess_exec(
-            python,
-            "-P",  # keep this folder's files from shadowing modules
-            str(_WORKER),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_BYTES,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RuntimeError(f"python = {python!r} of verifiers_env cannot be started: {error}") from error
-    settings = options.model_dump(mode="json", include={"taskset", "env", "path"})
-    await _send(process, {**settings, "rows": rows})
-    return process
+    @classmethod
+    async def start(cls, options: VerifiersOptions, rows: int | None = None) -> VerifiersWorker:
+        """Start the process and send it the settings.
 
+        Args:
+            options: The environment.
+            rows: Write this many rows of a prompt file instead of running episodes; -1: all.
 
-async def answers_of(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, Any]]:
-    """The worker's answers, until it ends."""
-    assert process.stdout is not None
-    while line := await process.stdout.readline():
-        yield json.loads(line)
+        Raises:
+            RuntimeError: The Python that `options` names cannot be started.
+        """
+        python = options.python or sys.executable
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            # -P keeps this folder's files from shadowing modules. That Python need not have slime: it gets one file.
+            argv = [python, "-P", str(_WORKER), child.__file__, str(descriptor)]
+            try:
+                process = DirectChild(argv, env=os.environ, log_path=None, pass_fds=[descriptor])
+            except OSError as error:
+                ours.close()
+                raise RuntimeError(f"python = {python!r} of verifiers_env cannot be started: {error}") from error
+        worker = cls(process, *await asyncio.open_unix_connection(sock=ours, limit=_MAX_BYTES))
+        settings = options.model_dump(mode="json", include={"taskset", "env", "path"})
+        await worker.send({**settings, "rows": rows})
+        return worker
 
+    @property
+    def pid(self) -> int:
+        """Its process and group id."""
+        return self._process.pid
 
-async def end_worker(process: asyncio.subprocess.Process) -> None:
-    """End the worker and all processes that it has started."""
-    await end_group(process, _ENDING_S)
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
+    async def send(self, request: dict[str, Any]) -> None:
+        """Send a request. Raises `RuntimeError` if the process has ended."""
+        try:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            await self._writer.drain()
+        except ConnectionError:
+            raise RuntimeError(await self.end(_EXITING_S)) from None
 
-async def _send(process: asyncio.subprocess.Process, request: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        await process.stdin.drain()
-    except ConnectionError:
-        raise RuntimeError(await _ended(process)) from None
+    async def answers(self) -> AsyncIterator[dict[str, Any]]:
+        """Its answers, until it ends."""
+        with contextlib.suppress(ConnectionError):
+            while line := await self._reader.readline():
+                yield json.loads(line)
 
-
-async def _ended(process: asyncio.subprocess.Process) -> str:
-    return (
-        f"the process of the verifiers environment ended with exit code {await process.wait()};"
-        " its output is in logs/rollout.log of the run"
-    )
+    async def end(self, grace_s: float = _ENDING_S) -> str:
+        """End it, after `grace_s` by force, and all processes that it has started; returns how it ended."""
+        self._writer.close()
+        deadline = time.monotonic() + grace_s
+        while self.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self._process.close()
+        await asyncio.to_thread(kill_group, self.pid)
+        how = describe_exit(self._process.poll() or 0)
+        return f"the process of the verifiers environment {how}; its output is in logs/rollout.log of the run"

@@ -13,19 +13,19 @@ import sys
 from pathlib import Path
 
 from slime_generators.options import VerifiersOptions
-from slime_generators.verifiers_env.agent import answers_of, end_worker, start_worker
+from slime_generators.verifiers_env.agent import VerifiersWorker
 
 
 async def write_rows(options: VerifiersOptions, out: Path, limit: int) -> int:
     """Write at most `limit` rows (-1: all); return how many. Raises `RuntimeError` if the taskset fails."""
-    process = await start_worker(options, limit)
+    worker = await VerifiersWorker.start(options, limit)
     try:
-        rows = [answer["row"] async for answer in answers_of(process)]
-        code = await process.wait()
+        answers = [answer async for answer in worker.answers()]
     finally:
-        await end_worker(process)
-    if code != 0:
-        raise RuntimeError(f"taskset {options.taskset} could not be read: its process ended with exit code {code}")
+        how = await worker.end()
+    rows = [answer["row"] for answer in answers if "row" in answer]
+    if answers[-1:] != [{"complete": True}]:
+        raise RuntimeError(f"taskset {options.taskset} could not be read: {how}")
     out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return len(rows)
 

@@ -1,14 +1,18 @@
 """Runs episodes of a verifiers environment. Started by `agent`, in the Python in which `verifiers` is installed.
 
-That Python may not have slime, so this file does not import it. The first line of standard input is the settings, every
-further line a request. Every line of standard output is an answer. The environment's own prints go to standard error.
+    python -P worker.py CHILD_MODULE DESCRIPTOR
+
+That Python may not have slime, so this file does not import it. CHILD_MODULE is the path of
+`slime.kit.processes.child`, which needs only the standard library. DESCRIPTOR is a socket: its first line is the
+settings, every further line a request, and every line written to it an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import runpy
+import socket
 import sys
 import traceback
 from typing import Any
@@ -49,13 +53,7 @@ def row_of(task: Any) -> dict[str, Any]:
 class Worker:
     """Runs episodes of one environment, all requested ones at once."""
 
-    def __init__(self, env: Any, answers: int) -> None:
-        """Initialize.
-
-        Args:
-            env: The loaded environment.
-            answers: File descriptor for the answers.
-        """
+    def __init__(self, env: Any, answers: asyncio.StreamWriter) -> None:
         self._env = env
         self._answers = answers
         self._tasks: list[Any] = []
@@ -64,12 +62,10 @@ class Worker:
 
     def send(self, **answer: Any) -> None:
         """Write one answer."""
-        line = json.dumps(answer, default=str).encode() + b"\n"
-        while line:
-            line = line[os.write(self._answers, line) :]
+        self._answers.write(json.dumps(answer, default=str).encode() + b"\n")
 
     async def serve(self, requests: asyncio.StreamReader) -> None:
-        """Serve requests until standard input ends."""
+        """Serve requests until the socket is closed."""
         async with self._env.serving():
             self.send(ready=True)
             while line := await requests.readline():
@@ -136,13 +132,11 @@ def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
-async def main() -> None:
+async def main(descriptor: int) -> None:
     """Load the environment, then serve requests or write rows."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # the environment's prints must not mix with the answers
-    loop = asyncio.get_running_loop()
-    requests = asyncio.StreamReader(limit=_MAX_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)  # programs that the environment starts do not get it
+    requests, answers = await asyncio.open_unix_connection(sock=connection, limit=_MAX_BYTES)
     settings = json.loads(await requests.readline())
     env = load(settings)
     worker = Worker(env, answers)
@@ -153,7 +147,12 @@ async def main() -> None:
         if number == settings["rows"]:
             break
         worker.send(row=row_of(task))
+        await answers.drain()
+    worker.send(complete=True)
+    answers.close()
+    await answers.wait_closed()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    runpy.run_path(sys.argv[1])["end_with_parent"]()
+    asyncio.run(main(int(sys.argv[2])))
