@@ -3,7 +3,7 @@
     python -m tests.plugins.broken_table        # updates it
 
 The packages of `broken_cases.py` are created on disk; then plugins are listed, and two runs are resolved: one that uses
-the plugin, and one that does.
+the plugin and one that does not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def see(case: Case) -> Seen:
 
 def table() -> str:
     """The generated part of the page."""
-    lines = ["| | what is wrong | `slime plugins` | a run that uses it |", "| --- | --- | --- | --- |"]
+    lines = ["| | mistake | `slime plugins` | a run that uses it |", "| --- | --- | --- | --- |"]
     for number, case in enumerate(CASES, start=1):
         seen = see(case)
         lines.append(f"| {number} | {case.mistake} | {_cell(seen.listed)} | {_used(case, seen)} |")
