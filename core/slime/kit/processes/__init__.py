@@ -5,8 +5,9 @@
 `worker_handle` is the parent's side of a worker, `worker` the program that runs in it, `frames` their messages.
 """
 
+from typing import TypeAlias
+
 from slime.kit.processes.child import (
-    Child,
     DirectChild,
     describe_exit,
     end_with_parent,
@@ -15,6 +16,9 @@ from slime.kit.processes.child import (
 )
 from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
 from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
+
+#: a process that leads its own process group, and dies when it is closed or its parent ends
+Child: TypeAlias = DirectChild | ForkedChild
 
 __all__ = [
     "Call",

@@ -18,27 +18,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 #: seconds that the processes of a group may take to end on SIGKILL
 KILL_S = 10.0
-
-
-class Child(Protocol):
-    """A process that leads its own process group and dies when `close` is called or its parent ends."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process and group id; None until it exists."""
-        ...
-
-    def poll(self) -> int | None:
-        """None while it runs, then its exit status; negative: minus the signal that ended it."""
-        ...
-
-    def close(self) -> None:
-        """Close its lifeline, upon which the kernel kills its group."""
-        ...
 
 
 class DirectChild:

@@ -14,8 +14,8 @@ import struct
 from slime.kit.sandbox.inside import kernel
 
 _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-#: calls that are refused -> their numbers on (x86_64, aarch64); None: the architecture has no such call
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
+#: calls that are refused -> their numbers on (x86_64, aarch64)
+_REFUSED = {
     # the network, and rings that would reach it behind the filter's back
     "socket": (41, 198),
     "io_uring_setup": (425, 425),
@@ -68,7 +68,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
 }
 #: signals to others: refused if the program can see processes outside
-_SIGNALS: dict[str, tuple[int | None, int | None]] = {
+_SIGNALS = {
     "kill": (62, 129),
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
@@ -119,9 +119,7 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
         deny,
     ]
     for numbers in refused.values():
-        number = numbers[column]
-        if number is not None:
-            program += [(_JUMP_EQUAL, 0, 1, number), deny]
+        program += [(_JUMP_EQUAL, 0, 1, numbers[column]), deny]
     if signals_of is not None:
         program += [
             (_JUMP_EQUAL, 0, 4, _TGKILL[column]),
