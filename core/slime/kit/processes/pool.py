@@ -99,7 +99,7 @@ class WorkerPool:
         self._server = ForkServer(prepare, env=env, log_path=self._log_path(""))
         self._call = Call("slime.kit.processes.worker:serve", (build, timeout_s))
         self._size = size
-        self._most = growth * size
+        self._max_workers = growth * size
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
         self._numbers = itertools.count(1)
@@ -126,11 +126,11 @@ class WorkerPool:
             SlimeError: If the handler could not be built.
         """
         if self._monitor is None:
-            self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._monitor = asyncio.create_task(self._watch())
-            self._monitor.add_done_callback(self._over)
+            self._monitor.add_done_callback(self._on_task_done)
             self._fill()
-        await asyncio.shield(self._up)
+        await asyncio.shield(self._first_ready)
 
     async def call(self, payload: bytes) -> tuple[bytes, float]:
         """The handler's answer, and the seconds it took.
@@ -216,8 +216,8 @@ class WorkerPool:
         return CallTimedOutError(f"no answer within {self._timeout_s:g} s")
 
     def _on_ready(self) -> None:
-        if not self._up.done():
-            self._up.set_result(None)
+        if not self._first_ready.done():
+            self._first_ready.set_result(None)
         self._distribute()
 
     # --- workers come and go ---------------------------------------------------------------------
@@ -225,7 +225,7 @@ class WorkerPool:
     def _fill(self) -> None:
         """Start workers until enough of them accept calls."""
         missing = self._size + (self.restarts > 0) - sum(worker.accepts_calls for worker in self._workers.values())
-        for _ in range(min(missing, self._most - len(self._workers))):
+        for _ in range(min(missing, self._max_workers - len(self._workers))):
             if not self._closing and self._broken is None:
                 self._add_worker()
 
@@ -243,9 +243,9 @@ class WorkerPool:
             on_ready=self._on_ready,
         )
         self._workers[number] = worker
-        self._spawn(self._live(number, worker))
+        self._spawn(self._run_worker(number, worker))
 
-    async def _live(self, number: int, worker: Worker) -> None:
+    async def _run_worker(self, number: int, worker: Worker) -> None:
         """Run a worker, and handle its calls when it ends."""
         process = f"{self._title}, worker {number}"
         how = await worker.run()
@@ -277,7 +277,7 @@ class WorkerPool:
 
     def _count_bad_start(self, worker: Worker, how: str) -> None:
         self._bad_starts += 1
-        if worker.error is not None and not self._up.done():
+        if worker.error is not None and not self._first_ready.done():
             self._give_up(worker.error)
         elif self._bad_starts >= BAD_STARTS:
             reason = f": {worker.error}" if worker.error is not None else f"; the last {how}"
@@ -291,9 +291,9 @@ class WorkerPool:
     def _give_up(self, error: SlimeError) -> None:
         """Make all calls fail, now and later."""
         self._broken = error
-        if not self._up.done():
-            self._up.set_exception(error)
-            self._up.exception()  # marks it as retrieved
+        if not self._first_ready.done():
+            self._first_ready.set_exception(error)
+            self._first_ready.exception()  # marks it as retrieved
         waiting = [*self._queue, *self._suspects]
         self._queue.clear()
         self._suspects.clear()
@@ -347,9 +347,9 @@ class WorkerPool:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_task_done)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """A task has ended. If it raised, all calls fail, because nobody would answer them."""
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:

@@ -112,7 +112,7 @@ class Worker:
                 self._handle(message)
         finally:
             self.end()
-            how = await asyncio.shield(self._bury(self._child))
+            how = await asyncio.shield(self._await_end(self._child))
         return how
 
     def _handle(self, message: Message) -> None:
@@ -131,7 +131,7 @@ class Worker:
             self.timeouts += message.kind is Kind.TIMED_OUT
             self.on_answer(self, message)
 
-    async def _bury(self, child: ForkedChild) -> str:
+    async def _await_end(self, child: ForkedChild) -> str:
         kill_after = time.monotonic() + (0.0 if self.overdue else LEAVE_S)
         while (status := child.poll()) is None and time.monotonic() < kill_after:
             await asyncio.sleep(0.005)
