@@ -8,6 +8,7 @@ whose event loop stands still.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import inspect
 import logging
@@ -62,7 +63,8 @@ def serve(prepared: Any, build: Call, timeout_s: float, descriptor: int) -> None
         asyncio.run(_OverlappingCalls(handler, timeout_s).serve(connection))
     else:
         connection.sendall(Message(Kind.READY).pack())
-        _serve_one_by_one(handler, connection)
+        with contextlib.suppress(ConnectionError):  # the pool has closed the socket during a call
+            _serve_one_by_one(handler, connection)
 
 
 def _known(error: BaseException) -> SlimeError:
