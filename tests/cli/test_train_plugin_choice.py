@@ -60,7 +60,7 @@ def test_allowing_a_missing_plugin_suggests_the_nearest(refused: Callable[..., s
 
 def test_an_unmet_requirement_stops_the_run_and_shows_the_pip_command(refused: Callable[..., str]) -> None:
     message = refused("--plugins.require", "slime-reward-math>=0.4,<0.5")
-    assert '0.3.1 is installed. Try: pip install "slime-reward-math>=0.4,<0.5"' in message
+    assert '(0.3.1 is installed). Try: pip install "slime-reward-math>=0.4,<0.5"' in message
 
 
 def test_a_met_requirement_passes(dry_run: Slime) -> None:
