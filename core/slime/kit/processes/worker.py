@@ -58,12 +58,12 @@ def serve(prepared: Any, build: Call, timeout_s: float, descriptor: int) -> None
         logging.exception("the worker could not be built")
         connection.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
         sys.exit(1)
-    if inspect.iscoroutinefunction(handler):
-        connection.sendall(Message(Kind.READY, content=OVERLAP).pack())
-        asyncio.run(_OverlappingCalls(handler, timeout_s).serve(connection))
-    else:
-        connection.sendall(Message(Kind.READY).pack())
-        with contextlib.suppress(ConnectionError):  # the pool has closed the socket during a call
+    with contextlib.suppress(ConnectionError):  # the pool closes the socket whenever it no longer needs the worker
+        if inspect.iscoroutinefunction(handler):
+            connection.sendall(Message(Kind.READY, content=OVERLAP).pack())
+            asyncio.run(_OverlappingCalls(handler, timeout_s).serve(connection))
+        else:
+            connection.sendall(Message(Kind.READY).pack())
             _serve_one_by_one(handler, connection)
 
 
