@@ -196,7 +196,7 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
     with big_file(folder, lines, args.big_gb) as path:
         size = path.stat().st_size / 1e9
         print(f"\nA file of {size:.1f} GB with --streaming-data, {args.big_rows:,} prompts drawn, shuffled\n")
-        print("| workers | s to the first | MiB before | MiB after half | MiB at the end | MiB of a worker |")
+        print("| workers | s to the first | MiB before | MiB after half | MiB at the end | MiB per worker |")
         print("| --- | --- | --- | --- | --- | --- |")
         for workers in args.workers:
             command = [sys.executable, __file__, "--draw-big", str(path), str(definition), str(workers)]
@@ -226,7 +226,7 @@ def measure_big(folder: Path, lines: list[str], definition: Path, args: argparse
 def measure_speed(folder: Path, lines: list[str], tokenizer: FastTokenizer, args: argparse.Namespace) -> None:
     print(f"{args.rows:,} rows, byte-level BPE of {VOCABULARY:,} tokens\n")
     print(
-        "| file | prompt | template | way | workers | prompts/s | CPU µs a prompt here | in the workers"
+        "| file | prompt | template | read | workers | prompts/s | CPU µs per prompt, this process | all workers"
         " | s to the first |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")

@@ -137,8 +137,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     for name, mib in (("before", before), ("all in flight", in_flight), ("greatest", peak)):
         print(f"{name:<16}{mib:9.0f} MiB resident")
     print(f"{'a sample':<16}{1024 * (in_flight - before) / args.samples:9.1f} KiB while in flight")
-    print(f"{'sent':<16}{1000 * cpu_sent / args.samples:9.3f} ms CPU a sample")
-    print(f"{'all':<16}{1000 * cpu_all / args.samples:9.3f} ms CPU a sample, {time.monotonic() - started:.1f} s")
+    print(f"{'sent':<16}{1000 * cpu_sent / args.samples:9.3f} ms CPU per sample")
+    print(f"{'all':<16}{1000 * cpu_all / args.samples:9.3f} ms CPU per sample, {time.monotonic() - started:.1f} s")
     await manager.close()
     await policy.close()
     engine.terminate()

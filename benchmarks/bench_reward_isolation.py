@@ -185,7 +185,7 @@ def costs(args: argparse.Namespace, run_dir: Path) -> None:
             count = IN_FLIGHT + args.samples
             samples = finished(count, args.tokens, [""] * count)
             spent.append(asyncio.run(cost_ms(caller_of(name, args.workers, run_dir), samples)))
-        print(f"  {name:<12} {statistics.median(spent):7.3f} ms CPU a sample")
+        print(f"  {name:<12} {statistics.median(spent):7.3f} ms CPU per sample")
 
 
 def mischief(args: argparse.Namespace, run_dir: Path) -> None:

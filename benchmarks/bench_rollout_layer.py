@@ -21,7 +21,7 @@ from typing import Any
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
-from slime.rollout.failures import Health, Watched
+from slime.rollout.failures import Health
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import oldest_weights, rollout_metrics
@@ -106,7 +106,7 @@ async def with_slime(groups: list[Group], policy: StubPolicy) -> None:
     spec = RewardSpec(name="least", factory="benchmarks:LeastReward", isolation="none")
 
     def health(kind: str) -> Health:
-        return Health(Watched(kind, "bench/least", f"{kind} least", 0.25, len(groups) * GROUP_SIZE, kind))
+        return Health(kind, "bench/least", f"{kind} least", 0.25, len(groups) * GROUP_SIZE, kind)
 
     pipeline = Pipeline(
         SampleGenerator(LeastGenerator(), health("generator"), timeout_s=600, concurrency=CONCURRENCY),
@@ -162,8 +162,8 @@ def main() -> None:
     }
     print(f"{args.samples} samples of {args.tokens} tokens, {CONCURRENCY} in flight, median of {args.repeats}")
     for name, cost in costs.items():
-        print(f"{name:<24}{cost:8.3f} ms CPU a sample")
-    print(f"{'slime adds':<24}{costs['rollout code'] - costs['bare tasks']:8.3f} ms CPU a sample")
+        print(f"{name:<24}{cost:8.3f} ms CPU per sample")
+    print(f"{'slime adds':<24}{costs['rollout code'] - costs['bare tasks']:8.3f} ms CPU per sample")
 
 
 if __name__ == "__main__":

@@ -254,3 +254,37 @@ def test_imports_are_absolute() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert wrong == []
+
+
+def test_benchmarks_and_examples_import_existing_names() -> None:
+    """mypy does not read them, and most benchmarks run in no test."""
+    wrong = [
+        f"{relative(path)} imports {node.module}.{alias.name}"
+        for folder in ("benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "slime"
+        for alias in node.names
+        if not has_name(node.module or "", alias.name)
+    ]
+    assert wrong == []
+
+
+def has_name(module: str, name: str) -> bool:
+    """Whether a module of slime defines or imports `name` at module level, or has such a submodule."""
+    path = CORE.parent.joinpath(*module.split("."))
+    if any((path / name).with_suffix(suffix).exists() for suffix in ("", ".py")):
+        return True
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return False
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Import | ast.ImportFrom) and name in {a.asname or a.name for a in node.names}:
+            return True
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(part, ast.Name) and part.id == name for t in targets for part in ast.walk(t)):
+                return True
+    return False
