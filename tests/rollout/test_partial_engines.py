@@ -61,6 +61,7 @@ def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
     for server in servers:
         server.control.pause()  # like a weight sync: aborted requests may still be in the engine's batch for a moment
         server.control.update_weights("disk", model_path=str(model), version=str(version))
+        server.control.flush_cache()  # cached prefixes were computed with the previous weights
         server.control.resume()
 
 
