@@ -58,6 +58,8 @@ def with_pool(
                 await asyncio.sleep(0.02)
 
         noting = asyncio.create_task(note())
+        while not pids:  # a worker may be ready before its process id is known
+            await asyncio.sleep(0.01)
         try:
             return await work(pool)
         finally:
