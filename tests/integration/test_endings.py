@@ -25,12 +25,13 @@ def test_an_interrupted_run_shuts_down_cleanly(slime_train: Start, signum: signa
     assert "Traceback" not in run.output
 
 
-@pytest.mark.parametrize("log", [None, "trainer-0.log"])
-def test_an_interruption_while_processes_start_leaves_nothing(slime_train: Start, log: str | None) -> None:
+@pytest.mark.parametrize("moment", ["starting Ray", "starting 1 engine", "trainer-0.log"])
+def test_an_interruption_while_processes_start_leaves_nothing(slime_train: Start, moment: str) -> None:
     run = slime_train("--num-rollout", "100000", "--async")
-    run.wait_for_output("starting 1 engine")
-    if log is not None:
-        run.wait_until((run.run_dir / "logs" / log).exists)
+    if moment.endswith(".log"):
+        run.wait_until((run.run_dir / "logs" / moment).exists)
+    else:
+        run.wait_for_output(moment)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait(60) == 130, run.output
     assert run.left_over() == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
-from slime.run.signals import uninterrupted
+from slime.run.signals import never_lost, uninterrupted
 
 
 @contextmanager
@@ -29,10 +28,12 @@ def ray_session(config: RunConfig) -> Iterator[None]:
     A local Ray is started quietly, without dashboard, and dies with this process (Ray asks the kernel to end its
     daemons with their parent). With `--ray-address` the run joins that cluster instead, and leaves it running.
     """
-    address, on_sigterm = config.cluster.ray_address, signal.getsignal(signal.SIGTERM)
+    address = config.cluster.ray_address
     try:
         try:
-            _connect(config)
+            # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
+            with never_lost():
+                _connect(config)
         except Exception as error:
             what, advice = "Ray could not be started", "It may be too slow on a busy machine: try again with less load"
             if address is not None:
@@ -40,8 +41,6 @@ def ray_session(config: RunConfig) -> Iterator[None]:
                 advice = "Check --ray-address, and that `ray status` works on that machine"
             reason = str(error).strip().rstrip(".") or type(error).__name__
             raise ClusterError(f"{what}: {reason}. {advice}.") from error
-        # Ray installs a handler that exits at once. Restore the one that ends the run in an orderly way.
-        signal.signal(signal.SIGTERM, on_sigterm)
         yield
     finally:
         with uninterrupted():
