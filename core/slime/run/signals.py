@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 @contextmanager
@@ -32,13 +37,19 @@ def never_lost() -> Iterator[None]:
         interrupted = True
         signal.default_int_handler(signum, frame)
 
+    def report_dropped(dropped: UnraisableHookArgs) -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            report(dropped)
+
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    report, sys.unraisablehook = sys.unraisablehook, report_dropped
     try:
         yield
     except Exception:
         if not interrupted:
             raise
     finally:
+        sys.unraisablehook = report
         for signum, handler in before.items():
             signal.signal(signum, handler)
     if interrupted:
