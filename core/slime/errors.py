@@ -70,7 +70,7 @@ class EngineStartError(EngineError):
 
 
 class RequestRefusedError(SlimeError, ValueError):
-    """An engine is well but refuses one request (too long, malformed): that sample's fault, not the engine's."""
+    """A healthy engine refuses one request (too long, malformed): the sample is at fault, not the engine."""
 
 
 class TrainerError(SlimeError, RuntimeError):
@@ -86,7 +86,7 @@ class CheckpointError(SlimeError, RuntimeError):
 
 
 class SandboxError(SlimeError, RuntimeError):
-    """An untrusted program could not be run as it must be: the machine's fault or the caller's, not the program's."""
+    """An untrusted program could not be sandboxed: the machine or the caller is at fault, not the program."""
 
 
 class DeadlineError(SlimeError, TimeoutError):

@@ -1,7 +1,7 @@
 """The loops. Read top to bottom: this page is what slime does.
 
-Each of their steps is a method of `slime.run.run.Run`. Which algorithm, reward, data source and generator take part is
-up to the plugins and appears nowhere here.
+Each step is a method of `slime.run.run.Run`. Algorithms, rewards, data sources and generators come from plugins; this
+page names none of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def train_asynchronously(run: Run) -> None:
 
 
 def evaluation_due(run: Run, done: int) -> bool:
-    """Whether the held-out sets are scored after `done` rollouts: every so many, and after the last."""
+    """Whether the held-out sets are scored after `done` rollouts: every `--eval-interval`, and after the last."""
     every = run.config.evaluation.eval_interval
     return every is not None and (done == run.config.num_rollout or done % every == 0)
 
@@ -75,7 +75,7 @@ def evaluates_before_training(run: Run) -> bool:
 
 
 def save_where_due(run: Run, *, done: int) -> None:
-    """Checkpoint every so many rollouts and after the last, which is also exported."""
+    """Save a checkpoint every `--save-interval` rollouts and after the last, and then export to `--save-hf`."""
     options, last = run.config.checkpoint, done == run.config.num_rollout
     if last or (options.save_interval and done % options.save_interval == 0):
         run.save(done)
@@ -83,7 +83,7 @@ def save_where_due(run: Run, *, done: int) -> None:
         run.export_hf(Path(options.save_hf.format(rollout=done)))
 
 
-# --- what the commands call: Ctrl-C and SIGTERM end each in order; errors propagate after clean-up ---------------
+# --- called by the commands: Ctrl-C and SIGTERM end each cleanly; errors propagate after clean-up ----------------
 
 
 def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
@@ -108,7 +108,7 @@ def evaluate(
 ) -> int:
     """`slime eval`: score the held-out sets once, in a run without a trainer.
 
-    Of a `checkpoint` a model folder is made first, by the trainer that `exporting` describes.
+    The weights of a `checkpoint` are exported to a model folder first, by the trainer that `exporting` describes.
     """
     model = config.checkpoint.hf_checkpoint if checkpoint is None else checkpoint.path
     observer = EvaluationObserver(config, run_dir, str(model))

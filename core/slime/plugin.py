@@ -133,7 +133,7 @@ class EstimatorSpec(ComponentSpec):
     ratio: Literal["token", "sequence"] = "token"
     #: how far the ratio may go below and above 1 if the run sets neither --eps-clip nor --eps-clip-high
     clip_range: tuple[float, float] = (0.2, 0.2)
-    #: whether it takes the KL of --kl-coef off the reward (`EstimatorBatch.kl`); otherwise --kl-coef is refused
+    #: whether it subtracts the KL of --kl-coef (`EstimatorBatch.kl`) from the reward; otherwise --kl-coef is refused
     takes_kl: bool = False
 
 
@@ -251,7 +251,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class EstimatorBatch:
-    """The whole batch of one rollout, on every rank alike, so that statistics never depend on the
+    """The whole batch of one rollout, identical on every rank, so that statistics never depend on the
     parallel layout. N samples; sample i has T_i response tokens. All tensors are float32 on the CPU unless noted.
     """
 
@@ -416,17 +416,17 @@ class Generator(Protocol):
 class Tracker(Protocol):
     """Contract of kind `tracker`.
 
-    A tracker lives in the driver, in a thread of its own, and is built there. What it raises, or how long it takes,
-    costs its own rows and never the run. `Context.run_dir.name` is the run's name, `Context.config` its configuration.
+    A tracker is built and called in a separate thread of the driver. If it raises or is too slow, its own rows are lost
+    and the run continues. `Context.run_dir.name` is the run's name, `Context.config` its configuration.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step.
 
         Args:
-            step: The rollout's number, or, for an evaluation, the rollouts trained on before it. A step may come
-                twice, with other metrics, and be lower than the one before: an evaluation that ran alongside training
-                is reported when it is over.
+            step: The rollout's number, or, for an evaluation, the rollouts trained on before it. A step may be
+                logged twice, with different metrics, and steps may go backwards: an evaluation that ran alongside
+                training is reported when it finishes.
             metrics: Finite numbers by name, such as `train/loss` and `eval/SET/pass@4`.
         """
         ...

@@ -1,4 +1,4 @@
-"""The data that crosses every boundary: `Sample`, `Group` and what hangs off them.
+"""The data that crosses every boundary: `Sample`, `Group` and the types of their fields.
 
 A `Sample` is the only currency between user code and the kernel.  A `Group` is the samples of one
 prompt; it is identified by `group_index`, never by its position in a list or the shape of a tensor.

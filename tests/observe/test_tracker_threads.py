@@ -73,7 +73,7 @@ def test_the_first_error_of_a_tracker_is_logged_and_its_lost_rows_are_counted(ca
         problems = list(close_all([thread], "failed"))
     assert problems == ["tracker b missed 2 of 5 rows (OSError: [Errno 28] No space left on device)"]
     assert [step for step, _ in broken.rows] == [0, 2, 4] and broken.outcome == "failed"
-    assert len(caplog.records) == 1 and "tracker b failed, and the run goes on" in caplog.text
+    assert len(caplog.records) == 1 and "tracker b failed; the run continues" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError("no API key"), SystemExit("login first")])

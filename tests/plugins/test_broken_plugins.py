@@ -91,6 +91,13 @@ BROKEN = {
     "bad flag": (spec(deterministic="'no'"), "deterministic 'no', expected True or False", ""),
     "bad scope": (spec(scope="'batch'"), "scope 'batch', expected 'sample' or 'group'", ""),
     "bad timeout": (spec(timeout_s="0"), "timeout_s 0, expected a positive number of seconds", ""),
+    "bad generator timeout": (
+        HEAD
+        + "@sp.hookimpl\ndef slime_register_generators():\n"
+        + "    return [sp.GeneratorSpec(name='g', factory='slime_reward_bad_impl:Impl', timeout_s='60')]\n",
+        "timeout_s '60', expected a positive number of seconds",
+        "",
+    ),
     "bad needs": (
         HEAD
         + "@sp.hookimpl\ndef slime_register_estimators():\n"

@@ -106,7 +106,7 @@ def test_the_message_has_component_counts_reasons_a_sample_and_remedies(tmp_path
             faulty.record(sample, RAISED if sample.index else None)
     assert str(raised.value).splitlines() == [
         "reward faulty is over its error budget: 13 of the 14 samples of this rollout so far failed; a share of 0.25 of"
-        " a rollout's 50 may (--reward.error-budget).",
+        " a rollout's 50 samples may fail (--reward.error-budget).",
         "  13x reward faulty: ValueError: no verdict (sample 1, prompt '1+1=')",
         f"  {tmp_path}/rollouts/failed_reward_tests_faulty.jsonl has failed samples.",
         "  Repair the reward, give it more time (--reward.timeout-s), or let it fail more (--reward.error-budget,"
@@ -119,7 +119,7 @@ def test_the_message_has_component_counts_reasons_a_sample_and_remedies(tmp_path
 def test_the_message_of_a_small_rollout_shows_what_is_allowed() -> None:
     faulty = health("reward faulty", error_budget=0.25, rollout_samples=2)
     faulty.record(Sample(), RAISED)
-    with pytest.raises(ErrorBudgetError, match="of a rollout's 2, counted as 20, but not all of them, may"):
+    with pytest.raises(ErrorBudgetError, match=r"of a rollout's 2 samples \(counted as 20\), but not all, may fail"):
         faulty.record(Sample(), RAISED)
 
 

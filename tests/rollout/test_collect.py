@@ -72,8 +72,8 @@ def test_a_filter_that_drops_everything_ends_the_run_with_its_name_the_reasons_a
     collect, _ = collector(finish, sampling=drop_where(lambda g: g > 0, "zero_variance"), max_rounds=3)
     with pytest.raises(
         SlimeError,
-        match=r"rollout 0: after 3 rounds of prompts, 12 groups in all, 1 of the 4 groups of a batch were found by"
-        r" buffer filter bad/groups and oldest first\. Dropped: 11x zero_variance; 1 wait in the buffer\. .*"
+        match=r"rollout 0: the batch has only 1 of 4 groups after 3 rounds of prompts \(12 groups\)\. Filters:"
+        r" buffer filter bad/groups, oldest first\. Dropped: 11x zero_variance; in the buffer: 1\. .*"
         r" --max-sampling-rounds \(now 3\)",
     ):
         asyncio.run(collect.collect(0))

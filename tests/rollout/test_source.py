@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,9 +80,15 @@ def test_a_saved_state_is_independent_of_the_source() -> None:
     assert state == {"position": 3, "order": [1, 2]}
 
 
-def test_a_state_that_is_not_json_is_refused_early() -> None:
+def test_a_saved_state_keeps_infinity_and_lone_surrogates() -> None:
+    source = FaultySource([group(0, 0, 1)], {"worst": -math.inf, "text": "\ud800", "seed": 2**70})
+    assert CheckedSource(source, "s", 2).state() == {"worst": -math.inf, "text": "\ud800", "seed": 2**70}
+
+
+@pytest.mark.parametrize("state", [{"rng": object()}, {"seen": {1: 2}}])
+def test_a_state_that_is_not_json_is_refused_early(state: dict[str, Any]) -> None:
     with pytest.raises(PluginContractError, match=r"^s returned a state_dict that is not JSON"):
-        CheckedSource(FaultySource([group(0, 0, 1)], {"rng": object()}), "s", 2).take(1)
+        CheckedSource(FaultySource([group(0, 0, 1)], state), "s", 2).take(1)
 
 
 class Curious(FaultySource):

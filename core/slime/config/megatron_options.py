@@ -70,7 +70,7 @@ _EXTRA: dict[str, tuple[Any, str]] = {
     "use_rope_scaling": (bool, "scale the rotary frequencies for long contexts"),
     "rope_scaling_factor": (float, "factor of --use-rope-scaling"),
     "make_vocab_size_divisible_by": (int, "pad the vocabulary of each tensor-parallel rank to a multiple of this"),
-    "untie_embeddings_and_output_weights": (bool, "give the output layer weights of its own"),
+    "untie_embeddings_and_output_weights": (bool, "do not share the embedding's weights with the output layer"),
     "swiglu": (bool, "gated MLP with SiLU"),
     "squared_relu": (bool, "MLP with squared ReLU"),
     "quick_geglu": (bool, "gated MLP with quick GELU"),

@@ -142,7 +142,7 @@ def really_imports(name: str) -> bool:
         return False
     try:
         importlib.import_module(name)
-    # A CUDA package without a driver fails in ways of its own (ImportError, OSError, RuntimeError).
+    # Without a driver, CUDA packages fail in different ways (ImportError, OSError, RuntimeError).
     except Exception:  # noqa: BLE001
         for loaded in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
             del sys.modules[loaded]

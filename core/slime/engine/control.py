@@ -19,7 +19,7 @@ _EXCERPT = 500
 def call(
     method: Literal["GET", "POST"], server: str, path: str, body: Any | None = None, *, timeout_s: float
 ) -> dict[str, Any]:
-    """One HTTP call to `server` (http://HOST:PORT) over a connection of its own.
+    """One HTTP call to `server` (http://HOST:PORT) over a new connection.
 
     Returns:
         The decoded answer; an empty dictionary if it is not a JSON object.
@@ -61,7 +61,7 @@ class EngineControl:
         Args:
             url: The engine's address, http://HOST:PORT.
             tp_size: Tensor-parallel ranks of the engine.
-            timeout_s: Limit of a call that has no limit of its own.
+            timeout_s: Time limit of calls that do not state one.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:

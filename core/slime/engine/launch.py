@@ -73,7 +73,7 @@ def serve(arguments: Sequence[str]) -> None:
 
 
 def serve_forked(prepared: Literal[True] | None, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """In a process of an `engine_fork_server`: run SGLang's server with settings of its own.
+    """In a process of an `engine_fork_server`: run SGLang's server with its own settings.
 
     Args:
         prepared: True if `prepare_cpu_host` succeeded before the fork.

@@ -25,7 +25,7 @@ EXCERPT_LINES = 6
 
 #: what a run folder may hold, in the order it is listed
 CONTENTS: tuple[tuple[str, str], ...] = (
-    ("config.toml", "the resolved configuration; `slime train` takes it again"),
+    ("config.toml", "the resolved configuration, which `slime train` accepts as a run file"),
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "the same for TensorBoard: tensorboard --logdir {parent}"),

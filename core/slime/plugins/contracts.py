@@ -6,13 +6,12 @@ author's tests. Messages have no subject; the caller puts the component's name i
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, EstimatorBatch, Reward, Selection
@@ -48,15 +47,29 @@ def check_groups(groups: Sequence[Group], count: int, samples_per_prompt: int) -
 
 
 def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `state` as a checkpoint would restore it.
+    """A copy of `state` as a checkpoint would restore it, NaN, infinity and lone surrogates included.
 
-    Raises `PluginContractError` if it is not JSON.
+    Raises `PluginContractError` if it is not JSON, or has keys that are not text, which JSON would make text.
     """
     try:
-        detached: dict[str, Any] = orjson.loads(orjson.dumps(state))
-    except TypeError as error:
+        _check_keys(state)
+        # As checkpoints are written: orjson would silently replace NaN and infinity by null.
+        detached: dict[str, Any] = json.loads(json.dumps(state))
+    except (TypeError, ValueError, RecursionError) as error:
         raise PluginContractError(f"returned a state_dict that is not JSON: {error}") from None
     return detached
+
+
+def _check_keys(value: object) -> None:
+    """Raise `TypeError` for a key that is not text, at any depth."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} is not text")
+            _check_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_keys(item)
 
 
 _MASK_VALUES = frozenset((0, 1))

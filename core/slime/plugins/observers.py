@@ -44,7 +44,7 @@ class Observers:
         self.failures[found.name, hook] += 1
         if self.failures[found.name, hook] == 1:
             logger.warning(
-                "%s() of plugin %s (%s) raised %s; the run goes on and later failures are only counted",
+                "%s() of plugin %s (%s) raised %s; the run continues, and later failures are only counted",
                 hook,
                 found.name,
                 found.package,

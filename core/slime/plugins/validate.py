@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pluggy
 
 from slime.errors import PluginLoadError, did_you_mean, one_line
-from slime.plugin import API_VERSION, EstimatorSpec, Options, RewardSpec
+from slime.plugin import API_VERSION, EstimatorSpec, GeneratorSpec, Options, RewardSpec
 from slime.plugins.component import LIMITED_KINDS, Component, Limits, remedy_for
 from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
@@ -160,8 +160,9 @@ def check_spec(spec: object, kind: Kind) -> None:
         unknown = sorted(map(str, {spec.needs} if isinstance(spec.needs, str) else set(spec.needs) - known))
         if unknown:
             raise Defect(f"{title} needs {', '.join(unknown)}, expected a set of {', '.join(sorted(known))}")
-    if isinstance(spec, RewardSpec):
-        positive = _is_number(spec.timeout_s) and spec.timeout_s > 0
+    if isinstance(spec, RewardSpec | GeneratorSpec):
+        run_default = isinstance(spec, GeneratorSpec) and spec.timeout_s is None
+        positive = run_default or (_is_number(spec.timeout_s) and spec.timeout_s != 0)
         expected["timeout_s"] = positive, "a positive number of seconds"
     for field, (fits, what) in expected.items():
         if not fits:

@@ -217,10 +217,9 @@ class Collector:
         filters = [one.component_name for one in (self.sampling_filter, self.buffer_filter) if one is not None]
         lost = "; ".join(common_reasons(_samples(rollout.generated)))
         return (
-            f"rollout {rollout.number}: after {rollout.rounds} rounds of prompts, {len(rollout.generated)} groups in"
-            f" all, {len(rollout.groups)} of the {self.batch_size} groups of a batch were found by"
-            f" {' and '.join(filters)}. Dropped: {dropped}; {self.ledger.count(GroupState.BUFFERED)} wait in the"
-            " buffer."
+            f"rollout {rollout.number}: the batch has only {len(rollout.groups)} of {self.batch_size} groups after"
+            f" {rollout.rounds} rounds of prompts ({len(rollout.generated)} groups). Filters: {', '.join(filters)}."
+            f" Dropped: {dropped}; in the buffer: {self.ledger.count(GroupState.BUFFERED)}."
             + (f" Samples lost: {lost}." if lost else "")
             + " Use prompts that the model solves sometimes, a filter that drops less, or a higher"
             f" --max-sampling-rounds (now {self.max_rounds})."

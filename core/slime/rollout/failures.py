@@ -205,10 +205,10 @@ class Health:
     def _verdict(self) -> str:
         counts = self._counts
         failed = counts.causes.total()
-        small = f", counted as {SMALL_ROLLOUT}, but not all of them," if self.rollout_samples < SMALL_ROLLOUT else ""
+        small = f" (counted as {SMALL_ROLLOUT}), but not all," if self.rollout_samples < SMALL_ROLLOUT else ""
         lines = [
             f"{self.title} is over its error budget: {failed} of the {counts.samples} samples of this rollout so far"
-            f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples}{small} may"
+            f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples} samples{small} may fail"
             f" ({self.option('error_budget')}).",
             *(f"  {count}x {reason} {self._example(reason)}" for reason, count in counts.reasons.most_common(REASONS)),
         ]

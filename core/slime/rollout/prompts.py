@@ -174,7 +174,7 @@ class PromptLedger:
             assert record.finished is not None
             record.finished.uses = record.uses
 
-    # --- the account ---------------------------------------------------------------------------------
+    # --- accounting ----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise `SlimeError`, with the numbers, unless every group taken is in a state, trained on or dropped."""

@@ -1,4 +1,4 @@
-"""The one record of a rollout, from its first prompt to its training step, and the numbers of a finished one."""
+"""The record of a rollout, from its first prompt to its training step, and its metrics."""
 
 from __future__ import annotations
 

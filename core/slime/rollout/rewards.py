@@ -1,7 +1,7 @@
-"""Scores finished samples behind a boundary: a reward that misbehaves costs its samples, nothing else.
+"""Scores finished samples behind a boundary: a reward that fails loses its own samples and nothing else.
 
-Rewards are called in worker processes, or in the rollout's own event loop. Whatever the reward does, there is an
-result in time: for every sample a reward, or the fault that left it without one.
+Rewards are called in worker processes, or in the rollout's own event loop. Whatever the reward does, every
+sample has a result in time: its reward, or the fault that left it without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many coroutines at once: the first error ends them all, and nothing runs on unseen."""
+"""Runs coroutines concurrently: the first error cancels the others, and none is left running unnoticed."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class MegatronRank:
         try:
             self._build(frozenset() if spec is None else spec.needs)
         except BaseException:
-            self.close(failed=True)  # so that the process can die of its own error
+            self.close(failed=True)  # so that the process ends with this error
             raise
 
     def _build(self, needs: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""Weights broadcast from trainer rank 0 to every engine rank, in a process group of their own.
+"""Weights broadcast from trainer rank 0 to every engine rank, in a separate process group.
 
 SGLang joins with `init_custom_process_group`, which uses torch's bookkeeping of the default group. The trainer already
 has a default group (Megatron's), and with NCCL that bookkeeping would try to split it. So this side makes the same
