@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -65,6 +66,17 @@ def test_a_temporarily_unavailable_service_is_retried(status: int) -> None:
     with serving(answer) as service:
         [reward] = ask(build("remote", url=service.url, **FAST), samples("abc"))
     assert reward.value == 3.0 and len(service.requests) == 3
+
+
+def test_a_retry_waits_as_long_as_the_service_asks() -> None:
+    async def answer(number: int, content: Any) -> Any:
+        busy = web.Response(status=429, headers={"Retry-After": "1"})
+        return busy if number < 2 else await lengths(number, content)
+
+    started = time.monotonic()
+    with serving(answer) as service:
+        [reward] = ask(build("remote", url=service.url, **FAST), samples("abc"))
+    assert reward.value == 3.0 and time.monotonic() - started >= 1.0
 
 
 def test_retries_end_if_the_service_stays_unavailable() -> None:

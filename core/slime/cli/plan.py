@@ -109,7 +109,7 @@ def _checkpoints(config: RunConfig) -> Iterator[str]:
         if options.initial_megatron_checkpoint is not None and options.ref_load is None and frozen:
             yield (
                 f"a frozen reference has the weights of {options.initial_megatron_checkpoint},"
-                " unless the checkpoint has a reference of its own"
+                " unless the checkpoint contains one"
             )
     elif options.initial_megatron_checkpoint is not None:
         yield f"start from the weights of {options.initial_megatron_checkpoint}"

@@ -20,22 +20,22 @@ from slime.plugins.plugin_set import PluginSet, survey_plugins
 from slime.plugins.reference import is_reference
 
 _HELP = """\
-usage: slime plugins [OPTIONS]                 list every installed plugin
-       slime plugins show ID                   describe one component (NAME or PLUGIN/NAME), or all of a plugin
-       slime plugins check [ID...]             run the contract kit on installed components
+usage: slime plugins [OPTIONS]                   list every installed plugin
+       slime plugins show ID                     describe one component (NAME or PLUGIN/NAME), or all of a plugin
+       slime plugins check [ID...]               run the contract kit on installed components
        slime plugins new KIND NAME [--into DIR]  write a new plugin package, with tests
 
 KIND is one of {kinds}.
 
 options of the list:
   --kind KIND       only plugins with components of one kind, and broken ones
-  --json            as JSON
+  --json            print JSON
   --no-load         read metadata only; no plugin's code runs
   --check           exit with 1 if a plugin is broken or names clash
   -v, --verbose     add modules, entry points, sources, and the tracebacks of broken plugins
   --for RUN.toml [FLAGS...]
                     only what `slime train RUN.toml FLAGS...` would use; exit with 1 if it cannot use some of it
-  --freeze          pins of the installed plugin packages: versions, commits, hashes of the files
+  --freeze          print pins of the installed plugin packages: versions, commits, hashes of the files
   --compare FILE    compare with the output of --freeze; exit with 1 if something differs
 
 show and check take --kind if components of two kinds have the same name. check exits with 1 if a component breaks a
@@ -128,7 +128,14 @@ def _refuse_combinations(stated: argparse.Namespace) -> None:
     given = {f"--{name.replace('_', '-')}" for name, value in vars(stated).items() if value not in (None, False)}
     if stated.run is not None:
         given = given - {"--run"} | {"--for"}
-    for option, beside in {"--for": {"--json"}, "--freeze": set(), "--compare": set()}.items():
+    allowed: dict[str, set[str]] = {
+        "--for": {"--json"},
+        "--freeze": set(),
+        "--compare": set(),
+        "--no-load": {"--json", "--verbose"},  # metadata does not show kinds or problems
+        "--json": {"--for", "--kind", "--no-load", "--check"},
+    }
+    for option, beside in allowed.items():
         ignored = given - {option} - beside
         if option in given and ignored:
             raise ConfigError(f"slime plugins {option} cannot be combined with {' and '.join(sorted(ignored))}")

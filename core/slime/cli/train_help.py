@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ run file, in the table named in brackets; flags override the file.
   --help-megatron       Megatron's options (native names; table [megatron])
   --help-sglang         SGLang's server options (with the prefix --sglang-; table [sglang])
 
-Options of components are flags with the name of their slot, or keys of its table: {slots}.
+An option of a component is a flag that begins with its slot, or a key of the slot's table:
+{slots}.
 The end of this text lists the options of the components that the other flags choose; `slime plugins` lists all
 installed components.
 A switch takes no value: --flag, --no-flag or --flag=false.
@@ -41,7 +43,8 @@ A switch takes no value: --flag, --no-flag or --flag=false.
 
 def train_help(argv: Sequence[str] = ()) -> str:
     """The text of `slime train --help`; `argv` is the rest of the command line, which may choose components."""
-    blocks = [_USAGE.format(slots=", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS))]
+    slots = ", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS)
+    blocks = [_USAGE.format(slots=textwrap.fill(slots, 112, break_on_hyphens=False))]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
         blocks.append(_flags_block(title, flags_of(section)))

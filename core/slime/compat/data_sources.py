@@ -101,7 +101,7 @@ class LocalDataSource:
             load(state["own"])
         else:
             self._logger.warning(
-                "%s has no state_dict and load_state_dict: it continues from its position in --prompt-data alone",
+                "%s saves no state: it continues from its position in --prompt-data alone",
                 self._title,
             )
 

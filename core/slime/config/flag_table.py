@@ -122,7 +122,8 @@ def _own_flags() -> Iterator[Flag]:
                 yield replace(flag, name=aliases[flag.name], alias_of=flag.name)
     for name, (annotation, text) in _UNAVAILABLE.items():
         refusal = f"is not in this release of slime ({text}). Drop it."
-        yield Flag(name, UNAVAILABLE, name.replace("-", "_"), type_of(annotation), help=text, refusal=refusal)
+        described = f"{text[0].upper()}{text[1:]}."
+        yield Flag(name, UNAVAILABLE, name.replace("-", "_"), type_of(annotation), help=described, refusal=refusal)
 
 
 def _default(value: Any) -> str:

@@ -235,7 +235,7 @@ class RolloutOptions(Section):
     rollout_concurrency: int = Field(default=1024, ge=1)
     """Maximum number of samples in progress."""
     async_mode: bool = Field(default=False, alias="async")
-    """Generate the next rollouts while training (flag: --async)."""
+    """Generate the next rollouts while training."""
     async_buffer_size: int = Field(default=1, ge=1)
     """Maximum number of finished rollouts that wait for training (with --async)."""
     update_weights_interval: int = Field(default=1, ge=1)

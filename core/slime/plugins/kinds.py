@@ -126,7 +126,7 @@ _TRACKER = Slot(
     "components",
     "tracker",
     list_key="tracker",
-    help="where the run's numbers go besides metrics.jsonl, one or several",
+    help="Tracker components, which receive the run's metrics in addition to metrics.jsonl.",
     default=("tensorboard",),
 )
 

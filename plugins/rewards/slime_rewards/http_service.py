@@ -23,7 +23,8 @@ class HttpService:
 
     A request without a connection, without a response within `request_timeout_s`, or with status 408, 429 or 5xx is
     retried after `backoff_s` seconds, doubled each time and increased by a random share of up to one half, or after
-    `Retry-After` if that is longer. Other statuses and responses that are not JSON are not retried.
+    `Retry-After` if that is longer, but after 30 seconds at most. Other statuses and responses that are not JSON are
+    not retried.
     """
 
     def __init__(self, url: str, options: ServiceOptions) -> None:
@@ -45,7 +46,6 @@ class HttpService:
                 raise ConfigError(f"token_env is {options.token_env!r}, and the environment has no such variable")
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None
-        self._retry_after = ""
 
     async def post(self, content: Any) -> Any:
         """Post `content` and return the decoded response.
@@ -54,15 +54,16 @@ class HttpService:
             RuntimeError: All attempts failed, or the response cannot be used. The message describes the last one.
         """
         body = json.dumps(content).encode("utf-8", "replace")
-        problem = ""
+        problem = retry_after = ""
         for attempt in range(self._options.retries + 1):
             if attempt:
-                await asyncio.sleep(self._pause(attempt, problem))
+                await asyncio.sleep(self._pause(attempt, retry_after))
             try:
-                status, text, problem = await self._once(body)
+                status, text, retry_after = await self._once(body)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                problem = self._no_answer(error)
+                problem, retry_after = self._no_answer(error), ""
                 continue
+            problem = f"answered {status} {' '.join(text.split())[:_SHOWN]}".strip()
             if status == 200:
                 return self._read(text)
             if status not in (408, 429) and status < 500:
@@ -71,7 +72,7 @@ class HttpService:
         raise RuntimeError(f"{self.url} {problem}, {times} time{'s' if times > 1 else ''}")
 
     async def _once(self, body: bytes) -> tuple[int, str, str]:
-        """(status, content, description for messages)."""
+        """(status, content, `Retry-After`)."""
         if self._session is None:
             # A session belongs to an event loop, which is not running yet when the reward is built.
             self._session = aiohttp.ClientSession(
@@ -81,13 +82,12 @@ class HttpService:
             )
         async with self._session.post(self.url, data=body) as response:
             text = await response.text(errors="replace")
-            self._retry_after = response.headers.get("Retry-After", "")
-            return response.status, text, f"answered {response.status} {' '.join(text.split())[:_SHOWN]}".strip()
+            return response.status, text, response.headers.get("Retry-After", "")
 
-    def _pause(self, attempt: int, problem: str) -> float:
+    def _pause(self, attempt: int, retry_after: str) -> float:
         pause: float = self._options.backoff_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
-        if problem.startswith("answered") and self._retry_after.isdecimal():
-            pause = max(pause, float(self._retry_after))
+        if retry_after.isdecimal():
+            pause = max(pause, float(retry_after))
         return min(pause, _MOST_BACKOFF_S)
 
     def _no_answer(self, error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Running tools for a model: every call gives a text in time, whatever the tool does."""
+"""Runs tools for a model: every call returns text before its deadline, even if the tool fails or hangs."""
 
 from __future__ import annotations
 

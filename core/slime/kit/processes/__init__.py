@@ -1,6 +1,6 @@
 """Child processes that never outlive their parent, and pools of workers that are killed and replaced when they hang.
 
-`child` starts a process in a group of its own, ties its life to its parent's and kills the whole group.
+`child` starts a process in a new process group, kills the group, and makes it end with its parent.
 `fork_server` forks processes from one that has done the slow imports. `pool` distributes calls among workers:
 `worker_handle` is the parent's side of a worker, `worker` the program that runs in it, `frames` their messages.
 """

@@ -1,4 +1,4 @@
-"""One child process that leads a process group of its own and does not outlive its parent.
+"""A child process that leads its own process group and does not outlive its parent.
 
 The parent holds the writing end of a pipe that is the child's standard input: its lifeline. When the parent ends, even
 by SIGKILL, the kernel closes that end; a child that called `end_with_parent` has asked the kernel to answer that with

@@ -1,4 +1,4 @@
-"""A temporary folder for one program, and its removal, whatever the program left in it."""
+"""A temporary folder for one program, and its removal, even of deeply nested or write-protected folders."""
 
 from __future__ import annotations
 

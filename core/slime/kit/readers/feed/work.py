@@ -72,12 +72,12 @@ class Work:
         return loaded
 
     def _rows(self, job: RowsJob) -> list[LoadedRow]:
-        places = list(zip(job.files, job.positions, strict=True))
+        located = list(zip(job.files, job.positions, strict=True))
         rows = {
-            file: iter(self.readers[file].rows_at([position for other, position in places if other == file]))
+            file: iter(self.readers[file].rows_at([position for other, position in located if other == file]))
             for file in set(job.files)
         }
-        return [LoadedRow(file, position, next(rows[file])) for file, position in places]
+        return [LoadedRow(file, position, next(rows[file])) for file, position in located]
 
     def _blocks(self, job: BlocksJob) -> list[LoadedRow]:
         loaded = [

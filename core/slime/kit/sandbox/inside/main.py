@@ -1,6 +1,6 @@
 """The process between slime and a program: it confines the program, watches it and answers.
 
-The request is read from standard input, which then stays open: once the other end closes, nobody waits for the answer.
+The request is read from standard input, which then stays open: when the other end closes, the caller is gone.
 The answer is written to standard output. Both are in `marshal`'s format, the request after its length in 8 bytes.
 """
 

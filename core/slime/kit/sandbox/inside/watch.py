@@ -44,7 +44,7 @@ class Watch:
         self._began = time.monotonic()
 
     def run(self, lifeline: int) -> dict[str, object] | None:
-        """Returns the answer when the program has ended, or None if `lifeline` is closed first: nobody waits for it."""
+        """Return the answer when the program has ended; None if `lifeline` closes first (the caller is gone)."""
         poll = select.poll()
         ended = os.pidfd_open(self._program)
         for descriptor in (*self._streams, lifeline, ended):
