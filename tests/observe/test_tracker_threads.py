@@ -48,8 +48,10 @@ class Hanging(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.answered = threading.Event()
+        self.waiting = 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.waiting += 1
         self.answered.wait(60)
         super().log(step, metrics)
 
@@ -74,6 +76,20 @@ def test_the_first_error_of_a_tracker_is_logged_and_its_lost_rows_are_counted(ca
     assert problems == ["tracker b missed 2 of 5 rows (OSError: [Errno 28] No space left on device)"]
     assert [step for step, _ in broken.rows] == [0, 2, 4] and broken.outcome == "failed"
     assert len(caplog.records) == 1 and "tracker b failed; the run continues" in caplog.text
+
+
+def test_a_tracker_that_is_behind_when_the_run_ends_is_closed_with_the_outcome() -> None:
+    slow = Hanging()
+    thread = TrackerThread("tracker s", lambda: slow, max_waiting=2)
+    while slow.waiting == 0:
+        thread.log(0, {"loss": 0.5})
+        time.sleep(0.01)
+    for step in (1, 2, 3):
+        thread.log(step, {"loss": 0.5})
+    thread.finish("finished")
+    slow.answered.set()
+    assert "missed" in (thread.join(10) or "")
+    assert slow.outcome == "finished"
 
 
 @pytest.mark.parametrize("error", [ValueError("no API key"), SystemExit("login first")])

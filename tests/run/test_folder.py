@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,23 @@ def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path)
     writer = CheckpointWriter(tmp_path, config(), {})
     (writer.begin(4) / "megatron" / "half").write_text("written")
     assert list((writer.begin(4) / "megatron").iterdir()) == []
+
+
+def test_a_replaced_checkpoint_is_only_deleted_once_the_new_one_is_complete(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 4)
+    delete, complete = shutil.rmtree, []
+
+    def record(path: Path, ignore_errors: bool) -> None:
+        delete(path, ignore_errors=ignore_errors)
+        complete.append(read_checkpoint(tmp_path).rollouts_done == 4)
+
+    monkeypatch.setattr(shutil, "rmtree", record)
+    saved(tmp_path, 4)
+    assert len(complete) > 1 and all(complete)
+    assert {path.name for path in tmp_path.iterdir()} >= {"latest", "rollout_000004"}
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_without_a_checkpoint_is_refused_with_what_was_expected(tmp_path: Path) -> None:

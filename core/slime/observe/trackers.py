@@ -52,9 +52,13 @@ class TrackerThread:
             self._failed(TimeoutError(f"{self._queue.maxsize} rows are waiting for it"))
 
     def finish(self, outcome: str) -> None:
-        """Tell the tracker to close after the last row; returns at once."""
-        with suppress(queue.Full):  # `join` reports a tracker that hangs
-            self._queue.put_nowait(outcome)
+        """Tell the tracker to close after the last row; returns at once. A full queue drops its oldest row."""
+        while True:
+            try:
+                return self._queue.put_nowait(outcome)
+            except queue.Full:
+                with suppress(queue.Empty):
+                    self._queue.get_nowait()
 
     def join(self, timeout_s: float) -> str | None:
         """Wait until the tracker has closed, for at most `timeout_s` seconds.

@@ -219,11 +219,16 @@ class CheckpointWriter:
             _write(temporary / _STATE, [json.dumps(state, indent=1)])
             _write(temporary / "plugins.json", [json.dumps(self._plugins, indent=1)])
             _write(temporary / "config.toml", [self._config.to_toml()])
-            shutil.rmtree(final, ignore_errors=True)
+            # `latest` may name a checkpoint of this number. It is moved first, because deleting it takes time.
+            replaced = self._root / f".{final.name}.replaced"
+            shutil.rmtree(replaced, ignore_errors=True)
+            if final.exists():
+                final.rename(replaced)
             temporary.rename(final)
             pointer = self._root / ".latest.partial"
             _write(pointer, [final.name, "\n"])
             pointer.replace(self._root / "latest")
+            shutil.rmtree(replaced, ignore_errors=True)
         return final
 
 

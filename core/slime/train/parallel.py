@@ -27,7 +27,8 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
         TrainerError: The ranks did not meet within `--distributed-timeout-minutes`.
     """
     minutes = config.cluster.distributed_timeout_minutes
-    threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // world_size)
+    ranks_here = min(world_size, config.cluster.actor_num_gpus_per_node)
+    threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks_here)
     torch.set_num_threads(threads)
     # Ray shows a GPU process only its own device, so that is number 0.
     device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")

@@ -306,9 +306,11 @@ class MegatronRank:
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the process groups; nothing may be called afterwards. After an error pass `failed=True`."""
-        if self._transport is not None:
-            self._transport.close()
-        parallel.stop(failed=failed)
+        try:
+            if self._transport is not None:
+                self._transport.close()
+        finally:
+            parallel.stop(failed=failed)
 
 
 def _steps_of(batch: TrainBatch) -> tuple[list[int], list[int]]:
