@@ -163,6 +163,37 @@ def test_the_environment_keeps_the_contract_of_generators(folder: Path) -> None:
     assert_generator_contract(generator, samples=tasks(folder)[:2])
 
 
+#: used as `python`: a worker that starts, and answers the first episode with something other than JSON
+BABBLING = """#!{python}
+import socket, sys, time
+channel = socket.socket(fileno=int(sys.argv[4]))
+lines = channel.makefile("rb")
+lines.readline()
+channel.sendall(b'{{"ready": true}}\\n')
+lines.readline()
+channel.sendall(b"babble\\n")
+time.sleep(600)
+"""
+
+
+def test_an_unreadable_answer_fails_the_open_episodes_at_once(folder: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(BABBLING.format(python=sys.executable))
+    python.chmod(0o755)
+
+    async def work() -> tuple[list[Any], float]:
+        started = time.monotonic()
+        async with environment(folder, python=str(python), agent_timeout_s=60.0) as generator:
+            calls = (generator.generate(one, SAMPLING, ScriptedPolicy(answering)) for one in tasks(folder)[:2])
+            found = await asyncio.gather(*calls, return_exceptions=True)
+        return found, time.monotonic() - started
+
+    found, seconds = run(work(), DEADLINE_S)
+    assert seconds < 30
+    for error in found:
+        assert isinstance(error, RuntimeError) and "an answer could not be read (Expecting value" in str(error)
+
+
 def test_an_error_in_the_environment_fails_only_its_sample(folder: Path) -> None:
     async def work() -> list[Any]:
         first, _, broken, hanging = tasks(folder)

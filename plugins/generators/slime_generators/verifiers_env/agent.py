@@ -105,11 +105,14 @@ class VerifiersAgent:
         return worker
 
     async def _read(self, worker: VerifiersWorker) -> None:
-        async for answer in worker.answers():
-            waiting = self._open.get(answer["id"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
-        ended = await worker.end(_EXITING_S)
+        try:
+            async for answer in worker.answers():
+                waiting = self._open.get(answer["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+            ended = await worker.end(_EXITING_S)
+        except ValueError as error:  # longer than `_MAX_BYTES`, or not JSON
+            ended = f"an answer could not be read ({error}): {await worker.end()}"
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(RuntimeError(ended))

@@ -103,8 +103,10 @@ class Workers:
 
 def _close(loop: asyncio.AbstractEventLoop, pool: WorkerPool) -> None:
     closing: Coroutine[Any, Any, None] = pool.close()
-    asyncio.run_coroutine_threadsafe(closing, loop).result(_CLOSE_S)
-    loop.call_soon_threadsafe(loop.stop)
+    try:
+        asyncio.run_coroutine_threadsafe(closing, loop).result(_CLOSE_S)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
 
 
 # --- in the worker processes ---------------------------------------------------------------------
