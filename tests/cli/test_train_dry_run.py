@@ -14,9 +14,10 @@ from slime.run.checkpoint import CheckpointWriter
 
 
 def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:
+    # Ports below those that the kernel and slime pick by themselves, so that nothing else has taken them.
     ended = dry_run(
         *split("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --sequence-parallel --rollout-num-gpus 2"),
-        *split("--router-port 39011 --engine-port 39012 --estimator.eps 0.001 --num-steps-per-rollout 2"),
+        *split("--router-port 19011 --engine-port 19012 --estimator.eps 0.001 --num-steps-per-rollout 2"),
         *("--eval-prompt-data", "held_out", str(prompts), "--eval-interval", "5", "--sglang-log-level", "info"),
     )
     assert ended.code == 0, ended.err
@@ -28,8 +29,8 @@ def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, promp
         "2 rollouts = 4 optimizer steps (policy_loss, synchronous)",
         f"data         training: {prompts}: 3 rows, longest prompt 4 of at most 56 tokens",
         "evaluation   held_out: before the first, every 5 and after the last rollout, 1 response a prompt",
-        "2 SGLang engines x tensor parallel 1, ports 39012-39013",
-        "1 router, port 39011",
+        "2 SGLang engines x tensor parallel 1, ports 19012-19013",
+        "1 router, port 19011",
         "4 training ranks: tensor 2 x pipeline 1 x context 1 x data 2, sequence parallel",
         "devices      cpu",
         "estimators/grpo  (slime-rl",
