@@ -7,6 +7,7 @@ Every `slime train` command is printed before it runs, so you can run it yoursel
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> int:
     print("1. a model and a tokenizer from scratch, and arithmetic questions", flush=True)
     parameters = make_model(ROOT / WORK / "model")
     rows = make_data(ROOT / WORK / "data")
+    # They are of the model that was here before; a new run does not write among another run's checkpoints.
+    shutil.rmtree(ROOT / WORK / "checkpoints", ignore_errors=True)
     print(f"   {WORK}/model: {parameters:,} parameters, random")
     for name, count in rows.items():
         print(f"   {WORK}/data/{name}: {count} rows")
