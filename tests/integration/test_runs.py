@@ -61,6 +61,7 @@ def slime(*words: str, cwd: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(slime_train: Start) -> None:
     whole = slime_train("--num-rollout", "4", "--rollout-shuffle", name="whole")
     assert whole.wait() == 0, whole.output
@@ -86,6 +87,7 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
     assert "saved after 2 rollouts and --num-rollout is 2: nothing is left to do" in finished.output
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:
     run = slime_train(
         "--async", "--async-buffer-size", "2", "--update-weights-interval", "2", "--num-rollout", "5",
@@ -124,6 +126,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     run = slime_train(
