@@ -123,7 +123,7 @@ def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
 def test_a_metric_that_is_not_a_number_loses_its_row() -> None:
     recorder = Recorder()
     thread = TrackerThread("tracker r", lambda: recorder)
-    thread.log(0, {"loss": "low"})  # type: ignore[dict-item]
+    thread.log(0, {"loss": "low"})  # type: ignore[dict-item]  # what a plugin may pass
     thread.log(1, {"loss": 0.5})
     [problem] = close_all([thread], "finished")
     assert "missed 1 of 2 rows (TypeError" in problem
@@ -148,7 +148,7 @@ def test_a_run_has_the_trackers_of_its_configuration(tmp_path: Path, install: Ca
     """
     install("slime-tracker-offline", "1", {"offline": "tracker_light"}, {"tracker_light": source, "tracker_impl": body})
     default = RunConfig()
-    choice = type(default.components.tracker[0])  # type: ignore[attr-defined]
+    choice = type(default.components.tracker[0])  # type: ignore[attr-defined]  # fields made from the table of kinds
     chosen = default.with_options("components", tracker=[choice(name="tensorboard"), choice(name="offline")])
     out = io.StringIO()
     observer = RunObserver(chosen, tmp_path, load_plugins(chosen.plugins), file=out)
