@@ -102,6 +102,18 @@ def test_rewards_are_returned_on_the_event_loop_of_ray_actors(name: str, tmp_pat
     assert found == Reward(3.0, {"half": 0.5})
 
 
+def test_an_answer_sent_before_the_worker_died_is_read_after_a_failed_write(tmp_path: Path) -> None:
+    async def work(pool: IsolatedReward) -> list[float | Cause]:
+        await score(pool, [sample(), sample()])  # calls are short: the next ones are queued in the worker
+        answered = asyncio.create_task(score(pool, [sample("nap", response="0.1"), sample("kill")]))
+        await asyncio.sleep(0.01)
+        time.sleep(0.5)  # this process is busy while the worker answers the first call and dies in the second
+        late = asyncio.create_task(pool.call([sample(index=6)]))  # is written before anything is read
+        return values([*await answered, *(await late)[0]])
+
+    assert with_pool(tmp_path, work) == [1.0, Cause.DIED, 6.0]
+
+
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
 def test_faulty_rewards_fail_only_their_samples_on_the_event_loop_of_ray_actors(name: str, tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")

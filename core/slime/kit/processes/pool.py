@@ -159,7 +159,7 @@ class WorkerPool:
         self._monitor.cancel()
         self._give_up(PluginError(f"{self._title}: its worker processes were stopped"))
         for worker in self._workers.values():
-            worker.leave()
+            worker.end()
         try:
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -209,7 +209,7 @@ class WorkerPool:
             else:
                 call.future.set_exception(self._timed_out())
         if not worker.calls and not worker.ending and not worker.accepts_calls:
-            worker.leave()
+            worker.end()
         self._distribute()
 
     def _timed_out(self) -> CallTimedOutError:

@@ -38,33 +38,35 @@ GRACE_S = 1.0
 _CALL: ContextVar[int] = ContextVar("slime_worker_call", default=0)
 
 
-def serve(prepared: Any, build: Call, timeout_s: float, descriptor: int) -> None:
-    """Answer calls on the socket `descriptor`.
+def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_fd: int) -> None:
+    """Answer calls until no more can arrive.
 
     Args:
         prepared: What the fork server's own call returned.
         build: What makes the handler, as `function(prepared, *arguments)`.
         timeout_s: Seconds one call may take.
-        descriptor: A connected stream socket.
+        calls_fd: A connected stream socket to read calls from.
+        answers_fd: Another, to write answers to.
     """
-    os.set_inheritable(descriptor, False)  # programs that the handler starts do not get it
-    connection = socket.socket(fileno=descriptor)
+    for fd in (calls_fd, answers_fd):
+        os.set_inheritable(fd, False)  # programs that the handler starts do not get it
+    calls, answers = socket.socket(fileno=calls_fd), socket.socket(fileno=answers_fd)
     faulthandler.enable()
-    _answer_trace_signal(connection)
+    _answer_trace_signal(answers)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         handler = build.run(prepared)
     except BaseException as error:  # the boundary around a plugin's construction, sys.exit() included
         logging.exception("the worker could not be built")
-        connection.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
+        answers.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
         sys.exit(1)
-    with contextlib.suppress(ConnectionError):  # the pool closes the socket whenever it no longer needs the worker
+    with contextlib.suppress(ConnectionError):  # the pool closes the sockets whenever it no longer needs the worker
         if inspect.iscoroutinefunction(handler):
-            connection.sendall(Message(Kind.READY, content=OVERLAP).pack())
-            asyncio.run(_OverlappingCalls(handler, timeout_s).serve(connection))
+            answers.sendall(Message(Kind.READY, content=OVERLAP).pack())
+            asyncio.run(_OverlappingCalls(handler, timeout_s).serve(calls, answers))
         else:
-            connection.sendall(Message(Kind.READY).pack())
-            _serve_one_by_one(handler, connection)
+            answers.sendall(Message(Kind.READY).pack())
+            _serve_one_by_one(handler, calls, answers)
 
 
 def _known(error: BaseException) -> SlimeError:
@@ -74,17 +76,17 @@ def _known(error: BaseException) -> SlimeError:
     return PluginError(f"a worker process could not be built: {one_line(error)}")
 
 
-def _answer_trace_signal(connection: socket.socket) -> None:
+def _answer_trace_signal(answers: socket.socket) -> None:
     def report(*_: object) -> None:
-        connection.send(Message(Kind.INSIDE, _CALL.get()).pack())
+        answers.send(Message(Kind.INSIDE, _CALL.get()).pack())
 
     # faulthandler writes even while C code keeps Python from running, and then lets Python run `report`, if it can.
     signal.signal(TRACE_SIGNAL, report)
     faulthandler.register(TRACE_SIGNAL, all_threads=True, chain=True)
 
 
-def _serve_one_by_one(handler: Callable[[bytes], bytes], connection: socket.socket) -> None:
-    stream = connection.makefile("rb")
+def _serve_one_by_one(handler: Callable[[bytes], bytes], calls: socket.socket, answers: socket.socket) -> None:
+    stream = calls.makefile("rb")
     while (message := read_message(stream)) is not None:
         _CALL.set(message.call)
         started = time.monotonic()
@@ -93,7 +95,7 @@ def _serve_one_by_one(handler: Callable[[bytes], bytes], connection: socket.sock
         except BaseException as error:  # noqa: BLE001 - the boundary around the handler, sys.exit() included
             kind, content = Kind.RAISED, one_line(error).encode()
         # Immediately, because the pool assumes that the oldest call without an answer is running.
-        connection.sendall(Message(kind, message.call, content, time.monotonic() - started).pack())
+        answers.sendall(Message(kind, message.call, content, time.monotonic() - started).pack())
 
 
 @dataclass(eq=False, slots=True)
@@ -114,9 +116,10 @@ class _OverlappingCalls:
         self._tick_s = min(TICK_S, timeout_s / 5)
         self._running: dict[int, _Running] = {}
 
-    async def serve(self, connection: socket.socket) -> None:
-        """Answer until the pool closes the socket."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+    async def serve(self, calls: socket.socket, answers: socket.socket) -> None:
+        """Answer until the pool closes `calls`."""
+        reader, unused_writer = await asyncio.open_unix_connection(sock=calls)
+        _, self._writer = await asyncio.open_unix_connection(sock=answers)
         ticking = asyncio.create_task(self._tick())
         while (message := await receive_message(reader)) is not None:
             if message.kind is Kind.CALL:
@@ -125,6 +128,7 @@ class _OverlappingCalls:
             elif (running := self._running.pop(message.call, None)) is not None:
                 running.task.cancel()
         ticking.cancel()
+        unused_writer.close()
 
     async def _tick(self) -> None:
         """Report that the event loop runs, and cancel overdue calls, again and again."""

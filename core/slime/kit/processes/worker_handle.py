@@ -70,6 +70,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._writer: asyncio.StreamWriter | None = None
+        self._answers: socket.socket | None = None
         self._child: ForkedChild | None = None
         #: the call that it reported to be in
         self._inside: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -92,26 +93,31 @@ class Worker:
 
     async def run(self) -> str:
         """Start it and wait until its whole process group has ended; returns how it ended."""
-        ours, theirs = socket.socketpair()
+        # Two pairs, because asyncio closes a socket that cannot be written to with the answers that are still in it.
+        calls, its_calls = socket.socketpair()
+        self._answers, its_answers = socket.socketpair()
         try:
-            descriptor = theirs.fileno()
-            self._child = ForkedChild(self.server.address, self.call, log_path=self.log_path, pass_fds=(descriptor,))
+            fds = (its_calls.fileno(), its_answers.fileno())
+            self._child = ForkedChild(self.server.address, self.call, log_path=self.log_path, pass_fds=fds)
         except OSError as error:
             self.ending = True
             self.error = PluginError(f"{self.title}: its worker process could not be started: {one_line(error)}")
-            ours.close()
+            calls.close()
+            self._answers.close()
             return "was not started"
         finally:
-            theirs.close()
-        ours.setblocking(False)
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            its_calls.close()
+            its_answers.close()
+        _, self._writer = await asyncio.open_unix_connection(sock=calls)
+        reader, answers = await asyncio.open_unix_connection(sock=self._answers)
         if self.ending:  # before it was connected
-            self._writer.close()
+            self.end()
         try:
             while (message := await receive_message(reader)) is not None:
                 self._handle(message)
         finally:
             self.end()
+            answers.close()
             how = await asyncio.shield(self._await_end(self._child))
         return how
 
@@ -174,16 +180,12 @@ class Worker:
         return self._child is not None and self._child.poll() is not None
 
     def end(self) -> None:
-        """Close its socket at once; what it has not read yet is lost."""
+        """Close its calls, upon which it ends by itself. Answers that it has sent are still read."""
         self.ending = True
         if self._writer is not None:
             self._writer.transport.abort()
-
-    def leave(self) -> None:
-        """Close its socket, upon which it ends by itself."""
-        self.ending = True
-        if self._writer is not None:
-            self._writer.close()
+        if self._answers is not None and self._answers.fileno() >= 0:
+            self._answers.shutdown(socket.SHUT_RD)
 
     async def kill(self) -> None:
         """Kill it because it is overdue, after its stacks have been written to its log."""
@@ -193,6 +195,4 @@ class Worker:
                 os.kill(self.pid, TRACE_SIGNAL)
                 await asyncio.wait({self._inside}, timeout=TRACE_S)
                 os.killpg(self.pid, signal.SIGKILL)
-        await asyncio.sleep(0)  # answers that it sent before are still read
-        await asyncio.sleep(0)
         self.end()
