@@ -3,8 +3,8 @@
     slime train ... --custom-generate-function-path team.py --custom-rm-path team.py
 
 The solver answers. The reviewer, in a branch of the conversation, is asked `ok?` and says `yes` or `no`. If it says
-anything but `yes`, the solver is told `no` and answers once more. Both branches are trained on, but the answer that
-they share only in the solver's. Together they are one rollout and count once.
+anything but `yes`, the solver gets the message `no` and answers once more. Both branches are trained on, but the answer
+that they share only in the solver's. Together they are one rollout and count once.
 """
 
 from __future__ import annotations

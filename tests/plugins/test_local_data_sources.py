@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.plugins.local_runs import build, run_config, write, write_prompts
 
@@ -219,6 +221,18 @@ def test_a_prompt_that_is_too_long_names_the_class(tmp_path: Path) -> None:
     config = run_config(data={"data_source_path": str(path)}, rollout={"rollout_max_prompt_len": 8})
     with pytest.raises(DataError, match=r"get_samples of source.py:Mine: the prompt has 9 tokens, expected at most 8"):
         build(config, "datasource", tmp_path).take(1)
+
+
+def test_rows_that_share_a_prompt_are_not_confused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"  # its reader gives equal strings of one character as one object
+    table = pyarrow.table({"prompt": ["a", "a", "b", "b"], "label": ["1", "2", "3", "3"]})
+    pyarrow.parquet.write_table(table, path)
+    dataset = PromptDataset(path, input_key="prompt", label_key="label")
+    [first, _, third, _] = dataset.sample(4)
+    row = dataset.row_of(third)
+    assert row is not None and row.label == "3"
+    with pytest.raises(DataError, match=r"row 0 and .*row 1 have the same prompt 'a' with different labels"):
+        dataset.row_of(first)
 
 
 def test_a_dataset_returns_rows_and_prompts_and_tracks_its_position(tmp_path: Path) -> None:

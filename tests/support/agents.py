@@ -12,6 +12,7 @@ import openai
 async def ask_once(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> str | None:
     """One question, one answer."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        # Plain dicts instead of the types of openai.
         answer = await client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
     return answer.choices[0].message.content
 
@@ -51,9 +52,9 @@ async def asks_and_hangs(base_url: str, api_key: str, messages: list[dict[str, A
 def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
     """Makes one more request seconds after its deadline."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
-        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]  # plain dicts
         time.sleep(2.0)
-        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]
+        client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]  # plain dicts
 
 
 async def talks_on(base_url: str, api_key: str, messages: list[dict[str, Any]]) -> None:
@@ -87,6 +88,7 @@ async def gives_up_in_time(base_url: str, api_key: str, messages: list[dict[str,
     """Times out by itself, and tries another request."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         try:
+            # Plain dicts instead of the types of openai.
             await client.chat.completions.create(model="any", messages=messages, timeout=0.3)  # type: ignore[arg-type]
         except openai.APITimeoutError:
             return str(await ask_once(base_url, api_key, [{"role": "user", "content": "quick"}]))

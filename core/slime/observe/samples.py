@@ -95,7 +95,9 @@ def _dump(row: dict[str, Any]) -> bytes:
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
-    return value if isinstance(value, int | float | None) else _without_surrogates(repr(value))
+    if value is None or isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        return value
+    return _without_surrogates(repr(value))
 
 
 def question_text(prompt: str | list[dict[str, object]]) -> str:

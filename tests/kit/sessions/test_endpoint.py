@@ -134,6 +134,7 @@ def test_the_api_key_alone_identifies_the_session() -> None:
         async with talking([Say.text("four")]) as talk:
             base_url = talk.server.base_url(talk.session).partition("/s/")[0] + "/v1"
             async with openai.AsyncOpenAI(base_url=base_url, api_key=talk.session.key) as client:
+                # Plain dicts instead of the types of openai.
                 answer = await client.chat.completions.create(model="any", messages=[user("hi")])  # type: ignore[list-item]
                 assert answer.choices[0].message.content == "four"
             async with openai.AsyncOpenAI(base_url=base_url, api_key="guessed") as client:

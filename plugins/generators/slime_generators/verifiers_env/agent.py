@@ -148,7 +148,11 @@ class VerifiersWorker:
             except OSError as error:
                 ours.close()
                 raise RuntimeError(f"python = {python!r} of verifiers_env cannot be started: {error}") from error
-        worker = cls(process, *await asyncio.open_unix_connection(sock=ours, limit=_MAX_BYTES))
+        try:
+            worker = cls(process, *await asyncio.open_unix_connection(sock=ours, limit=_MAX_BYTES))
+        except BaseException:  # cancelled: nobody else could end the process
+            process.close()
+            raise
         settings = options.model_dump(mode="json", include={"taskset", "env", "path"})
         await worker.send({**settings, "rows": rows})
         return worker

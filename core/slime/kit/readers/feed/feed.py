@@ -336,7 +336,7 @@ class PromptDataset(PromptFeed):
         options = options or FeedOptions(Columns(input_key, label_key, metadata_key), shuffle_seed=shuffle_seed)
         super().__init__(self.paths, options, tokenizer)
         self._streamed = options.streaming
-        self._latest: dict[int, PromptRow] = {}
+        self._latest: dict[int, list[PromptRow]] = {}
 
     def __len__(self) -> int:
         self._require_numbers()
@@ -354,7 +354,9 @@ class PromptDataset(PromptFeed):
     def rows(self, n: int) -> list[PromptRow]:
         """The next `n` rows; the next epoch follows the last row."""
         rows = [self.next() for _ in range(n)]
-        self._latest = {id(row.prompt): row for row in rows}
+        self._latest = {}
+        for row in rows:
+            self._latest.setdefault(id(row.prompt), []).append(row)
         return rows
 
     def sample(self, n: int) -> list[str | list[dict[str, Any]]]:
@@ -362,8 +364,19 @@ class PromptDataset(PromptFeed):
         return [row.prompt for row in self.rows(n)]
 
     def row_of(self, prompt: object) -> PromptRow | None:
-        """The row, of those that `rows` returned last, whose prompt is this object; None for any other object."""
-        return self._latest.get(id(prompt))
+        """The row, of those that `rows` returned last, whose prompt is this object; None for any other object.
+
+        Raises:
+            DataError: Rows with different labels or metadata share the object, as Python does with very short strings.
+        """
+        rows = self._latest.get(id(prompt), [])
+        for row in rows[1:]:
+            if (row.label, row.metadata) != (rows[0].label, rows[0].metadata):
+                raise DataError(
+                    f"{rows[0].where} and {row.where} have the same prompt {prompt!r} with different labels or"
+                    " metadata; set both on the samples that get_samples returns"
+                )
+        return rows[0] if rows else None
 
     def _require_numbers(self) -> None:
         if self._streamed:
