@@ -27,6 +27,7 @@ def run(code: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_every_megatron_core_module_imports_under_the_hook() -> None:
     words = run("""

@@ -25,6 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(tmp_path_factory.mktemp("docs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if "```console" in TEXT[name]])
 def test_the_commands_print_what_the_page_shows(name: str, place: Workplace) -> None:
     assert refreshed(TEXT[name], place) == TEXT[name], AGAIN

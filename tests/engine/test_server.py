@@ -121,7 +121,14 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("launched", ["directly", "by a fork server of others", "by a fork server of its own"])
+@pytest.mark.parametrize(
+    "launched",
+    [
+        pytest.param("directly", marks=pytest.mark.slow),
+        pytest.param("by a fork server of others", marks=pytest.mark.slow),
+        "by a fork server of its own",
+    ],
+)
 def test_no_server_outlives_a_parent_that_is_killed(
     launched: str, tiny_model: Path, fork_server: Path, tmp_path: Path
 ) -> None:

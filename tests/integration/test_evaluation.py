@@ -28,6 +28,7 @@ def results(folder: Path) -> Any:
     return json.loads((folder / "outputs" / "scored" / "results.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
 def test_a_model_folder_is_scored_on_two_sets(model: Path, data: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_engine_and_trainer_agree_after_weight_updates(
         assert metrics["engine_ess"] > 0.9999
 
 
+@pytest.mark.slow
 def test_a_tolerance_below_rounding_stops_the_run_with_the_worst_tokens(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "2", "--true-on-policy-mode", "--true-on-policy-tolerance", "1e-12")
     assert run.wait() != 0

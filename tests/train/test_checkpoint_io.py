@@ -59,14 +59,13 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        ((1, {}), (1, {})),
-        ((2, {}), (2, {})),
-        ((2, TP), (2, TP)),
-        ((2, TP), (2, PP)),
-        ((2, PP), (1, {})),
-        ((2, {}), (1, {})),
+        pytest.param((1, {}), (1, {}), id="one"),
+        pytest.param((2, {}), (2, {}), id="data 2", marks=pytest.mark.slow),
+        pytest.param((2, TP), (2, TP), id="tensor 2", marks=pytest.mark.slow),
+        pytest.param((2, TP), (2, PP), id="tensor 2 to pipeline 2"),
+        pytest.param((2, PP), (1, {}), id="pipeline 2 to one", marks=pytest.mark.slow),
+        pytest.param((2, {}), (1, {}), id="data 2 to one", marks=pytest.mark.slow),
     ],
-    ids=["one", "data 2", "tensor 2", "tensor 2 to pipeline 2", "pipeline 2 to one", "data 2 to one"],
 )
 def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)

@@ -60,20 +60,12 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        ((1, {}), (1, {})),
-        ((2, TP | HALF), (2, TP | HALF)),
-        ((1, PLAIN), (1, PLAIN)),
-        ((2, TP), (2, PP)),
-        ((2, PP), (1, {})),
-        ((2, {}), (2, TP)),
-    ],
-    ids=[
-        "one",
-        "tensor 2, half",
-        "plain optimizer, half",
-        "tensor 2 to pipeline 2",
-        "pipeline 2 to one",
-        "data 2 to tensor 2",
+        pytest.param((1, {}), (1, {}), id="one"),
+        pytest.param((2, TP | HALF), (2, TP | HALF), id="tensor 2, half", marks=pytest.mark.slow),
+        pytest.param((1, PLAIN), (1, PLAIN), id="plain optimizer, half", marks=pytest.mark.slow),
+        pytest.param((2, TP), (2, PP), id="tensor 2 to pipeline 2", marks=pytest.mark.slow),
+        pytest.param((2, PP), (1, {}), id="pipeline 2 to one", marks=pytest.mark.slow),
+        pytest.param((2, {}), (2, TP), id="data 2 to tensor 2", marks=pytest.mark.slow),
     ],
 )
 def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
+from slime.observe.samples import write_whole
+
 logger = logging.getLogger(__name__)
 
 #: packages that do not identify a component
@@ -117,7 +119,7 @@ class StallWatch:
             if text is None:
                 self._note.unlink(missing_ok=True)
             else:
-                self._note.write_text(text, encoding="utf-8")
+                write_whole(self._note, text.encode())
         except OSError as error:  # the log has it
             logger.warning("%s cannot be written: %s", self._note, error)
 

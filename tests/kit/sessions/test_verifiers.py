@@ -158,6 +158,7 @@ def test_rewards_metrics_and_turns_of_the_environment_are_on_the_samples(folder:
     assert {call.sampling.temperature for call in policy.calls} == {1.0}, "the run's, not the harness's"
 
 
+@pytest.mark.slow
 def test_the_environment_keeps_the_contract_of_generators(folder: Path) -> None:
     generator = VerifiersEnv(VerifiersOptions(taskset="sums_v1", path=(folder,)), make_context())
     assert_generator_contract(generator, samples=tasks(folder)[:2])
@@ -194,6 +195,7 @@ def test_an_unreadable_answer_fails_the_open_episodes_at_once(folder: Path, tmp_
         assert isinstance(error, RuntimeError) and "an answer could not be read (Expecting value" in str(error)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_environment_fails_only_its_sample(folder: Path) -> None:
     async def work() -> list[Any]:
         first, _, broken, hanging = tasks(folder)
