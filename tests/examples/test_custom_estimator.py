@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.python import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom-estimator"
-
-
-def run(words: list[str], folder: Path, site: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +17,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("custom-estimator")
     source, site = folder / "source", folder / "site"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
-    pip = ["pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index"]
-    run([*pip, "--target", str(site), str(source)], folder, site)
+    pip = [
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "-q",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    run_python([*pip, "--target", str(site), str(source)], folder)
     return source, site
 
 
@@ -46,12 +38,13 @@ def test_the_package_is_one_file(installed: tuple[Path, Path]) -> None:
 
 def test_slime_finds_and_shows_it(installed: tuple[Path, Path]) -> None:
     source, site = installed
-    shown = run(["slime.cli.main", "plugins", "show", "maxrl"], source.parent, site)
+    shown = run_python(["-m", "slime.cli.main", "plugins", "show", "maxrl"], source.parent, PYTHONPATH=str(site))
     assert "estimator maxrl/maxrl" in shown
     assert "in units of their mean" in shown
 
 
 def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path, Path]) -> None:
     source, site = installed
-    run(["slime.cli.main", "plugins", "check", "maxrl"], source.parent, site)
-    assert "4 passed" in run(["pytest", "-q", "-p", "no:cacheprovider", "test_maxrl.py"], source, site)
+    run_python(["-m", "slime.cli.main", "plugins", "check", "maxrl"], source.parent, PYTHONPATH=str(site))
+    pytest_command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_maxrl.py"]
+    assert "4 passed" in run_python(pytest_command, source, PYTHONPATH=str(site))

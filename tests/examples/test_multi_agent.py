@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.python import run_python
 
 from slime.plugin import Sample, SamplingParams
 from slime.plugins.contracts import Snapshot, check_generated
@@ -76,25 +74,13 @@ def test_the_solver_is_asked_again_if_the_reviewer_disagrees(
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_a_rollout_of_two_samples_counts_once_in_a_batch(tmp_path: Path) -> None:
-    def run(*words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run(str(EXAMPLE / "make_data.py"), "outputs/multi-agent/data")
-    run(str(EXAMPLE.parent / "quickstart/make_model.py"), "outputs/multi-agent/warm_start")
+    run_python([str(EXAMPLE / "make_data.py"), "outputs/multi-agent/data"], tmp_path)
+    run_python([str(EXAMPLE.parent / "quickstart/make_model.py"), "outputs/multi-agent/warm_start"], tmp_path)
     team = str(EXAMPLE / "team.py")
     flags = ["--num-rollout", "1", "--rollout-batch-size", "4", "--global-batch-size", "32", "--eval-interval", "1"]
     flags += ["--skip-eval-before-train", "--custom-generate-function-path", team, "--custom-rm-path", team]
-    run("-m", "slime.cli.main", "train", str(EXAMPLE / "grpo.toml"), *flags, "--run-name", "grpo")
+    slime = ["-m", "slime.cli.main", "train", str(EXAMPLE / "grpo.toml")]
+    run_python([*slime, *flags, "--run-name", "grpo"], tmp_path)
     text = (tmp_path / "outputs/grpo/metrics.jsonl").read_text(encoding="utf-8")
     [step] = [row for row in map(json.loads, text.splitlines()) if "time/step" in row]
     assert step["rollout/samples"] == 2 * 4 * 8

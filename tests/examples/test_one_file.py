@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.python import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,19 +24,9 @@ def test_held_out_accuracy_rises_in_twelve_rollouts(tmp_path: Path) -> None:
     (folder / "loop.py").write_text(shorter, encoding="utf-8")
     for beside in ("common", "quickstart"):
         (tmp_path / "examples" / beside).symlink_to(EXAMPLES / beside)
-    done = subprocess.run(
-        [sys.executable, str(folder / "loop.py")],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.fullmatch(r"one-file: held-out accuracy ([\d.]+) -> ([\d.]+), \d+ s", done.stdout.splitlines()[-1])
-    assert found, done.stdout
+    printed = run_python([str(folder / "loop.py")], tmp_path, timeout_s=800)
+    found = re.fullmatch(r"one-file: held-out accuracy ([\d.]+) -> ([\d.]+), \d+ s", printed.splitlines()[-1])
+    assert found, printed
     assert float(found[2]) > float(found[1]) + 0.2
-    gaps = [float(line.split()[-1]) for line in done.stdout.splitlines() if re.match(r"\s+\d+\s", line)]
+    gaps = [float(line.split()[-1]) for line in printed.splitlines() if re.match(r"\s+\d+\s", line)]
     assert len(gaps) > 1 and max(gaps) < 1e-4

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.python import run_python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "openai-agent"
@@ -37,25 +35,16 @@ def test_the_agent_objects_to_a_wrong_last_digit(answer: str, fits: bool) -> Non
 @pytest.mark.timeout(700)
 def test_a_rollout_of_the_agent_is_trained_on(tmp_path: Path) -> None:
     quickstart = ROOT / "examples" / "quickstart"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     work = tmp_path / "outputs" / "quickstart"
     for script, target in (("make_model.py", "warm_start"), ("make_data.py", "data")):
-        subprocess.run([sys.executable, str(quickstart / script), str(work / target)], check=True, env=environment)
+        run_python([str(quickstart / script), str(work / target)], tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     held_out = work / "data" / "held_out.jsonl"
     held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:8]))
     flags = ["--num-rollout", "2", "--rollout-batch-size", "4", "--global-batch-size", "32", "--eval-interval", "2"]
     flags += ["--skip-eval-before-train"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slime.cli.main", "train", str(EXAMPLE / "grpo.toml"), *flags, "--run-name", "short"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["-m", "slime.cli.main", "train", str(EXAMPLE / "grpo.toml"), *flags, "--run-name", "short"]
+    run_python(command, tmp_path, timeout_s=550)
     found = [json.loads(line) for line in (tmp_path / "outputs/short/metrics.jsonl").read_text().splitlines()]
     steps = [row for row in found if "time/step" in row]
     assert len(steps) == 2

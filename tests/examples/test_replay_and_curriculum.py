@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.python import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,33 +23,18 @@ for name in ("curriculum", "replay-buffer"):
 """
 
 
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models and data at the paths of the run files."""
     folder = tmp_path_factory.mktemp("examples")
-    run([sys.executable, "-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], folder)
+    run_python(["-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], folder)
     return folder
 
 
 def train(root: Path, example: str, *words: str) -> list[dict[str, Any]]:
-    slime = str(Path(sys.executable).with_name("slime"))
     short = ["--rollout-batch-size", "4", "--global-batch-size", "32", "--startup-timeout-s", "300"]
-    run([slime, "train", str(EXAMPLES / example / "grpo.toml"), "--run-name", f"{example}-run", *short, *words], root)
+    command = ["-m", "slime.cli.main", "train", str(EXAMPLES / example / "grpo.toml"), "--run-name", f"{example}-run"]
+    run_python([*command, *short, *words], root)
     lines = (root / "outputs" / f"{example}-run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if "ledger/taken" in row]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.python import run_python
 from tests.support.rewards import score
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -74,17 +72,8 @@ Path("prompts.jsonl").write_text((json.dumps(row) + "\\n") * 8)
 
 
 def python(code: str, folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{EXAMPLES}/code-reward:{EXAMPLES}/common"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    paths = f"{EXAMPLES}/code-reward:{EXAMPLES}/common"
+    return run_python(["-c", code, *words], folder, PYTHONPATH=paths)
 
 
 def test_only_correct_programs_pass_the_tests(tmp_path: Path) -> None:
@@ -127,13 +116,8 @@ def test_judge_reward_model_and_code_score_one_run_with_real_engines(tmp_path: P
     right = float(python(TEACH, tmp_path, str(EXAMPLES)).splitlines()[-1])
     assert right > 0.8  # on pairs, where guessing is right half the time
     (tmp_path / "run.toml").write_text(RUN_FILE)
-    slime = str(Path(sys.executable).with_name("slime"))
     words = ["train", "run.toml", "--run-name", "short", "--startup-timeout-s", "400"]
-    done = subprocess.run(
-        [slime, *words], cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(["-m", "slime.cli.main", *words], tmp_path, timeout_s=800)
     rollout = (tmp_path / "outputs/short/rollouts/000000.jsonl").read_text(encoding="utf-8")
     samples = [json.loads(line) for line in rollout.splitlines()]
     scored = [sample["reward"] for sample in samples if sample["reward"] is not None]

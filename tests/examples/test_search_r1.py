@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.python import run_python
 
 from slime_generators.tools.search import SearchIndex, make_search
 
@@ -32,21 +30,6 @@ def witness(args, groups):
 """
 
 
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -55,8 +38,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's model and data at the paths of its run files."""
     folder = tmp_path_factory.mktemp("search-r1")
-    run([str(EXAMPLE / "make_data.py"), "outputs/search-r1/data"], folder)
-    run([str(EXAMPLE / "make_model.py"), "outputs/search-r1/model"], folder)
+    run_python([str(EXAMPLE / "make_data.py"), "outputs/search-r1/data"], folder)
+    run_python([str(EXAMPLE / "make_model.py"), "outputs/search-r1/model"], folder)
     return folder
 
 
@@ -141,11 +124,11 @@ def test_both_runs_train_only_on_the_models_tokens(root: Path) -> None:
     slime = ["-m", "slime.cli.main", "train"]
     (root / "witness.py").write_text(WITNESS, encoding="utf-8")
     # Long enough to learn to write calls, not correct ones; the whole example shows that the reward rises.
-    run([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "10", "--run-name", "warm"], root)
+    run_python([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "10", "--run-name", "warm"], root)
     flags = ["--num-rollout", "2", "--rollout-batch-size", "8", "--global-batch-size", "64", "--eval-interval", "2"]
     flags += ["--rollout-sample-filter-path", "witness.py:witness", "--run-name", "grpo"]
     flags += ["--skip-eval-before-train", "--n-samples-per-eval-prompt", "1"]
-    run([*slime, str(EXAMPLE / "grpo.toml"), *flags], root)
+    run_python([*slime, str(EXAMPLE / "grpo.toml"), *flags], root)
 
     steps = [row for row in rows(root / "outputs/grpo/metrics.jsonl") if "time/step" in row]
     assert len(steps) == 2

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.python import run_python
 
 from slime_generators.tools.calculator import calculate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool-calculator"
-
-
-def run(words: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -38,8 +22,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's model and data at the paths of its run files."""
     folder = tmp_path_factory.mktemp("tool-calculator")
-    run([str(EXAMPLE / "make_data.py"), "outputs/tool-calculator/data"], folder)
-    run([str(EXAMPLE / "make_model.py"), "outputs/tool-calculator/model"], folder)
+    run_python([str(EXAMPLE / "make_data.py"), "outputs/tool-calculator/data"], folder)
+    run_python([str(EXAMPLE / "make_model.py"), "outputs/tool-calculator/model"], folder)
     return folder
 
 
@@ -67,9 +51,9 @@ def test_the_teacher_is_right_a_third_of_the_time(root: Path) -> None:
 def test_both_runs_work_and_the_calculator_is_called(root: Path) -> None:
     slime = ["-m", "slime.cli.main", "train"]
     # Long enough to learn to start calls, not correct ones; the whole example shows that the reward rises.
-    run([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "6", "--run-name", "warm"], root)
+    run_python([*slime, str(EXAMPLE / "warm_start.toml"), "--num-rollout", "6", "--run-name", "warm"], root)
     flags = ["--num-rollout", "1", "--rollout-batch-size", "8", "--global-batch-size", "64", "--eval-interval", "1"]
-    run([*slime, str(EXAMPLE / "grpo.toml"), *flags, "--skip-eval-before-train", "--run-name", "grpo"], root)
+    run_python([*slime, str(EXAMPLE / "grpo.toml"), *flags, "--skip-eval-before-train", "--run-name", "grpo"], root)
     found = rows(root / "outputs/grpo/metrics.jsonl")
     [step] = [row for row in found if "time/step" in row]
     assert step["rollout/tools/calculator/calls"] > 0.1
