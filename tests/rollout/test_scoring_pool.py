@@ -58,7 +58,9 @@ def with_pool(
                 await asyncio.sleep(0.02)
 
         noting = asyncio.create_task(note())
+        deadline = time.monotonic() + 60
         while not pids:  # a worker may be ready before its process id is known
+            assert time.monotonic() < deadline, "no worker has a process id"
             await asyncio.sleep(0.01)
         try:
             return await work(pool)
@@ -102,16 +104,28 @@ def test_rewards_are_returned_on_the_event_loop_of_ray_actors(name: str, tmp_pat
     assert found == Reward(3.0, {"half": 0.5})
 
 
-def test_an_answer_sent_before_the_worker_died_is_read_after_a_failed_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_answer_sent_before_the_worker_died_is_read_after_a_failed_write(loop: str, tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> list[float | Cause]:
         await score(pool, [sample(), sample()])  # calls are short: the next ones are queued in the worker
-        answered = asyncio.create_task(score(pool, [sample("nap", response="0.1"), sample("kill")]))
-        await asyncio.sleep(0.01)
-        time.sleep(0.5)  # this process is busy while the worker answers the first call and dies in the second
-        late = asyncio.create_task(pool.call([sample(index=6)]))  # is written before anything is read
-        return values([*await answered, *(await late)[0]])
+        dead = asyncio.Event()
 
-    assert with_pool(tmp_path, work) == [1.0, Cause.DIED, 6.0]
+        async def late(index: int) -> list[Result]:
+            await dead.wait()
+            if index == 0:  # this process is busy while the worker answers the first call and dies in the second
+                time.sleep(0.5)
+            return (await pool.call([sample(index=index)]))[0]
+
+        # Some of these calls are written before anything is read; the others wait for room in the worker.
+        calls = [asyncio.create_task(late(index)) for index in range(30)]
+        answered = asyncio.create_task(score(pool, [sample("nap", response="0.03"), sample("kill")]))
+        await asyncio.sleep(0.01)
+        dead.set()
+        return values([*await answered, *(result for [result] in await asyncio.gather(*calls))])
+
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
+    found = with_pool(tmp_path, work, loop_factory=factory)
+    assert found == [1.0, Cause.DIED, *map(float, range(30))]
 
 
 @pytest.mark.parametrize("name", ["plain", "overlapping"])

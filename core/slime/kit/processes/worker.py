@@ -1,4 +1,4 @@
-"""The program of a pool's worker: builds a handler, then answers calls until the pool closes the socket.
+"""The program of a pool's worker: builds a handler, then answers calls until the pool closes the sockets.
 
 A handler that is a plain function is called once at a time; the pool keeps its deadlines, by killing the process.
 Calls of a coroutine function overlap in one event loop; overdue ones are cancelled here, and the pool kills a worker
@@ -54,13 +54,13 @@ def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_f
     faulthandler.enable()
     _answer_trace_signal(answers)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        handler = build.run(prepared)
-    except BaseException as error:  # the boundary around a plugin's construction, sys.exit() included
-        logging.exception("the worker could not be built")
-        answers.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
-        sys.exit(1)
     with contextlib.suppress(ConnectionError):  # the pool closes the sockets whenever it no longer needs the worker
+        try:
+            handler = build.run(prepared)
+        except BaseException as error:  # the boundary around a plugin's construction, sys.exit() included
+            logging.exception("the worker could not be built")
+            answers.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
+            sys.exit(1)
         if inspect.iscoroutinefunction(handler):
             answers.sendall(Message(Kind.READY, content=OVERLAP).pack())
             asyncio.run(_OverlappingCalls(handler, timeout_s).serve(calls, answers))

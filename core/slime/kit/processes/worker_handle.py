@@ -93,7 +93,7 @@ class Worker:
 
     async def run(self) -> str:
         """Start it and wait until its whole process group has ended; returns how it ended."""
-        # Two pairs, because asyncio closes a socket that cannot be written to with the answers that are still in it.
+        # Two pairs: when a write fails, asyncio closes that socket, and unread answers on it would be lost.
         calls, its_calls = socket.socketpair()
         self._answers, its_answers = socket.socketpair()
         try:
@@ -163,7 +163,9 @@ class Worker:
 
     def _write(self, message: Message) -> None:
         assert self._writer is not None
-        self._writer.write(message.pack())
+        # A failed write closes the socket. The pool learns of the worker's end later, when it has read all answers.
+        if not self._writer.is_closing():
+            self._writer.write(message.pack())
 
     def silent_s(self) -> float:
         """Seconds without a message while a call or its start is pending."""
