@@ -29,6 +29,7 @@ from slime_generators.verifiers_env.generator import VerifiersEnv
 ENVIRONMENT = '''
 """Sums of one and a number, asked twice."""
 
+import os
 import sys
 
 import verifiers.v1 as vf
@@ -78,6 +79,8 @@ class Sums(vf.Taskset[SumTask]):
         print("environments like to print")
         for prompt, answer in [("0+1=", "1"), ("1+1=", "2"), ("broken", "x"), ("hang", "x")]:
             yield SumTask(SumData(prompt=prompt, answer=answer), self.config.task)
+            if "SUMS_FAIL" in os.environ:
+                raise LookupError("the second task is missing")
 
 
 class TwoQuestions(vf.Harness[vf.HarnessConfig]):
@@ -100,13 +103,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the environment, and its rows as a prompt file."""
     folder = tmp_path_factory.mktemp("environment")
     (folder / "sums_v1.py").write_text(ENVIRONMENT)
-    command = [sys.executable, "-m", "slime_generators.verifiers_env.rows", "sums_v1", "--path", str(folder)]
-    done = subprocess.run(
-        [*command, "--out", str(folder / "prompts.jsonl")], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = rows_command(folder, "prompts.jsonl")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{folder}/prompts.jsonl: 4 rows\n"
     return folder
+
+
+def rows_command(folder: Path, out: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "slime_generators.verifiers_env.rows", "sums_v1", "--path", str(folder)]
+    return subprocess.run(
+        [*command, "--out", str(folder / out)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+def test_a_taskset_that_fails_midway_writes_no_rows(folder: Path) -> None:
+    done = rows_command(folder, "none.jsonl", SUMS_FAIL="1")
+    assert done.returncode == 1 and not (folder / "none.jsonl").exists()
+    assert "LookupError: the second task is missing" in done.stderr
+    reason = "the process of the verifiers environment ended with exit code 1; its output is above"
+    assert done.stderr.endswith(f"error: taskset sums_v1 could not be read: {reason}\n")
 
 
 def tasks(folder: Path) -> list[Sample]:

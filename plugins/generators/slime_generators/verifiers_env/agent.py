@@ -80,13 +80,15 @@ class VerifiersAgent:
         if worker is not None:
             await worker.end()
         if reading is not None:
-            await reading
+            await asyncio.shield(reading)
 
     async def _running(self) -> VerifiersWorker:
         if self._worker is not None and self._worker.running:
             return self._worker
         if self._reading is not None:
-            await self._reading
+            await asyncio.shield(
+                self._reading
+            )  # the open episodes of all samples need it, even if this one is cancelled
         worker = await VerifiersWorker.start(self._options)
         try:
             async with asyncio.timeout(self._options.startup_timeout_s):
@@ -100,19 +102,23 @@ class VerifiersAgent:
             await worker.end()
             raise
         if first is None:
-            raise RuntimeError(await worker.end(_EXITING_S))
+            raise RuntimeError(await worker.end(exiting=True))
         self._worker, self._reading = worker, asyncio.ensure_future(self._read(worker))
         return worker
 
     async def _read(self, worker: VerifiersWorker) -> None:
+        """Hand out the answers until the process ends or sends something else, then fail the open episodes."""
+        problem = ""
         try:
             async for answer in worker.answers():
                 waiting = self._open.get(answer["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-            ended = await worker.end(_EXITING_S)
         except ValueError as error:  # longer than `_MAX_BYTES`, or not JSON
-            ended = f"an answer could not be read ({error}): {await worker.end()}"
+            problem = f"an answer could not be read ({error}): "
+        if self._worker is worker:
+            self._worker = None  # new episodes wait until this process has ended, and then start another
+        ended = problem + await worker.end(exiting=not problem)
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(RuntimeError(ended))
@@ -121,10 +127,14 @@ class VerifiersAgent:
 class VerifiersWorker:
     """The worker process. Requests and answers are lines of JSON on a socket."""
 
-    def __init__(self, process: DirectChild, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, process: DirectChild, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, output: str
+    ) -> None:
+        """`output` says where its output is."""
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._output = output
 
     @classmethod
     async def start(cls, options: VerifiersOptions, rows: int | None = None) -> VerifiersWorker:
@@ -149,10 +159,11 @@ class VerifiersWorker:
                 ours.close()
                 raise RuntimeError(f"python = {python!r} of verifiers_env cannot be started: {error}") from error
         try:
-            worker = cls(process, *await asyncio.open_unix_connection(sock=ours, limit=_MAX_BYTES))
+            streams = await asyncio.open_unix_connection(sock=ours, limit=_MAX_BYTES)
         except BaseException:  # cancelled: nobody else could end the process
             process.close()
             raise
+        worker = cls(process, *streams, output="in logs/rollout.log of the run" if rows is None else "above")
         settings = options.model_dump(mode="json", include={"taskset", "env", "path"})
         await worker.send({**settings, "rows": rows})
         return worker
@@ -170,10 +181,12 @@ class VerifiersWorker:
     async def send(self, request: dict[str, Any]) -> None:
         """Send a request. Raises `RuntimeError` if the process has ended."""
         try:
+            if self._writer.is_closing():  # uvloop would raise another error
+                raise ConnectionResetError
             self._writer.write(json.dumps(request).encode() + b"\n")
             await self._writer.drain()
         except ConnectionError:
-            raise RuntimeError(await self.end(_EXITING_S)) from None
+            raise RuntimeError(await self.end(exiting=True)) from None
 
     async def answers(self) -> AsyncIterator[dict[str, Any]]:
         """Its answers, until it ends."""
@@ -181,13 +194,17 @@ class VerifiersWorker:
             while line := await self._reader.readline():
                 yield json.loads(line)
 
-    async def end(self, grace_s: float = _ENDING_S) -> str:
-        """End it, after `grace_s` by force, and all processes that it has started; returns how it ended."""
+    async def end(self, *, exiting: bool = False) -> str:
+        """End it and all processes that it has started, by force if necessary; returns how it ended.
+
+        Args:
+            exiting: It has closed its socket, so it is given more time to end by itself.
+        """
         self._writer.close()
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + (_EXITING_S if exiting else _ENDING_S)
         while self.running and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         self._process.close()
         await asyncio.to_thread(kill_group, self.pid)
         how = describe_exit(self._process.poll() or 0)
-        return f"the process of the verifiers environment {how}; its output is in logs/rollout.log of the run"
+        return f"the process of the verifiers environment {how}; its output is {self._output}"

@@ -21,8 +21,10 @@ async def write_rows(options: VerifiersOptions, out: Path, limit: int) -> int:
     worker = await VerifiersWorker.start(options, limit)
     try:
         answers = [answer async for answer in worker.answers()]
-    finally:
-        how = await worker.end()
+    except BaseException:
+        await worker.end()
+        raise
+    how = await worker.end(exiting=True)
     rows = [answer["row"] for answer in answers if "row" in answer]
     if answers[-1:] != [{"complete": True}]:
         raise RuntimeError(f"taskset {options.taskset} could not be read: {how}")
