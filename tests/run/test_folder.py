@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_a_replaced_checkpoint_is_only_deleted_once_the_new_one_is_complete(
     assert len(complete) > 1 and all(complete)
     assert {path.name for path in tmp_path.iterdir()} >= {"latest", "rollout_000004"}
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_replaced_checkpoint_is_put_back_if_the_new_one_cannot_take_its_name(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 4)
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match="No space left"):
+        saved(tmp_path, 4)
+    assert read_checkpoint(tmp_path).rollouts_done == 4
 
 
 def test_a_folder_without_a_checkpoint_is_refused_with_what_was_expected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import cache
 from pathlib import Path
@@ -231,6 +232,20 @@ def test_half_precision_trains_near_single_precision(model_folder: Folders) -> N
     assert metrics[0]["entropy"] == pytest.approx(expected_metrics[0]["entropy"], rel=2e-2)
     assert metrics[0]["grad_norm"] == pytest.approx(expected_metrics[0]["grad_norm"], rel=5e-2)
     assert max(np.abs(a - b).mean() for a, b in zip(log_probs, expected, strict=True)) < 0.1
+
+
+def threads(launcher: RankLauncher, config: Any) -> int:
+    launcher.start(config, Centred())
+    return torch.get_num_threads()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+def test_ranks_on_one_machine_share_its_cores(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+    # As if there were two machines of one rank each: what counts is where the ranks are.
+    config = make_config(folder, world_size=2, threads_per_rank=None, actor_num_nodes=2, actor_num_gpus_per_node=1)
+    assert run_ranks(threads, 2, config) == [max(1, (os.cpu_count() or 1) // 2)] * 2
 
 
 def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:

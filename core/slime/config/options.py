@@ -119,7 +119,7 @@ class ClusterOptions(Section):
     distributed_timeout_minutes: float = Field(default=10.0, gt=0)
     """Timeout of collective operations between ranks, in minutes."""
     threads_per_rank: int | None = Field(default=None, ge=1)
-    """CPU threads per training rank; default: cores / ranks."""
+    """CPU threads per training rank; default: cores / ranks on the machine."""
 
 
 class DataOptions(Section):

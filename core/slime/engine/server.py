@@ -188,7 +188,8 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         return defaults
     return defaults | {
         # A request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower). On GPUs this costs
-        # much more, so there it is the user's choice.
+        # much more, so there it is the user's choice. Models with latent attention are wrong without it: the torch
+        # backend then takes triton's rule for prompts, and ignores the keys and values that it gets.
         "--enable-deterministic-inference": None,
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",

@@ -98,7 +98,7 @@ class TrackerThread:
     def _failed(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
-            logger.warning("%s failed; the run continues without it: %s: %s", self.name, type(error).__name__, error)
+            logger.warning("%s failed; the run continues: %s: %s", self.name, type(error).__name__, error)
 
 
 def close_all(trackers: Sequence[TrackerThread], outcome: str, timeout_s: float = CLOSE_S) -> Iterator[str]:

@@ -224,7 +224,12 @@ class CheckpointWriter:
             shutil.rmtree(replaced, ignore_errors=True)
             if final.exists():
                 final.rename(replaced)
-            temporary.rename(final)
+            try:
+                temporary.rename(final)
+            except OSError:
+                if replaced.exists():
+                    replaced.rename(final)
+                raise
             pointer = self._root / ".latest.partial"
             _write(pointer, [final.name, "\n"])
             pointer.replace(self._root / "latest")

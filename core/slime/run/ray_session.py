@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
-from slime.run.signals import never_lost, uninterrupted
+from slime.run.signals import interruptions_kept, uninterrupted
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def ray_session(config: RunConfig) -> Iterator[None]:
     try:
         try:
             # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
-            with never_lost():
+            with interruptions_kept():
                 _connect(config)
         except Exception as error:
             what, advice = "Ray could not be started", "It may be too slow on a busy machine: try again with less load"

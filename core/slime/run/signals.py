@@ -24,7 +24,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def never_lost() -> Iterator[None]:
+def interruptions_kept() -> Iterator[None]:
     """In the body, SIGINT and SIGTERM raise `KeyboardInterrupt` at once, and again at its end if that was dropped.
 
     Python drops what a signal handler raises while `subprocess` forks with a `preexec_fn`, as Ray does for each of its

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,6 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
         TrainerError: The ranks did not meet within `--distributed-timeout-minutes`.
     """
     minutes = config.cluster.distributed_timeout_minutes
-    ranks_here = min(world_size, config.cluster.actor_num_gpus_per_node)
-    threads = config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks_here)
-    torch.set_num_threads(threads)
     # Ray shows a GPU process only its own device, so that is number 0.
     device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")
     if config.on_gpu:
@@ -48,6 +46,7 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
             f"rank {rank} of {world_size} could not join the others at {address} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
+    torch.set_num_threads(config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // _ranks_on_this_machine()))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=transformer.tensor_model_parallel_size,
         pipeline_model_parallel_size=transformer.pipeline_model_parallel_size,
@@ -62,6 +61,12 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     # Without dropout the cheap tracker (no state per region) draws the same numbers.
     model_parallel_cuda_manual_seed(config.run.seed, inference_rng_tracker=True, force_reset_rng=True)
     return device
+
+
+def _ranks_on_this_machine() -> int:
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return hosts.count(socket.gethostname())
 
 
 def stop(*, failed: bool = False) -> None:
