@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.errors import ConfigError
 from slime.kit.chat import Toolbox, ToolCall, tool_of
+from slime.kit.sandbox import Isolation, Machine
+from slime_generators.options import ToolLoopOptions
+from slime_generators.tools import load
 from slime_generators.tools.calculator import calculate, calculator
-from slime_generators.tools.python import python
+from slime_generators.tools.python import make_python
 
 
 @pytest.mark.parametrize(
@@ -61,17 +65,31 @@ def test_the_calculator_is_a_tool() -> None:
     assert (result.kind, result.text) == ("error", "error: ZeroDivisionError: division by zero")
 
 
+async def run(code: str) -> str:
+    return await make_python(Isolation.LIMITS)(code)
+
+
 def test_python_returns_the_programs_output() -> None:
-    assert asyncio.run(python("import math\nprint('é', math.factorial(5))")) == "é 120\n"
-    assert asyncio.run(python("x = 1")) == "(the program printed nothing)"
+    assert asyncio.run(run("import math\nprint('é', math.factorial(5))")) == "é 120\n"
+    assert asyncio.run(run("x = 1")) == "(the program printed nothing)"
 
 
 def test_a_failing_program_returns_its_output_and_the_error() -> None:
-    text = asyncio.run(python("print('so far')\n1/0"))
+    text = asyncio.run(run("print('so far')\n1/0"))
     assert text.startswith("so far\n")
     assert text.endswith("ZeroDivisionError: division by zero")
 
 
 def test_a_program_over_its_limits_is_killed() -> None:
-    text = asyncio.run(python("while True: print('x' * 1000)"))
+    text = asyncio.run(run("while True: print('x' * 1000)"))
     assert "error: the program wrote more than 64 KiB" in text
+
+
+def test_the_python_tool_needs_the_isolation_that_the_code_reward_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(Isolation.LIMITS, "namespaces: not permitted")
+    monkeypatch.setattr("slime.kit.sandbox.machine.machine_isolation", lambda: machine)
+    with pytest.raises(ConfigError, match=r"require_isolation is 'filter', and this machine permits only 'limits'"):
+        load(ToolLoopOptions(tools=("python", "calculator")))
+    assert [tool.name for tool in load(ToolLoopOptions(tools=("calculator",)))] == ["calculator"]
+    chosen = load(ToolLoopOptions(tools=("python", "calculator"), require_isolation="limits"))
+    assert [tool.name for tool in chosen] == ["python", "calculator"]

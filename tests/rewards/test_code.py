@@ -89,6 +89,115 @@ def test_hostile_code_gets_zero(code: str, ended_for: str | None) -> None:
         assert reward.parts[ended_for] == 1.0
 
 
+#: code that takes over the process of its tests, which are `[assert add(1, 2) == 3, ...]`
+CHEATS = {
+    "equals everything": (
+        "class Any:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\n"
+        "  def __reduce__(self): return (int, (3,))\ndef add(a, b): return Any()"
+    ),
+    "writes the harness's lines and leaves": (
+        "import os, sys\nrequest = sys._getframe(1).f_locals['mark']\n"
+        "for number in range(3):\n  for result in ('true', '{\"value\": [\"value\", true]}'):\n"
+        "    os.write(1, f'\\n{request} {number} {result}\\n'.encode())\nos._exit(0)"
+    ),
+    "finds its tests in the stack": (
+        "import re, sys\nframe = sys._getframe(1)\nseen = repr(frame.f_locals)\n"
+        "wanted = re.findall(r'add\\((.*?)\\) == (.*?)[\\'\"]', seen)\n"
+        "def add(a, b): return eval(dict(wanted)[f'{a!r}, {b!r}'])"
+    ),
+    "replaces the harness's functions": (
+        "import sys\nframe = sys._getframe(1)\nframe.f_globals['plain'] = lambda value: ['value', True]\n"
+        "import builtins\nbuiltins.eval = lambda *_: True\ndef add(a, b): return None"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS.keys())
+def test_code_that_takes_over_its_process_fails_tests_in_python(code: str) -> None:
+    assert passed(code, ASSERTS) == 0.0
+
+
+def test_tests_that_run_as_they_are_can_be_cheated() -> None:
+    assert passed(CHEATS["equals everything"], ASSERTS, python_tests="run") == 1.0
+    assert passed(ADD, ["assert all(add(n, n) == 2 * n for n in range(9))"], python_tests="run") == 1.0
+    assert passed(ADD, ["assert all(add(n, n) == 3 * n for n in range(9))"], python_tests="run") == 0.0
+
+
+VALUES = """
+def f(x): return x
+class Box:
+  def __init__(self): self.kept = []
+  def put(self, x): self.kept.append(x)
+"""
+#: a test, and whether `VALUES` passes it
+COMPARED = [
+    ("assert f(2) == 2", True),
+    ("assert f(2) == 3", False),
+    ("assert 2 == f(2), 'a message'", True),
+    ("assert f(2) != 2", False),
+    ("assert f((1, 2)) == (1, 2)", True),
+    ("assert f([1, 2]) == (1, 2)", False),
+    ("assert f({'a': {1, 2}, 3: None}) == {'a': {2, 1}, 3: None}", True),
+    ("assert f(b'x') == b'x' and f(1j) == 1j", True),
+    ("assert f(2) == 2 and f(3) == 4", False),
+    ("assert 1 < f(2) <= 2", True),
+    ("assert 1 < f(2) < 2", False),
+    ("assert f(None) is None and f(2) is not None", True),
+    ("assert f(1) is True", False),
+    ("assert f(1) is 1", True),
+    ("assert f(2) in [1, 2]", True),
+    ("assert 3 not in f([1, 2])", True),
+    ("assert 3 in f([1, 2])", False),
+    ("assert f(2) < 'a'", False),
+    ("assert f([1]) in {1, 2}", False),
+    ("assert abs(f(0.1) + 0.2 - 0.3) < 1e-9", True),
+    ("assert abs(f(0.5) - 0.3) < 1e-9", False),
+    ("import math\nassert math.isclose(f(0.1) + 0.2, 0.3)", True),
+    ("assert f(True)", True),
+    ("assert not f([])", True),
+    ("assert f('')", False),
+    ("from collections import Counter\nassert Counter(f('aab')) == {'a': 2, 'b': 1}", True),
+    ("import numpy as np\nassert f(np.arange(3)) == [0, 1, 2]", True),
+    ("import numpy as np\nassert f(np.float32(0.5)) == 0.5", True),
+    ("x = [3, 1]\nassert sorted(f(x)) == [1, 3]", True),
+    ("box = Box()\nbox.put(1)\nassert box.kept == [1]", True),
+    ("box = Box()\nbox.nothing()\nassert f(1) == 1", False),
+    ("def check(candidate):\n  assert True, 'for humans'\n  assert candidate(2) == 2\ncheck(f)", True),
+    ("def check(candidate):\n  y = 3\n  assert candidate(y) == 4\n\ncheck(f)", False),
+    ("def check(put):\n  assert put(5) is None\ncheck(Box().put)", True),
+    ("assert f(object()) == 1", False),
+    ("assert f(10**5000) == 1", False),
+]
+
+
+def test_asserts_are_compared_outside_the_sandbox() -> None:
+    for test, right in COMPARED:
+        reward = score("code", VALUES, metadata={"tests": ["assert f(1) == 1", test, "assert f(2) == 2"]}, **QUICK)
+        assert (test, reward.parts["passed"]) == (test, pytest.approx(1.0 if right else 2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("assert f(2) == g(2)", r"line 1, `assert f\(2\) == g\(2\)`, compares with no literal"),
+        ("x = 1\nassert all(f(n) == n for n in range(3))", "line 2, .* compares with no literal"),
+        ("assert isinstance(f(2), int)", "compares with no literal"),
+        ("assert f(2) == 2 or f(2) == 3", "compares with no literal"),
+        ("assert f(2 == 2)", "compares with no literal"),
+        ("assert 1 == 1", "compares two literals"),
+        ("for n in range(3):\n  assert f(n) == 1", "has asserts inside"),
+        ("assert True", "asserts nothing about the response's code"),
+        ("print(f(2))", "asserts nothing about the response's code"),
+        ("def check(f):\n  assert f(2) == 2", r"check\(\) is not called once with one argument"),
+        ("assert f(", "not valid Python"),
+        ("assert " + "(" * 500 + "f(1)" + ")" * 500 + " == 1", "not valid Python"),
+    ],
+)
+def test_asserts_that_would_show_the_expected_value_are_refused(test: str, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s)sample 7 has a test that cannot be used: .*{why}"):
+        passed("def f(x): return x", [test])
+
+
 def test_closing_the_output_does_not_change_the_reward() -> None:
     assert passed("import os; os.close(1); os.close(2)\n" + ADD, ASSERTS) == 1.0
     assert passed("import os; os.close(1)", DIALOGUES) == 0.0
@@ -127,6 +236,6 @@ def test_the_error_names_a_sample_with_unreadable_tests(tests: object) -> None:
 
 def test_a_machine_with_too_little_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Isolation.LIMITS, "namespaces: not permitted")
-    monkeypatch.setattr("slime_rewards.code.machine_isolation", lambda: machine)
+    monkeypatch.setattr("slime.kit.sandbox.machine.machine_isolation", lambda: machine)
     with pytest.raises(ConfigError, match=r"require_isolation is 'filter', and this machine permits only 'limits'"):
         build("code")

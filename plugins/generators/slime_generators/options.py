@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -44,6 +44,10 @@ class ToolLoopOptions(Options):
         default=None, description="file that `search` searches: JSONL rows with `text`, or one passage per line"
     )
     search_results: int = Field(default=3, ge=1, description="maximum number of passages that `search` returns")
+    require_isolation: Literal["namespaces", "filter", "limits"] = Field(
+        default="filter",
+        description="weakest isolation that `python` accepts (see SECURITY.md); a machine that permits less is refused",
+    )
 
     @field_validator("tools", mode="before")
     @classmethod

@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from slime.errors import ConfigError, SandboxError
-from slime.kit.sandbox import Isolation, Limits, Outcome, machine_isolation, python_argv, run_program_sync
+from slime.errors import SandboxError
+from slime.kit.sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program_sync
 from slime.plugin import Context, Reward, Sample
+from slime_rewards.code_asserts import Setup, Step
 from slime_rewards.code_tests import Asserts, IOTests, Tests, tests_of
 from slime_rewards.extraction import last_fenced
 from slime_rewards.options import CodeOptions
@@ -27,16 +29,17 @@ class Code:
     `slime.kit.sandbox`: a separate process without network, with limited time, memory, files, processes and output.
     The tests are in `metadata[metadata_key]`, or else in the label:
 
-        "CODE"                              Python code (asserts) that runs after the response's code, in the same
-        ["CODE", ...]                       process; each string is one test, which fails if it raises
+        "CODE"                              Python code with asserts, such as `assert f(2) == 4`; each string is one
+        ["CODE", ...]                       test. `f(2)` is evaluated after the response's code and compared outside
         [{"input", "output"}, ...]          standard input and output, compared line by line without trailing white
         {"inputs", "outputs"}               space; the program runs once per test and must end with status 0
         {"inputs", "outputs", "fn_name"}    arguments of a function (or method of `Solution`) and its return value,
                                             as JSON; compared outside the sandbox (as in Python, 1 equals 1.0 and True)
 
     Code that is not valid Python, raises, exceeds a limit or ends early fails all tests it did not reach. Ending early
-    with status 0, or closing or flooding the output, gains nothing. Tests that are Python code share the process with
-    the response's code, which could find them there and fake a success; the other forms never show it expected values.
+    with status 0, or closing or flooding the output, gains nothing. No form shows the code an expected value. Asserts
+    that cannot be taken apart this way are refused, unless `python_tests = "run"`: then they run in the same process as
+    the response's code, which can find them there and fake a success.
 
     Parts: `passed`, the share of tests that passed; `timeout`, `memory` and `output`, 1 if a run exceeded that limit;
     `runs_isolated`, 1 if namespaces isolated the code.
@@ -52,13 +55,8 @@ class Code:
         """
         self._options = options
         self._required = Isolation(options.require_isolation)
-        machine = machine_isolation()
-        if machine.isolation.rank < self._required.rank:
-            raise ConfigError(
-                f"require_isolation is {self._required.value!r}, and this machine permits only"
-                f" {machine.isolation.value!r} ({machine.reason}). SECURITY.md describes the levels; require a lower"
-                " one if nothing on this machine needs protection"
-            )
+        machine = require_isolation(self._required)
+        self._isolated = float(machine.isolation is Isolation.NAMESPACES)
         context.logger.info("code runs with isolation %r %s", machine.isolation.value, machine.reason)
         self._harness = _HARNESS.read_bytes()
         self._limits = Limits(
@@ -75,7 +73,7 @@ class Code:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Reward:
-        tests = tests_of(sample, self._options.metadata_key)
+        tests = tests_of(sample, self._options.metadata_key, run_asserts=self._options.python_tests == "run")
         code = last_fenced(sample.response)
         trial = _Trial(
             (sample.response if code is None else code).encode("utf-8", "replace"),
@@ -86,8 +84,7 @@ class Code:
         share = trial.passed(tests, self._harness)
         value = share if self._options.score == "share" else float(share == 1.0)
         parts = {kind: float(kind in trial.ended_for) for kind in ("timeout", "memory", "output")}
-        isolated = machine_isolation().isolation is Isolation.NAMESPACES
-        return Reward(value, {"passed": share, **parts, "runs_isolated": float(isolated)})
+        return Reward(value, {"passed": share, **parts, "runs_isolated": self._isolated})
 
 
 @dataclass
@@ -107,11 +104,17 @@ class _Trial:
         if isinstance(tests, IOTests):
             return sum(self._prints(stdin, expected) for stdin, expected in tests.cases) / len(tests.cases)
         if isinstance(tests, Asserts):
-            results = self._run_harness(harness, {"checks": tests.pieces})
-            return sum(results.get(number) is True for number in range(len(tests.pieces))) / len(tests.pieces)
+            return self._share_of_asserts(tests.tests, harness)
         calls = [arguments for arguments, _ in tests.cases]
-        results = self._run_harness(harness, {"function": tests.function, "calls": calls})
-        return sum(_equals(results.get(n), expected) for n, (_, expected) in enumerate(tests.cases)) / len(tests.cases)
+        results = self._run_harness(harness, {"function": tests.function, "calls": calls}, len(calls))
+        return sum(map(_equals, results, (expected for _, expected in tests.cases))) / len(tests.cases)
+
+    def _share_of_asserts(self, tests: list[list[Step]], harness: bytes) -> float:
+        steps = [step for test in tests for step in test]
+        results = self._run_harness(harness, {"steps": [_request(step) for step in steps]}, len(steps))
+        held = [_holds(step, result) for step, result in zip(steps, results, strict=True)]
+        ends = list(accumulate(len(test) for test in tests))
+        return sum(all(held[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)) / len(tests)
 
     def _prints(self, stdin: str, expected: str) -> bool:
         outcome = self._run(["solution.py"], stdin.encode("utf-8", "replace"), {"solution.py": self.code})
@@ -121,8 +124,8 @@ class _Trial:
             and _lines(outcome.stdout) == _lines(expected.encode("utf-8", "replace"))
         )
 
-    def _run_harness(self, harness: bytes, request: dict[str, Any]) -> dict[int, Any]:
-        """The harness's result of each test that finished, by the test's number."""
+    def _run_harness(self, harness: bytes, request: dict[str, Any], count: int) -> list[Any]:
+        """The harness's results, in order; None for what did not finish."""
         mark = secrets.token_hex(16)
         files = {"harness.py": harness, "solution.py": self.code}
         outcome = self._run(["harness.py"], json.dumps({"mark": mark, **request}).encode(), files)
@@ -134,7 +137,7 @@ class _Trial:
                     results[int(number)] = json.loads(result)
                 except (ValueError, RecursionError):
                     continue
-        return results
+        return [results.get(number) for number in range(count)]
 
     def _run(self, arguments: list[str], stdin: bytes, files: dict[str, bytes]) -> Outcome | None:
         """Run the program in the sandbox; None if no time is left."""
@@ -151,6 +154,38 @@ class _Trial:
             raise RuntimeError(str(error)) from error
         self.ended_for.add("timeout" if outcome.kind == "cpu" else outcome.kind)
         return outcome
+
+
+def _request(step: Step) -> list[str]:
+    return ["run", step.code] if isinstance(step, Setup) else ["evaluate", step.expression]
+
+
+def _holds(step: Step, result: Any) -> bool:
+    """Whether a step ran, and its value is right."""
+    if isinstance(step, Setup):
+        return result is True
+    try:
+        return bool(step.accepts(_value(result["value"])))
+    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError):  # written by code that is not trusted
+        return False
+
+
+def _value(plain: Any) -> Any:
+    """The value that the harness's `plain` encoded."""
+    kind, content = plain
+    match kind:
+        case "value":
+            return content
+        case "list" | "tuple" | "set" | "frozenset":
+            make = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+            return make(map(_value, content))
+        case "dict":
+            return {_value(key): _value(value) for key, value in content}
+        case "bytes":
+            return bytes.fromhex(content)
+        case "complex":
+            return complex(*content)
+    raise ValueError(f"unknown type {kind!r}")
 
 
 def _equals(result: Any, expected: Any) -> bool:

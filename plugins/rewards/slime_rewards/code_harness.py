@@ -1,8 +1,9 @@
 """The program that runs a response's code with its tests, in the sandbox. It does not import slime.
 
-Standard input is one JSON object: `{"mark", "checks"}` or `{"mark", "function", "calls"}`. The response's code is
-`solution.py` in the same folder. Each test that passes or returns writes a line to standard output: the mark, the
-test's number, and JSON: `true` for a check, `{"returned": VALUE}` for a call.
+Standard input is one JSON object: `{"mark"}` and either `{"steps"}` or `{"function", "calls"}`. The response's code is
+`solution.py` in the same folder. A step is `["run", CODE]` or `["evaluate", EXPRESSION]`; a call is a list of
+arguments. Each that does not raise writes a line to standard output: the mark, its number, and JSON: `true` for code,
+`{"value": VALUE}` for an expression, with the value's type (see `plain`), and `{"returned": VALUE}` for a call.
 """
 
 from __future__ import annotations
@@ -11,6 +12,31 @@ import json
 import os
 import sys
 from typing import Any
+
+
+def plain(value: Any) -> list[Any]:
+    """A value as `[TYPE, JSON]`, so that a tuple stays a tuple.
+
+    Raises:
+        TypeError: The value has no literal form.
+    """
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return ["value", kind(value)]
+    if value is None:
+        return ["value", None]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, complex):
+        return ["complex", [value.real, value.imag]]
+    if isinstance(value, dict):
+        return ["dict", [[plain(key), plain(item)] for key, item in value.items()]]
+    for several in (list, tuple, set, frozenset):
+        if isinstance(value, several):
+            return [several.__name__, [plain(item) for item in value]]
+    if hasattr(value, "tolist"):  # arrays and numbers of numpy and torch
+        return plain(value.tolist())
+    raise TypeError(f"a {type(value).__name__} has no literal form")
 
 
 def main() -> None:
@@ -27,13 +53,13 @@ def main() -> None:
         source = file.read()
     names: dict[str, Any] = {"__name__": "solution", "__file__": "solution.py"}
     exec(compile(source, "solution.py", "exec"), names)
-    for number, piece in enumerate(request.get("checks", ())):
+    for number, (kind, code) in enumerate(request.get("steps", ())):
         try:
-            exec(compile(piece, f"test {number}", "exec"), names)
+            compiled = compile(code, f"test {number}", "eval" if kind == "evaluate" else "exec")
+            result = eval(compiled, names)
+            report(number, {"value": plain(result)} if kind == "evaluate" else True)
         except BaseException as error:  # noqa: BLE001 - the boundary around untrusted code
             print(f"test {number}: {type(error).__name__}: {error}", file=sys.stderr)
-        else:
-            report(number, True)
     for number, arguments in enumerate(request.get("calls", ())):
         try:
             function = names.get(request["function"]) or getattr(names["Solution"](), request["function"])

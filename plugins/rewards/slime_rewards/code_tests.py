@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from slime.plugin import Sample
+from slime_rewards.code_asserts import Setup, Step, steps_of
 from slime_rewards.extraction import describe, label_of
 
 _FORMS = "Python code, a list of pieces of it, a list of {input, output}, or {inputs, outputs} with or without fn_name"
@@ -14,9 +15,9 @@ _FORMS = "Python code, a list of pieces of it, a list of {input, output}, or {in
 
 @dataclass(frozen=True, slots=True)
 class Asserts:
-    """Pieces of Python that run after the program, in its process; a piece that raises is a failed test."""
+    """Tests that were Python code. The code of each runs after the program, in its process, or is taken apart."""
 
-    pieces: list[str]
+    tests: list[list[Step]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,25 @@ class Calls:
 Tests: TypeAlias = Asserts | IOTests | Calls
 
 
-def tests_of(sample: Sample, metadata_key: str) -> Tests:
+def tests_of(sample: Sample, metadata_key: str, *, run_asserts: bool = False) -> Tests:
     """The tests in `metadata[metadata_key]`, or else in the label.
 
+    Args:
+        sample: The sample.
+        metadata_key: The key of its tests.
+        run_asserts: Run tests that are Python code as they are, in the same process as the response's code.
+
     Raises:
-        ValueError: There are no tests, or they have an unknown form.
+        ValueError: There are no tests, they have an unknown form, or they are Python code that must run as it is.
     """
     stated = sample.metadata.get(metadata_key)
     if stated is None:
         stated = label_of(sample)
     if isinstance(stated, str):
         stated = _read(stated)
+    pieces = _pieces(stated)
+    if pieces is not None:
+        return Asserts([_steps(sample, piece, run_asserts) for piece in pieces])
     tests = _tests(stated)
     if tests is None:
         raise ValueError(f"{describe(sample)} has no tests that can be read: {stated!r:.100}; expected {_FORMS}")
@@ -64,12 +73,25 @@ def _read(text: str) -> Any:
     return text
 
 
+def _pieces(stated: Any) -> list[str] | None:
+    """Tests that are Python code; None for another form."""
+    pieces = [stated] if isinstance(stated, str) else stated
+    if not isinstance(pieces, list) or not pieces:
+        return None
+    return pieces if all(isinstance(piece, str) and _has_code(piece) for piece in pieces) else None
+
+
+def _steps(sample: Sample, piece: str, run_asserts: bool) -> list[Step]:
+    if run_asserts:
+        return [Setup(piece)]
+    try:
+        return steps_of(piece)
+    except ValueError as error:
+        raise ValueError(f"{describe(sample)} has a test that cannot be used: {error}") from error
+
+
 def _tests(stated: Any) -> Tests | None:
     match stated:
-        case str() if _has_code(stated):
-            return Asserts([stated])
-        case [str(), *_] if all(isinstance(one, str) and _has_code(one) for one in stated):
-            return Asserts(stated)
         case [{"input": _, "output": _}, *_] if all(isinstance(one, dict) for one in stated):
             pairs = [(one.get("input"), one.get("output")) for one in stated]
             texts = [(given, wanted) for given, wanted in pairs if isinstance(given, str) and isinstance(wanted, str)]

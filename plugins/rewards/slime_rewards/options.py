@@ -116,6 +116,12 @@ class CodeOptions(Options):
     score: Literal["all", "share"] = Field(
         default="all", description="1 if all tests pass, else 0; or the share of tests that pass"
     )
+    python_tests: Literal["compare", "run"] = Field(
+        default="compare",
+        description="tests that are Python code: compare: evaluate what they assert about and compare it outside the"
+        " sandbox, and refuse tests for which this is impossible; run: run them with the response's code, which can"
+        " then cheat",
+    )
     wall_s: float = Field(default=6.0, gt=0, description="seconds for one run of the program")
     cpu_s: float = Field(default=5.0, gt=0, description="CPU seconds for one run of the program")
     total_s: float = Field(

@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from slime.errors import SandboxError
-from slime.kit.sandbox import Isolation, Limits, Machine, Outcome, machine_isolation, run_program_sync
+from slime.errors import ConfigError, SandboxError
+from slime.kit.sandbox import (
+    Isolation,
+    Limits,
+    Machine,
+    Outcome,
+    machine_isolation,
+    require_isolation,
+    run_program_sync,
+)
 
 CORE = Path(__file__).parents[3] / "core"
 #: a Python that every user may run; the one that runs the tests may be in a home folder
@@ -69,6 +77,17 @@ def test_programs_started_by_root_have_no_privileges() -> None:
         assert python(code, isolation).stdout == b"True [] False\n"
 
 
+def as_nobody(program: str) -> str:
+    """The output of `program`, run as an unprivileged user."""
+    made = subprocess.run(
+        [str(PYTHON), "-B", "-c", textwrap.dedent(program)],
+        user=65534, group=65534, extra_groups=[], env={}, cwd="/", capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    if b"Permission" in made.stderr or b"ModuleNotFound" in made.stderr:
+        pytest.skip("the sources are not readable for everybody")
+    return made.stdout.decode()
+
+
 def test_less_isolation_than_required_is_refused() -> None:
     with pytest.raises(SandboxError, match=r"isolation 'namespaces' is required .* but only 'filter' is available"):
         run_program_sync(["/bin/true"], isolation=Isolation.FILTER, require=Isolation.NAMESPACES)
@@ -85,17 +104,26 @@ def test_an_ordinary_user_gets_namespaces_if_permitted() -> None:
         code = b"import os; print(os.getuid(), os.path.exists('/home'), sorted(os.listdir('.')))"
         print(run_program_sync([sys.executable, "m.py"], files={{"m.py": code}}).stdout.decode())
     """
-    made = subprocess.run(
-        [str(PYTHON), "-B", "-c", textwrap.dedent(program)],
-        user=65534, group=65534, extra_groups=[], env={}, cwd="/", capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    if b"Permission" in made.stderr or b"ModuleNotFound" in made.stderr:
-        pytest.skip("the sources are not readable for everybody")
-    isolation, _, rest = made.stdout.decode().partition("\n")
+    isolation, _, rest = as_nobody(program).partition("\n")
     if isolation == "namespaces":
         assert rest.strip() == "65534 False ['m.py']"
     else:
         assert isolation == "filter"
+
+
+def test_a_python_that_no_unprivileged_user_may_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.kit.sandbox.machine._try", lambda _: "Python is in a closed folder")
+    machine_isolation.cache_clear()
+    with pytest.raises(SandboxError, match=r"no untrusted program .* limits: Python is in a closed folder"):
+        machine_isolation()
+    with pytest.raises(ConfigError, match="no untrusted program can be run on this machine"):
+        require_isolation(Isolation.LIMITS)
+
+
+def test_isolation_is_tried_with_python_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("slime.kit.sandbox.machine.python_argv", lambda *_: [str(tmp_path / "python")])
+    with pytest.raises(SandboxError, match=f"namespaces: {tmp_path}/python cannot be started"):
+        machine_isolation.__wrapped__()
 
 
 def test_machine_isolation_gives_a_reason_if_namespaces_are_missing() -> None:

@@ -17,7 +17,9 @@ OWN = 4711
 CALLS = {
     "write": (1, 64), "socket": (41, 198), "ptrace": (101, 117), "mount": (165, 40), "kill": (62, 129),
     "tgkill": (234, 131), "fcntl": (72, 25), "ioctl": (16, 29), "clone": (56, 220), "clone3": (435, 435),
-    "prlimit": (302, 261), "io_uring_setup": (425, 425),
+    "prlimit": (302, 261), "io_uring_setup": (425, 425), "fchmodat": (268, 53), "fchown": (93, 55),
+    "utimensat": (280, 88), "fsetxattr": (190, 7), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "shmat": (30, 196), "semop": (65, 193),
 }  # fmt: skip
 
 
@@ -45,14 +47,22 @@ def execute(program: bytes, data: bytes) -> int:
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_calls_are_refused_by_number_and_arguments(machine: str) -> None:
-    for call in ("socket", "ptrace", "mount", "io_uring_setup", "kill"):
+    for call in ("socket", "ptrace", "mount", "io_uring_setup", "kill", "shmat", "semop"):
         assert verdict(machine, call) == REFUSED
     assert verdict(machine, "write", 1) == ALLOWED
     assert verdict(machine, "clone", 17) == ALLOWED
     assert verdict(machine, "clone", 0x1000_0000 | 17) == REFUSED  # a user namespace
     assert verdict(machine, "clone3") == 0x00050000 | errno.ENOSYS
-    assert verdict(machine, "prlimit", 0) == ALLOWED
-    assert verdict(machine, "prlimit", 1) == REFUSED
+    for call in ("prlimit", "sched_setaffinity", "sched_setscheduler"):
+        assert verdict(machine, call, 0) == ALLOWED
+        assert verdict(machine, call, 1) == REFUSED
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_without_namespaces_files_and_priorities_outside_are_safe(machine: str) -> None:
+    for call in ("fchmodat", "fchown", "utimensat", "fsetxattr", "setpriority", "ioprio_set"):
+        assert verdict(machine, call) == REFUSED
+        assert verdict(machine, call, signals_of=None) == ALLOWED
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
@@ -60,8 +70,11 @@ def test_without_namespaces_signals_and_file_controls_are_restricted(machine: st
     assert verdict(machine, "tgkill", OWN, OWN, 6) == ALLOWED
     assert verdict(machine, "tgkill", OWN + 1, OWN + 1, 9) == REFUSED
     assert verdict(machine, "tgkill", (7 << 32) | OWN, OWN, 6) == ALLOWED  # the kernel reads 32 bits as well
-    for call, refused, allowed in (("fcntl", (8, 15), (1, 3, 10)), ("ioctl", (0x8901, 0x8902), (0x5401,))):
-        assert [verdict(machine, call, 0, argument) for argument in refused] == [REFUSED] * 2
+    for call, refused, allowed in (
+        ("fcntl", (8, 15, 1024), (1, 3, 10)),
+        ("ioctl", (0x8901, 0x8902, 0x4008_6602, 0x401C_5820), (0x5401,)),
+    ):
+        assert [verdict(machine, call, 0, argument) for argument in refused] == [REFUSED] * len(refused)
         assert {verdict(machine, call, 0, argument) for argument in allowed} == {ALLOWED}
     for call in ("kill", "tgkill", "fcntl", "ioctl"):
         assert verdict(machine, call, 1, 8, signals_of=None) == ALLOWED  # in namespaces there are no others

@@ -181,6 +181,13 @@ def test_all_files_together_end_at_the_limit() -> None:
 
 
 @namespaces
+def test_a_program_cannot_lower_its_chance_of_being_killed_when_memory_runs_out() -> None:
+    code = "print(open('/proc/self/oom_score_adj').read()); open('/proc/self/oom_score_adj', 'w')"
+    outcome = python(code)
+    assert outcome.stdout.split() == [b"1000"] and b"Read-only file system" in outcome.stderr
+
+
+@namespaces
 def test_other_processes_are_hidden() -> None:
     outcome = python("import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))")
     assert outcome.stdout == b"[1, 2]\n"

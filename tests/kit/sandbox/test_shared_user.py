@@ -123,11 +123,46 @@ def test_nothing_is_written_outside_the_working_folder(folder: Path) -> None:
     assert as_nobody(program, folder) == "x\n  as it was ['folder', 'mine']\n"
 
 
+@landlocked
+def test_the_users_files_and_processes_keep_rights_times_and_priorities(folder: Path) -> None:
+    program = r"""
+        open("mine", "w").write("as it was")
+        os.utime("mine", (1, 1))
+        victim = subprocess.Popen(["/bin/sleep", "60"])
+        before = os.stat("mine").st_mode
+        outcome = run(f'''
+        import os
+        mine, victim = {os.path.abspath("mine")!r}, {victim.pid}
+        opened = os.open(mine, os.O_RDONLY)
+        for number, deed in enumerate((
+            lambda: os.chmod(mine, 0), lambda: os.chmod(opened, 0), lambda: os.chown(mine, -1, -1),
+            lambda: os.utime(mine), lambda: os.utime(opened), lambda: os.setxattr(mine, "user.a", b"1"),
+            lambda: os.setpriority(os.PRIO_PROCESS, victim, 19), lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            lambda: os.sched_setaffinity(victim, {{0}}),
+            lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)),
+        )):
+            try:
+                deed()
+                print(number)
+            except PermissionError:
+                pass
+        os.sched_setaffinity(0, {{0}})
+        print("its own")
+        ''')
+        found = os.stat("mine")
+        print(outcome.stdout.decode(), outcome.stderr.decode()[-300:], found.st_mode == before, found.st_mtime,
+              os.getpriority(os.PRIO_PROCESS, victim.pid) == os.getpriority(os.PRIO_PROCESS, 0),
+              os.sched_getscheduler(victim.pid))
+        victim.kill()
+    """
+    assert as_nobody(program, folder) == "its own\n  True 1.0 True 0\n"
+
+
 def test_very_deep_folders_are_removed(folder: Path) -> None:
     program = r"""
         import tempfile
         tempfile.tempdir = os.getcwd()
-        code = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nopen('f', 'w'); os.chmod('.', 0)"
+        code = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nopen('f', 'w'); os.mkdir('closed', 0)"
         print(run(code).kind, os.listdir("."))
     """
     assert as_nobody(program, folder) == "ok []\n"

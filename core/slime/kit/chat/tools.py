@@ -101,12 +101,12 @@ def tool_of(function: Callable[..., Any], *, name: str | None = None) -> Tool:
     return Tool(name, description, function, model)
 
 
-def load_tools(names: Sequence[str], known: Mapping[str, str]) -> list[Tool]:
+def load_tools(names: Sequence[str], known: Mapping[str, str | Callable[..., Any]]) -> list[Tool]:
     """Load tools by name or reference.
 
     Args:
         names: Names in `known`, or references `package.module:NAME` and `FILE.py:NAME`.
-        known: Name -> reference.
+        known: Name -> function or reference.
 
     Raises:
         ValueError: For an unknown name, a function that cannot be loaded, and two tools of one name.
@@ -120,7 +120,8 @@ def load_tools(names: Sequence[str], known: Mapping[str, str]) -> list[Tool]:
                 f"{did_you_mean(name, known)}"
             )
         try:
-            function = load_function(known.get(name, name))
+            named = known.get(name, name)
+            function = load_function(named) if isinstance(named, str) else named
         except ValueError as error:
             raise ValueError(f"tool {error}") from error
         tool = tool_of(function)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import marshal
+import os
 import socket
 import subprocess
 import sys
@@ -125,3 +126,16 @@ class Launcher:
         """End the program; safe to call from another thread than `run`."""
         with contextlib.suppress(OSError):  # it has ended
             self._ours.shutdown(socket.SHUT_RDWR)
+
+
+def python_argv(*arguments: str) -> list[str]:
+    """The command that runs this process's Python with its installed libraries, but without the user's own packages."""
+    return [sys.executable, "-s", "-P", "-B", *arguments]
+
+
+def python_folders() -> list[str]:
+    """Folders that this process's Python reads."""
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    folders |= {os.path.realpath(folder) for folder in folders}
+    folders.add(os.path.dirname(os.path.dirname(os.path.realpath(sys.executable))))
+    return sorted(folder for folder in folders if folder != "/")

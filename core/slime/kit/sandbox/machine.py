@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 
-from slime.errors import SandboxError
+from slime.errors import ConfigError, SandboxError
 from slime.kit.sandbox.inside.landlock import landlock_version
-from slime.kit.sandbox.launcher import Launcher
+from slime.kit.sandbox.launcher import Launcher, python_argv, python_folders
 from slime.kit.sandbox.limits import Isolation, Limits
 
 
@@ -26,23 +27,45 @@ def machine_isolation() -> Machine:
     """Try each isolation, the best first, and return the first that works.
 
     The answer is kept; the first call takes some hundredths of a second.
+
+    Raises:
+        SandboxError: Not even the last works: this Python cannot be run as an unprivileged user.
     """
     reasons: list[str] = []
     for isolation in Isolation:
         problem = _try(isolation)
-        if isolation is Isolation.FILTER and problem is None and not landlock_version():
-            reasons.append("filter: without Landlock, so that programs write wherever this user may")
-        if problem is None or isolation is Isolation.LIMITS:
+        if problem is None:
+            if isolation is Isolation.FILTER and not landlock_version():
+                reasons.append("filter: without Landlock, so that programs write wherever this user may")
             return Machine(isolation, "; ".join(reasons))
         reasons.append(f"{isolation.value}: {problem}")
-    raise AssertionError("the last isolation is always taken")
+    raise SandboxError(f"no untrusted program can be run on this machine ({'; '.join(reasons)})")
+
+
+def require_isolation(required: Isolation) -> Machine:
+    """What this machine permits, for a component that must not run programs with less than `required`.
+
+    Raises:
+        ConfigError: The machine permits less.
+    """
+    try:
+        machine = machine_isolation()
+    except SandboxError as error:
+        raise ConfigError(str(error)) from error
+    if machine.isolation.rank < required.rank:
+        raise ConfigError(
+            f"require_isolation is {required.value!r}, and this machine permits only {machine.isolation.value!r}"
+            f" ({machine.reason}). SECURITY.md describes the levels; require a lower one if nothing on this machine"
+            " needs protection"
+        )
+    return machine
 
 
 def _try(isolation: Isolation) -> str | None:
-    """Why `isolation` does not work here; None if it does."""
+    """Why a Python program does not run with `isolation` here; None if it does."""
     try:
         with Launcher() as launcher:
-            outcome = launcher.run(["/bin/true"], isolation, Limits())
+            outcome = launcher.run(python_argv("-c", "pass"), isolation, Limits(), readable=python_folders())
     except SandboxError as error:
         return str(error)
-    return None if outcome.kind == "ok" else f"/bin/true ended with {outcome}"
+    return None if outcome.kind == "ok" else f"{sys.executable} ended with {outcome}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from slime.errors import SandboxError
-from slime.kit.sandbox.launcher import NO_FILES, Launcher
+from slime.kit.sandbox.launcher import NO_FILES, Launcher, python_folders
 from slime.kit.sandbox.limits import Isolation, Limits, Outcome
 from slime.kit.sandbox.machine import machine_isolation
 
@@ -89,18 +88,6 @@ def run_program_sync(
     for name in files:
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise ValueError(f"file {name!r} is outside the program's working folder")
-    visible = [*_python_folders(), *map(str, readable)]
+    visible = [*python_folders(), *map(str, readable)]
     with launcher or Launcher() as started:
         return started.run(argv, level, limits or Limits(), stdin=stdin, files=files, readable=visible)
-
-
-def python_argv(*arguments: str) -> list[str]:
-    """The command that runs this process's Python with its installed libraries, but without the user's own packages."""
-    return [sys.executable, "-s", "-P", "-B", *arguments]
-
-
-def _python_folders() -> list[str]:
-    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    folders |= {os.path.realpath(folder) for folder in folders}
-    folders.add(os.path.dirname(os.path.dirname(os.path.realpath(sys.executable))))
-    return sorted(folder for folder in folders if folder != "/")

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from slime.kit.chat import Tool, load_tools, tool_of
+from collections.abc import Callable
+from typing import Any
+
+from slime.kit.chat import Tool, load_tools
 from slime_generators.options import ToolLoopOptions
 
-_KNOWN = {
-    "calculator": "slime_generators.tools.calculator:calculator",
-    "python": "slime_generators.tools.python:python",
-    "search": "slime_generators.tools.search:make_search",
-}
+_CALCULATOR = "slime_generators.tools.calculator:calculator"
 
 
 def load(options: ToolLoopOptions) -> list[Tool]:
-    """Load the tools that the options name. Raises `ValueError` or `DataError` for a tool that cannot be loaded."""
-    plain = load_tools([name for name in options.tools if name != "search"], _KNOWN)
-    if "search" not in options.tools:
-        return plain
+    """Load the tools that the options name.
+
+    Raises:
+        ValueError: A tool cannot be loaded, or this machine does not permit it.
+        DataError: The file to search cannot be read.
+    """
+    made = {
+        name: make(options) if name in options.tools else ""
+        for name, make in (("python", _python), ("search", _search))
+    }
+    return load_tools(options.tools, {"calculator": _CALCULATOR, **made})
+
+
+def _python(options: ToolLoopOptions) -> Callable[..., Any]:
+    from slime.kit.sandbox import Isolation
+    from slime_generators.tools.python import make_python
+
+    return make_python(Isolation(options.require_isolation))
+
+
+def _search(options: ToolLoopOptions) -> Callable[..., Any]:
     if options.search_corpus is None:
         raise ValueError("the tool `search` needs a file to search: set --generator.search-corpus")
     from slime_generators.tools.search import make_search
 
-    return [*plain, tool_of(make_search(options.search_corpus, options.search_results))]
+    return make_search(options.search_corpus, options.search_results)

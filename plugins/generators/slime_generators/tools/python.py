@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from slime.kit.sandbox import Limits, Outcome, python_argv, run_program
+from collections.abc import Awaitable, Callable
+
+from slime.kit.sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program
 
 LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512, file_mb=16, processes=16, output_kb=64)
 _ENDINGS = {
@@ -13,16 +15,24 @@ _ENDINGS = {
 }
 
 
-async def python(code: str) -> str:
-    """Run a Python program and get what it prints.
+def make_python(require: Isolation) -> Callable[[str], Awaitable[str]]:
+    """The tool, for a machine that permits at least the isolation `require`.
 
-    Args:
-        code: the whole program; each call starts a new one
+    Raises:
+        ConfigError: The machine permits less.
     """
-    outcome = await run_program(
-        python_argv("program.py"), files={"program.py": code.encode("utf-8", "replace")}, limits=LIMITS
-    )
-    return _result(outcome)
+    require_isolation(require)
+
+    async def python(code: str) -> str:
+        """Run a Python program and get what it prints.
+
+        Args:
+            code: the whole program; each call starts a new one
+        """
+        files = {"program.py": code.encode("utf-8", "replace")}
+        return _result(await run_program(python_argv("program.py"), files=files, limits=LIMITS, require=require))
+
+    return python
 
 
 def _result(outcome: Outcome) -> str:

@@ -28,12 +28,24 @@ _REFUSED = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    # the user's existing shared memory, semaphores and queues, whose ids can be guessed
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     # other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "process_madvise": (440, 440),
     # namespaces, mounts and handles to files elsewhere
     "unshare": (272, 97),
     "setns": (308, 268),
@@ -67,23 +79,58 @@ _REFUSED = {
     "reboot": (169, 142),
     "acct": (163, 89),
 }
-#: signals to others: refused if the program can see processes outside
-_SIGNALS = {
+#: refused if the program can see processes and files outside; None: the architecture lacks the call
+_REFUSED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
+    # signals to others
     "kill": (62, 129),
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
+    # priority of the user's other processes
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    # rights, owner, times and attributes of the user's files, all of which Landlock permits
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
+#: permitted only for the calling thread, which is process 0
+_OWN_THREAD_ONLY = {
+    "prlimit": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
 }
 _TGKILL = (234, 131)
-#: (x86_64, aarch64) -> second arguments that choose the process to signal when data arrives
-_OWNERS: dict[tuple[int, int], tuple[int, ...]] = {
-    (72, 25): (8, 15),  # fcntl: F_SETOWN, F_SETOWN_EX
-    (16, 29): (0x8901, 0x8902),  # ioctl: FIOSETOWN, SIOCSPGRP
+#: (x86_64, aarch64) -> second arguments that are refused if the program can see processes and files outside
+_REFUSED_COMMANDS: dict[tuple[int, int], tuple[int, ...]] = {
+    # F_SETOWN, F_SETOWN_EX: the process to signal when data arrives; F_SETLEASE: delays others that open the file
+    (72, 25): (8, 15, 1024),
+    # FIOSETOWN, SIOCSPGRP: the process to signal; FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR: attributes of a file
+    (16, 29): (0x8901, 0x8902, 0x4008_6602, 0x401C_5820),
 }
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
-_PRLIMIT = (302, 261)
 _NEW_NAMESPACES = 0x7E02_0000
 
 #: offsets of the first and the second argument, of which 32 bits count
@@ -100,7 +147,8 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
 
     Args:
         machine: `platform.machine()`.
-        signals_of: The only process that may be signalled; None: all visible ones.
+        signals_of: The only process that may be signalled, for a program that can see the machine's processes and
+            files; None for a program in namespaces of its own.
 
     Raises:
         OSError: If the architecture's numbers are not known.
@@ -108,7 +156,7 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
     if machine not in _ARCHITECTURES:
         raise OSError(f"no system-call filter for {machine}")
     column = list(_ARCHITECTURES).index(machine)
-    refused = {**_REFUSED, **({} if signals_of is None else _SIGNALS)}
+    refused = {**_REFUSED, **({} if signals_of is None else _REFUSED_OUTSIDE)}
     deny = _RETURN, 0, 0, _refuse(errno.EPERM)
     program = [
         (_LOAD, 0, 0, 4),  # the architecture
@@ -119,7 +167,8 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
         deny,
     ]
     for numbers in refused.values():
-        program += [(_JUMP_EQUAL, 0, 1, numbers[column]), deny]
+        if (number := numbers[column]) is not None:
+            program += [(_JUMP_EQUAL, 0, 1, number), deny]
     if signals_of is not None:
         program += [
             (_JUMP_EQUAL, 0, 4, _TGKILL[column]),
@@ -128,7 +177,7 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
             deny,
             (_LOAD, 0, 0, 0),
         ]
-        for numbers_of_call, wanted in _OWNERS.items():
+        for numbers_of_call, wanted in _REFUSED_COMMANDS.items():
             program += [(_JUMP_EQUAL, 0, 2 * len(wanted) + 2, numbers_of_call[column]), (_LOAD, 0, 0, _SECOND)]
             for argument in wanted:
                 program += [(_JUMP_EQUAL, 0, 1, argument), deny]
@@ -142,12 +191,16 @@ def filter_program(machine: str, *, signals_of: int | None) -> bytes:
         (_JUMP_ANY, 0, 1, _NEW_NAMESPACES),
         deny,
         (_LOAD, 0, 0, 0),
-        (_JUMP_EQUAL, 0, 3, _PRLIMIT[column]),
-        (_LOAD, 0, 0, _FIRST),  # whose limits
-        (_JUMP_EQUAL, 1, 0, 0),
-        deny,
-        (_RETURN, 0, 0, _ALLOW),
     ]
+    for numbers_of_call in _OWN_THREAD_ONLY.values():
+        program += [
+            (_JUMP_EQUAL, 0, 4, numbers_of_call[column]),
+            (_LOAD, 0, 0, _FIRST),  # whose
+            (_JUMP_EQUAL, 1, 0, 0),
+            deny,
+            (_LOAD, 0, 0, 0),
+        ]
+    program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 

@@ -36,7 +36,10 @@ def enter_tree(root: str, readable: Iterable[str], size: int, owner: int) -> Non
             bound.append(path)
     _make_devices(root)
     os.mkdir(root + "/proc")
-    kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    hardened = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", root + "/proc", "proc", hardened)
+    # Read-only, because a process may otherwise lower its own oom_score_adj, so that the kernel ends others first.
+    kernel.mount("", root + "/proc", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | hardened)
     os.mkdir(root + BOX)
     if not os.path.lexists(root + "/tmp"):  # a readable path may be there
         os.symlink(BOX, root + "/tmp")
