@@ -108,6 +108,10 @@ def json_type(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean X?` with the nearest known name, or an empty string when none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]}?" if near else ""
+    """` Did you mean X?` with the nearest known name, or an empty string when none is near.
+
+    Leading dashes of flags and brackets of tables do not make names more alike.
+    """
+    bare = {one.strip("-[]"): one for one in known}
+    near = difflib.get_close_matches(name.strip("-[]"), list(bare), n=1, cutoff=0.7)
+    return f" Did you mean {bare[near[0]]}?" if near else ""

@@ -77,9 +77,12 @@ hookimpl = pluggy.HookimplMarker("slime")
 
 
 class Options(BaseModel):
-    """Base of a component's options: frozen, and an unknown option is an error."""
+    """Base of a component's options: frozen; an unknown option is an error, and so are NaN and infinity for a number.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A field for which infinity has a meaning is declared with `Field(allow_inf_nan=True)`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class NoOptions(Options):

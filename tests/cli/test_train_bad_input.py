@@ -95,9 +95,9 @@ def test_a_context_beyond_the_engines_is_refused(refused: Refused) -> None:
 
 
 def test_stop_tokens_outside_the_vocabulary_are_refused_with_the_numbers(refused: Refused) -> None:
-    message = refused("--rollout-stop-token-ids", "127", "128", "-1")
+    message = refused("--rollout-stop-token-ids", "127", "128", "130")
     assert (
-        "--rollout-stop-token-ids 128 -1: outside the model's vocabulary of 128 tokens, expected ids from 0 to 127"
+        "--rollout-stop-token-ids 128 130: outside the model's vocabulary of 128 tokens, expected ids from 0 to 127"
         in (message)
     )
 

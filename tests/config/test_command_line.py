@@ -119,7 +119,7 @@ def test_a_missing_value_is_refused(refused: Refused) -> None:
         ("--seed x", "--seed: got 'x', expected a whole number"),
         ("--seed 1.5", "--seed: got '1.5', expected a whole number"),
         ("--rollout-temperature warm", "--rollout-temperature: got 'warm', expected a number"),
-        ("--rollout-temperature 0", "--rollout-temperature: got '0', expected more than 0.0"),
+        ("--rollout-temperature 0", "--rollout-temperature: got '0', expected at least 1e-06"),
         ("--rollout-top-p 1.5", "--rollout-top-p: got '1.5', expected at most 1.0"),
         ("--rollout-top-k 0", "--rollout-top-k: got 0, expected at least 1, or -1 for all tokens"),
         ("--rollout-top-k -2", "--rollout-top-k: got -2, expected at least 1, or -1 for all tokens"),
@@ -169,3 +169,8 @@ def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
     config = load_config(words.split())
     assert config.generator_name == "supervised"
     assert config.world_size == 1
+
+
+@pytest.mark.parametrize("name", ["--wandb-project", "--use-wandb", "--wandb-group", "--hf", "--bogus", "--x"])
+def test_nothing_is_suggested_for_a_flag_that_is_not_near_any(refused: Refused, name: str) -> None:
+    assert refused(name, "1") == f"unknown flag {name}."

@@ -26,7 +26,7 @@ from slime.config.run_config import nvidia_devices
             "--tensor-model-parallel-size 2 needs 2 ranks per copy of the model, and --actor-num-nodes 1 x"
             " --actor-num-gpus-per-node 3 = 3 is not a multiple of it",
         ),
-        ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size 0: expected at least 1"),
+        ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size: got '0', expected at least 1"),
         # engines and ports
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus 3 is not a multiple of"),
         (

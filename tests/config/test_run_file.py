@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +149,74 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, make: Callable[[P
     make(path)
     with pytest.raises(ConfigError, match=message):
         read_config([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        ("[rollout]\nnum-rollout = 1\nnum_rollout = 1\n", "[rollout] num-rollout", "[rollout] num_rollout"),
+        ("num_rollout = 1\n[rollout]\nnum_rollout = 2\n", "num_rollout", "[rollout] num_rollout"),
+        ('[reward]\nname = "a"\nreward = "b"\n', "[reward] name", "[reward] reward"),
+        ("[reward]\ntimeout-s = 1\ntimeout_s = 2\n", "[reward] timeout-s", "[reward] timeout_s"),
+        ("[megatron]\nnum-experts = 2\nnum_moe_experts = 2\n", "num-experts", "num_moe_experts"),
+    ],
+)
+def test_one_option_in_two_spellings_is_an_error(text: str, first: str, second: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_toml(text, "run.toml")
+    assert str(caught.value).splitlines()[-1].lstrip(" -").startswith("run.toml: ")
+    assert f"{second} sets the same option as run.toml: " in str(caught.value)
+    assert f"{first}. Keep one of them" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[reward.terms]]\nname = "a"\ntimeout-s = 1\ntimeout_s = 2\n',
+        '[[evaluation.sets]]\nname = "a"\npath = "b"\nn-samples = 1\nn_samples = 2\n',
+    ],
+)
+def test_one_key_of_a_nested_table_in_two_spellings_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"(\w+)_(\w+) and \1-\2 are the same key. Keep one of them"):
+        config_from_toml(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"x = " + b"[" * 100_000, "nested too deeply"),
+        (b"x = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"[reward]\nx = " + b"[" * 60 + b"]" * 60, "nested more than 50 levels deep"),
+        (b'run-name = "a\\u0000"', "contains a NUL character"),
+        (b"num-rollout = " + b"9" * 5000, "is not valid TOML: Exceeds the limit"),
+        (b"[reward]\nscale = inf", r"\[reward\] scale: got Infinity, expected a finite number"),
+        (b"run-name = '" + b"a" * 300 + b"'", "run-name: a name in the path has 300 bytes, expected at most 255"),
+    ],
+)
+def test_an_odd_run_file_is_refused_with_a_message(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_config([str(path)])
+
+
+def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbfnum-rollout = 3\n")
+    assert read_config([str(path)]).rollout.num_rollout == 3
+
+
+def test_a_run_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, message in (
+        ("pipe", "is not a file, but a pipe, a device or a socket"),
+        ("loop", "Too many levels of symbolic links"),
+        (".", "Is a directory"),
+        ("none", "No such file"),
+        ("a\0b", "contains a NUL character"),
+        ("a" * 300, "a name in the path has"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_config([f"{tmp_path}/{name}"])

@@ -22,9 +22,9 @@ from slime.config.options import (
 )
 from slime.errors import ConfigError
 
-texts = st.text(max_size=20)
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20)
 keys = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
-numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
     st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -47,7 +47,7 @@ eval_sets = st.builds(
 
 configs = st.builds(
     RunConfig,
-    run=st.builds(RunOptions, output_dir=texts, run_name=st.none() | texts, seed=st.integers(0, 2**31)),
+    run=st.builds(RunOptions, output_dir=texts, run_name=st.none() | texts, seed=st.integers(0, 2**31 - 1)),
     data=st.builds(
         DataOptions,
         prompt_data=st.none() | texts | st.lists(texts, max_size=3),
@@ -76,7 +76,7 @@ configs = st.builds(
         {},
         optional={
             "num_layers": positive,
-            "lr": st.floats(0, 1),
+            "lr": st.floats(0, 1, exclude_min=True),
             "bf16": st.booleans(),
             "apply_rope_fusion": st.booleans(),
             "barrier_with_L1_time": st.booleans(),
@@ -88,7 +88,7 @@ configs = st.builds(
     sglang=st.fixed_dictionaries(
         {},
         optional={
-            "mem_fraction_static": st.floats(0, 1),
+            "mem_fraction_static": st.floats(0, 1, exclude_min=True, exclude_max=True),
             "log_level": texts,
             "disable_radix_cache": st.booleans(),
             "cuda_graph_bs_decode": st.lists(positive, min_size=1, max_size=3),

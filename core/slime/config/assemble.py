@@ -18,9 +18,12 @@ from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
 from slime.config.options import Section
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.run_file import parse_run_file, read_run_file
-from slime.config.values import explain, is_union
+from slime.config.values import explain, is_union, unusable
 from slime.errors import ConfigError
 from slime.plugins.kinds import SLOTS, Slot
+
+#: pydantic's codes for a number that is out of its range
+_BOUND_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 def load_config(argv: Sequence[str]) -> RunConfig:
@@ -70,6 +73,8 @@ def assemble(settings: Settings) -> RunConfig:
     for (target, key), setting in settings.items.items():
         if setting.flag is not None and setting.flag.refusal:
             problems.append(f"{setting.where} {setting.flag.refusal}")
+        elif (wrong := unusable(setting.value)) is not None:
+            problems.append(f"{setting.where}{wrong}")
         else:
             stated.setdefault(target, {})[key] = setting
 
@@ -95,10 +100,15 @@ def _checked(options: type[Section], items: Mapping[str, Setting], problems: lis
     try:
         return options.model_validate({key: setting.value for key, setting in items.items()})
     except ValidationError as error:
-        for details in error.errors():
+        errors = error.errors()
+        # Of the types of a union, the one that the value has may still have a range.
+        out_of_range = {details["loc"][0] for details in errors if details["type"] in _BOUND_ERRORS}
+        for details in errors:
             key, *inner = details["loc"]
             setting = items[str(key)]
             if setting.flag is not None and is_union(setting.flag.type.annotation):
+                if key in out_of_range and details["type"] not in _BOUND_ERRORS:
+                    continue
                 # pydantic reports one error per type of a union; one message for all of them is enough.
                 inner, details["input"] = [], setting.value
             # An item of a plain list is identified by its value, a key of a nested table by its path: "[1].weight".

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from slime.config.options import ComponentChoice, Section, TopK
+from slime.config.options import ComponentChoice, PathText, Section, TopK
+from slime.config.ranges import TokenId
+from slime.config.values import underscored
 from slime.errors import did_you_mean
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -16,16 +18,16 @@ class EvalSetOptions(Section):
     """One evaluation set: an `[[evaluation.sets]]` table. Missing options are those of all sets."""
 
     name: str
-    path: str
+    path: PathText
     n_samples: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, le=1e6)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: TopK | None = None
     max_response_len: int | None = Field(default=None, ge=1)
     max_prompt_len: int | None = Field(default=None, ge=1)
     stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    pass_threshold: float | None = Field(default=None, allow_inf_nan=False)
+    stop_token_ids: list[TokenId] | None = None
+    pass_threshold: float | None = None
     pass_k: list[_AtLeastOne] | None = None
     reward: ComponentChoice | None = None
     generator: ComponentChoice | None = None
@@ -41,7 +43,7 @@ class EvalSetOptions(Section):
         """Accept keys with dashes; name the set in the message about an unknown key."""
         if not isinstance(table, dict):
             return table
-        stated = {key.replace("-", "_"): value for key, value in table.items()}
+        stated = underscored(table)
         for key in stated:
             if key not in cls.model_fields:
                 where = f"in the set {table.get('name', 'without a name')!r}"
@@ -52,7 +54,7 @@ class EvalSetOptions(Section):
 class EvalOptions(Section):
     """Held-out evaluation."""
 
-    eval_prompt_data: list[tuple[str, str]] = Field(default=[])
+    eval_prompt_data: list[tuple[str, PathText]] = Field(default=[])
     """Name and prompt file of each evaluation set; may be repeated."""
     sets: list[EvalSetOptions] = Field(default=[])
     """Evaluation sets with individual settings (run file only: tables with name, path, n_samples, temperature,
@@ -61,7 +63,7 @@ class EvalOptions(Section):
     """Evaluate before the first rollout, every N rollouts, and after the last."""
     n_samples_per_eval_prompt: int = Field(default=1, ge=1)
     """Responses per evaluation prompt."""
-    eval_temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    eval_temperature: float = Field(default=0.0, ge=0, le=1e6)
     """Sampling temperature; 0: greedy decoding."""
     eval_top_p: float | None = Field(default=None, gt=0, le=1)
     """Nucleus sampling; default: --rollout-top-p."""
@@ -73,9 +75,9 @@ class EvalOptions(Section):
     """Maximum tokens in a prompt; default: --rollout-max-prompt-len."""
     eval_stop: list[str] | None = None
     """Strings that end a response; default: --rollout-stop."""
-    eval_stop_token_ids: list[int] | None = None
+    eval_stop_token_ids: list[TokenId] | None = None
     """Token ids that end a response; default: --rollout-stop-token-ids."""
-    eval_pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    eval_pass_threshold: float = 1.0
     """Reward from which a response counts as passed, for pass@k."""
     eval_pass_k: list[_AtLeastOne] | None = None
     """Values of k for pass@k; default: powers of two up to the number of responses per prompt."""

@@ -20,6 +20,7 @@ from slime.config.installed import (
     package_folder,
     parse_source,
 )
+from slime.config.ranges import megatron_range
 from slime.config.values import Arity, ValueType, type_of
 from slime.errors import ConfigError
 
@@ -112,7 +113,7 @@ def megatron_flags() -> dict[str, Flag]:
         flags.setdefault(name, Flag(name, MEGATRON, key, kind, **more))
 
     for key, (annotation, text) in _EXTRA.items():
-        add(_name(key), key, type_of(annotation), help=text)
+        add(_name(key), key, type_of(megatron_range(key, annotation)), help=text)
     for name, key in _NEGATIONS.items():
         add(name, key, type_of(bool), on=False, alias_of=_name(key))
     for field in _fields(core):
@@ -121,7 +122,8 @@ def megatron_flags() -> dict[str, Flag]:
             refusal = f"is set by slime: {RESERVED[key]}."
             add(_name(key), key, ValueType(str, Arity.OPTIONAL), help=field.doc, refusal=refusal)
         elif annotation is not None and not key.startswith("_"):
-            kind, (default, spellings) = type_of(annotation), _default_and_spellings(field.value)
+            kind = type_of(megatron_range(key, annotation))
+            default, spellings = _default_and_spellings(field.value)
             add(_name(key), key, kind, help=field.doc, default=default)
             for spelling in spellings:
                 # Megatron's other spelling of a switch is the one that changes its default.

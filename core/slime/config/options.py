@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from slime.config.values import accepts_booleans, describe
+from slime.config.ranges import Count, Port, Seconds, Seed, TokenId
+from slime.config.values import accepts_booleans, check_path, describe, underscored, unusable
 from slime.plugins.kinds import SLOTS
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
@@ -35,6 +36,7 @@ class Section(BaseModel):
         loc_by_alias=False,
         protected_namespaces=(),
         use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
 
     @field_validator("*", mode="before")
@@ -45,6 +47,14 @@ class Section(BaseModel):
             annotation = cls.model_fields[str(info.field_name)].annotation
             if not accepts_booleans(annotation):
                 raise ValueError(f"got {str(value).lower()}, expected {describe(annotation)}")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _at_most_64_bits(cls, value: Any) -> Any:
+        """Refuse whole numbers that neither a run file nor torch can hold; ranges that are narrower come first."""
+        if (wrong := unusable(value)) is not None:
+            raise ValueError(wrong.removeprefix(": "))
         return value
 
 
@@ -63,7 +73,7 @@ class ComponentChoice(Section):
         if not isinstance(stated, dict):
             return stated
         own = {key: value for key, value in stated.items() if key in cls.model_fields}
-        rest = {key.replace("-", "_"): value for key, value in stated.items() if key not in cls.model_fields}
+        rest = underscored({key: value for key, value in stated.items() if key not in cls.model_fields})
         return own | {"options": {**own.get("options", {}), **rest}}
 
     def __str__(self) -> str:
@@ -78,16 +88,18 @@ def _check_top_k(value: int) -> int:
 
 
 TopK = Annotated[int, AfterValidator(_check_top_k)]
+#: a path, or anything that contains one
+PathText = Annotated[str, AfterValidator(check_path)]
 
 
 class RunOptions(Section):
     """Name, folder and seed of the run."""
 
-    output_dir: str = "outputs"
+    output_dir: PathText = "outputs"
     """Folder for run folders and TensorBoard events."""
-    run_name: str | None = None
+    run_name: PathText | None = None
     """Name of the run folder; default: date and time."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of initialization and of everything random in training."""
     log_samples_interval: int = Field(default=10, ge=0)
     """Print one question, answer and reward every N rollouts; 0: never."""
@@ -96,41 +108,41 @@ class RunOptions(Section):
 class ClusterOptions(Section):
     """Processes and devices."""
 
-    actor_num_nodes: int = Field(default=1, ge=1)
+    actor_num_nodes: Count = 1
     """Number of nodes that train."""
-    actor_num_gpus_per_node: int = Field(default=1, ge=1)
+    actor_num_gpus_per_node: Count = 1
     """Training ranks per node; each uses one GPU, or on CPU one process."""
-    rollout_num_gpus: int | None = Field(default=None, ge=1)
+    rollout_num_gpus: Count | None = None
     """GPUs for inference engines; default: as many as one engine needs."""
-    rollout_num_gpus_per_engine: int = Field(default=1, ge=1)
+    rollout_num_gpus_per_engine: Count = 1
     """GPUs per engine: its tensor-parallel size."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
     ray_address: str | None = None
     """Join this Ray cluster instead of starting one."""
-    router_port: int | None = Field(default=None, ge=1, le=65535)
+    router_port: Port | None = None
     """Port of the router; default: a free one."""
-    engine_port: int | None = Field(default=None, ge=1, le=65535)
+    engine_port: Port | None = None
     """Port of the first engine; the others follow it; default: free ports."""
-    startup_timeout_s: float = Field(default=300.0, gt=0)
+    startup_timeout_s: Seconds = 300.0
     """Time limit for starting engines and ranks, in seconds."""
-    step_timeout_s: float = Field(default=3600.0, gt=0)
+    step_timeout_s: Seconds = 3600.0
     """Time limit for one phase of a step, in seconds."""
-    distributed_timeout_minutes: float = Field(default=10.0, gt=0)
+    distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
     """Timeout of collective operations between ranks, in minutes."""
-    threads_per_rank: int | None = Field(default=None, ge=1)
+    threads_per_rank: Count | None = None
     """CPU threads per training rank; default: cores / ranks on the machine."""
 
 
 class DataOptions(Section):
     """Prompts."""
 
-    prompt_data: list[str] = []
+    prompt_data: list[PathText] = []
     """Prompts: JSONL (also .gz), Parquet, the folder of a data set, or hf://NAME. Several are mixed if each is given as
     FILE=WEIGHT. FILE@[a:b] takes rows a to b - 1."""
     data_source: str = "prompts"
     """Data source component."""
-    data_source_path: str | None = None
+    data_source_path: PathText | None = None
     """Data source class, as FILE.py[:NAME] or package.module:NAME."""
     input_key: str = "prompt"
     """Row key of the prompt: a string or a list of chat messages."""
@@ -156,7 +168,7 @@ class DataOptions(Section):
     """Processes that read and tokenize prompts ahead of time; 0: the rollout process does it."""
     rollout_shuffle: bool = False
     """Shuffle prompts in every epoch, with --rollout-seed."""
-    rollout_seed: int = 42
+    rollout_seed: Seed = 42
     """Seed of the data order and of sampling."""
 
     @field_validator("prompt_data", mode="before")
@@ -187,19 +199,19 @@ class RolloutOptions(Section):
     """Optimizer steps per rollout; default: the samples of a rollout / --global-batch-size, or 1."""
     generator: str | None = None
     """Generator component; default: depends on --loss-type."""
-    custom_generate_function_path: str | None = None
+    custom_generate_function_path: PathText | None = None
     """Generate function, as FILE.py[:NAME] or package.module:NAME."""
     max_turns: int | None = Field(default=None, ge=1)
     """Maximum number of model turns per conversation, for multi-turn generators."""
     sampling_filter: str | None = None
     """Buffer filter component that drops finished groups; other prompts replace them."""
-    dynamic_sampling_filter_path: str | None = None
+    dynamic_sampling_filter_path: PathText | None = None
     """Function (args, samples) -> keep, as FILE.py[:NAME] or package.module:NAME."""
     buffer_filter: str | None = None
     """Buffer filter component that selects the groups of a batch from all finished groups."""
-    buffer_filter_path: str | None = None
+    buffer_filter_path: PathText | None = None
     """Function (args, buffer, num_samples) -> groups, as FILE.py[:NAME] or package.module:NAME."""
-    rollout_sample_filter_path: str | None = None
+    rollout_sample_filter_path: PathText | None = None
     """Function (args, groups) that sets Sample.remove_sample in a finished batch."""
     over_sampling_batch_size: int | None = Field(default=None, ge=1)
     """Prompts to start per batch. The first --rollout-batch-size to finish form the batch and the rest are aborted; a
@@ -214,7 +226,7 @@ class RolloutOptions(Section):
     """Stop the run if filters still leave a batch incomplete after drawing prompts this many times."""
     passive_checks: int = Field(default=3, ge=0)
     """Run the expensive contract checks of components in the first N rollouts."""
-    rollout_temperature: float = Field(default=1.0, gt=0)
+    rollout_temperature: float = Field(default=1.0, ge=1e-6, le=1e6)
     """Sampling temperature."""
     rollout_top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: sample from the tokens that make up this probability."""
@@ -228,9 +240,9 @@ class RolloutOptions(Section):
     """Maximum tokens in prompt plus response; default: the model's."""
     rollout_stop: list[str] = []
     """Strings that end a response."""
-    rollout_stop_token_ids: list[int] = []
+    rollout_stop_token_ids: list[TokenId] = []
     """Token ids that end a response."""
-    rollout_timeout_s: float = Field(default=600.0, gt=0)
+    rollout_timeout_s: Seconds = 600.0
     """Time limit for one generation request, in seconds."""
     rollout_concurrency: int = Field(default=1024, ge=1)
     """Maximum number of samples in progress."""
@@ -300,7 +312,7 @@ class AlgorithmOptions(Section):
     """Largest difference of log-probs that counts as agreement (with --true-on-policy-mode)."""
     critic_lr: float | None = Field(default=None, gt=0)
     """Learning rate of the critic; default: --lr."""
-    critic_load: str | None = None
+    critic_load: PathText | None = None
     """Hugging Face folder to initialize the critic from; default: the policy's weights."""
     value_clip: float = Field(default=0.2, gt=0)
     """Clip range of the critic's values."""
@@ -315,7 +327,7 @@ class AlgorithmOptions(Section):
 class RewardTerm(ComponentChoice):
     """One of several rewards: a `[[reward.terms]]` table."""
 
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
 
 
 class RewardOptions(Section):
@@ -325,35 +337,35 @@ class RewardOptions(Section):
     """Reward component (required for policy_loss)."""
     terms: list[RewardTerm] = []
     """Several rewards, added up by weight (run file only: tables with name, weight and the component's options)."""
-    custom_rm_path: str | None = None
+    custom_rm_path: PathText | None = None
     """Reward function or class, as FILE.py[:NAME] or package.module:NAME."""
     group_rm: bool = False
     """Call the function of --custom-rm-path with all samples of a prompt at once."""
     reward_key: str | None = None
     """Key of the score in the dictionary that a function returns, or the part of a component's reward to use as the
     score; default: score."""
-    custom_reward_post_process_path: str | None = None
+    custom_reward_post_process_path: PathText | None = None
     """Function (args, samples) -> (raw rewards, rewards) over a finished batch."""
-    reward_workers: int | None = Field(default=None, ge=1)
+    reward_workers: Count | None = None
     """Processes that compute rewards; default: half the cores, from 2 to 8."""
 
 
 class CheckpointOptions(Section):
     """Models and checkpoints."""
 
-    hf_checkpoint: str | None = None
+    hf_checkpoint: PathText | None = None
     """Hugging Face model folder: architecture, weights and tokenizer (required)."""
-    initial_megatron_checkpoint: str | None = None
+    initial_megatron_checkpoint: PathText | None = None
     """Start from the weights of this slime checkpoint, with a new optimizer."""
-    ref_load: str | None = None
+    ref_load: PathText | None = None
     """Hugging Face folder of the reference model; default: the initial weights."""
-    save: str | None = None
+    save: PathText | None = None
     """Folder for checkpoints."""
     save_interval: int | None = Field(default=None, ge=1)
     """Save a checkpoint every N rollouts, and after the last."""
-    load: str | None = None
+    load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
-    save_hf: str | None = None
+    save_hf: PathText | None = None
     """Export the final weights to this folder in Hugging Face format; {rollout} is filled in."""
 
 
@@ -366,7 +378,7 @@ class SyncOptions(Section):
     """Maximum number of bytes to send at a time."""
     check_weight_update_equal: bool = False
     """Verify after every update that the engines hold exactly the trainer's weights."""
-    weight_sync_timeout_s: float = Field(default=600.0, gt=0)
+    weight_sync_timeout_s: Seconds = 600.0
     """Time limit for one update, in seconds."""
 
 

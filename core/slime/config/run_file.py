@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from slime.config.flag_table import find_flag, find_key, flags_of, nearest_flag
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.run_config import SECTIONS
-from slime.config.values import Arity
+from slime.config.values import Arity, check_path, unusable
 from slime.errors import ConfigError, did_you_mean
 from slime.plugins.kinds import SLOTS
 
@@ -18,8 +20,18 @@ _TABLES = tuple(dict.fromkeys((*SECTIONS, MEGATRON, SGLANG, *SLOTS)))
 
 def read_run_file(path: str | Path) -> Settings:
     """The settings of the run file at `path`. Raises `ConfigError` for a file that cannot be read or parsed."""
+    if (wrong := unusable(str(path))) is not None:
+        raise ConfigError(f"the name of the run file{wrong}")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        check_path(str(path))
+    except ValueError as error:
+        raise ConfigError(f"run file {path}: {error}") from None
+    try:
+        # Reading a pipe would wait for whoever writes to it.
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            raise ConfigError(f"run file {path} is not a file, but a pipe, a device or a socket")
+        # Some editors begin UTF-8 files with a byte-order mark.
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"run file {path} is not UTF-8 text: {error}") from None
     except OSError as error:
@@ -31,8 +43,10 @@ def parse_run_file(text: str, name: str) -> Settings:
     """The settings of a run file's `text`; `name` is for messages. Raises `ConfigError` for invalid TOML."""
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a whole number of thousands of digits is one, and no TOMLDecodeError
         raise ConfigError(f"run file {name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"run file {name}: lists or tables are nested too deeply to be read") from None
     settings = Settings()
     for key, value in tree.items():
         table = key.replace("-", "_")
@@ -61,7 +75,7 @@ def _read_key(settings: Settings, table: str, key: str, value: Any, where: str) 
     if slot is not None and key in ("name", slot.key):
         flag = find_key(slot.section, slot.key)
     elif slot is not None and flag is None:
-        settings.items[COMPONENT + table, key.replace("-", "_")] = Setting(value, where)
+        _store(settings, (COMPONENT + table, key.replace("-", "_")), Setting(value, where))
         return
     near = ""
     if flag is None:
@@ -89,4 +103,12 @@ def _add(settings: Settings, flag: Flag | None, value: Any, where: str, near: st
         value = flag.on == value
     if flag.type.arity is Arity.SOME and not flag.file_only and not isinstance(value, list | dict):
         value = [value]
-    settings.items[flag.target, flag.key] = Setting(value, where, flag)
+    _store(settings, (flag.target, flag.key), Setting(value, where, flag))
+
+
+def _store(settings: Settings, option: tuple[str, str], setting: Setting) -> None:
+    """Store a setting. A file that sets an option twice, in two spellings, is a mistake: neither value is the right one
+    for sure."""
+    first = settings.items.setdefault(option, setting)
+    if first is not setting:
+        settings.problems.append(f"{setting.where} sets the same option as {first.where}. Keep one of them")

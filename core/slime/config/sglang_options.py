@@ -22,6 +22,7 @@ from slime.config.installed import (
     package_folder,
     parse_source,
 )
+from slime.config.ranges import sglang_range
 from slime.config.values import Arity, ValueType, read_human_int, read_json, type_of
 from slime.errors import ConfigError, did_you_mean
 
@@ -70,7 +71,9 @@ def _of_field(declaration: Declaration) -> Iterator[Flag]:
     if literal(keywords.get("no_cli")):
         return
     name = literal(keywords.get("cli_name")) or declaration.name.replace("_", "-")
-    names, kind = [name, *(literal(keywords.get("aliases")) or ())], _type(annotation, keywords)
+    names = [name, *(literal(keywords.get("aliases")) or ())]
+    kind = _type(annotation, keywords)
+    kind = replace(kind, annotation=sglang_range(declaration.name, kind.annotation))
     yield from _spellings(declaration.name, names, kind, keywords, _source(declaration.value))
 
 

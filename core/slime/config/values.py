@@ -6,7 +6,9 @@ import ast
 import enum
 import functools
 import json
+import math
 import operator
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +104,8 @@ def describe(annotation: Any) -> str:
             return "pairs of a name and a file"
         if typing.get_origin(parts[0]) is Literal:
             return describe(parts[0])
-        plain = _WORDS.get(getattr(parts[0], "__name__", ""))
+        item = typing.get_args(parts[0])[0] if typing.get_origin(parts[0]) is typing.Annotated else parts[0]
+        plain = _WORDS.get(getattr(item, "__name__", ""))
         return f"a list of {plain.removeprefix('a ')}s" if plain else "a list"
     if is_union(annotation):
         return " or ".join(describe(part) for part in parts if part is not type(None))
@@ -135,18 +138,72 @@ def explain(error: Mapping[str, Any], expected: str | None = None) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value as users write it."""
-    if isinstance(value, str):
-        return f"'{value}'"
-    text = json.dumps(value, default=str)
+    """A value as users write it; long ones are cut."""
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+#: levels of lists and tables in a value; deeper ones would overflow the stack of the libraries that read them
+_DEEPEST = 50
+#: bytes in a name of a file, and in a path, on Linux
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+_INT64 = 2**63
+
+
+def unusable(value: Any, path: str = "", level: int = 0) -> str | None:
+    """Why no option can have this value, as "PATH: REASON", or None.
+
+    Refused are text that is no text, infinity, numbers beyond 64 bits, and deep nesting. It is asked before the value's
+    type is checked.
+    """
+    reason = None
+    match value:
+        case str() if "\0" in value:
+            reason = f"{value!r} contains a NUL character, which neither paths nor run files can hold"
+        case str() if any("\ud800" <= letter <= "\udfff" for letter in value):
+            reason = f"{value!r} is not valid UTF-8"
+        case float() if not math.isfinite(value):
+            reason = f"got {_show(value)}, expected a finite number"
+        case int() if not -_INT64 <= value < _INT64:
+            reason = f"got a number of {value.bit_length()} bits, expected at most 64 bits with its sign"
+        case list() | dict() if level == _DEEPEST:
+            return f": lists and tables are nested more than {_DEEPEST} levels deep"
+        case list():
+            parts = ((f"{path}[{index}]", one) for index, one in enumerate(value))
+            return next((wrong for where, one in parts if (wrong := unusable(one, where, level + 1))), None)
+        case dict():
+            parts = ((f"{path}.{key}", one) for key, one in value.items())
+            in_keys = unusable(list(value), path, level)
+            return in_keys or next((wrong for where, one in parts if (wrong := unusable(one, where, level + 1))), None)
+    return None if reason is None else f"{path}: {reason}"
+
+
+def underscored(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with underscores in its keys. Raises `ValueError` if a key is there in both spellings."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raise ValueError(f"{name} and {name.replace('_', '-')} are the same key. Keep one of them")
+        found[name] = value
+    return found
+
+
+def check_path(value: str) -> str:
+    """Return the path. Raises `ValueError` if Linux has no such paths because it, or a name in it, is too long."""
+    longest = max(len(os.fsencode(name)) for name in value.split("/"))
+    if longest > _LONGEST_NAME:
+        raise ValueError(f"a name in the path has {longest} bytes, expected at most {_LONGEST_NAME}")
+    if (size := len(os.fsencode(value))) > _LONGEST_PATH:
+        raise ValueError(f"the path has {size} bytes, expected at most {_LONGEST_PATH}")
+    return value
 
 
 def read_json(word: str) -> Any:
     """A JSON value; other words unchanged."""
     try:
         return json.loads(word)
-    except ValueError:
+    except (ValueError, RecursionError):
         return word
 
 
@@ -156,7 +213,7 @@ def read_human_int(word: str) -> Any:
     number = word.rstrip("kKMGTi")
     try:
         return int(float(number) * scale[word[len(number) :]])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return word
 
 
@@ -164,12 +221,16 @@ def read_expression(word: str) -> Any:
     """A number, or a list expression such as `[0]*3+[1]`, as on Megatron's command line; other words unchanged."""
     try:
         return _evaluate(ast.parse(word.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return word
 
 
-#: maximum length of a repeated list
+#: most items in a list that an expression makes, including those of lists in it
 _MAX_ITEMS = 100_000
+
+
+def _items(value: Any) -> int:
+    return sum(map(_items, value)) if isinstance(value, list) else 1
 
 
 def _evaluate(node: ast.expr) -> Any:
@@ -188,6 +249,6 @@ def _evaluate(node: ast.expr) -> Any:
             first, second = _evaluate(left), _evaluate(right)
             if isinstance(second, list):
                 first, second = second, first
-            if isinstance(first, list) and isinstance(second, int) and len(first) * second <= _MAX_ITEMS:
+            if isinstance(first, list) and isinstance(second, int) and _items(first) * second <= _MAX_ITEMS:
                 return first * second
     raise ValueError("not an expression of numbers and lists")
