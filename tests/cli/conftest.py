@@ -7,15 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tests.support.distributions import install, install_reward
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.cli.main import main
+from slime.weights import architecture, read_hf_config
+from slime.weights.mapping import tensor_shapes
 
 __all__ = ["install", "install_reward"]
 
-#: a tiny model; its weights are never read
+#: a tiny model
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -50,12 +54,19 @@ def split(words: str) -> list[str]:
     return words.split()
 
 
+def write_weights(folder: Path, **changed: np.ndarray | None) -> None:
+    """Write the weights that config.json describes, all 0.5; `changed` replaces tensors, or leaves them out."""
+    shapes = tensor_shapes(architecture(read_hf_config(folder)))
+    tensors = {name: np.full(shape, 0.5, dtype=np.float32) for name, shape in shapes.items()} | changed
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
 @pytest.fixture(scope="session")
 def described_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that passes the checks of a dry run. Context 64, 4 heads, 3 layers."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(_CONFIG))
-    (folder / "model.safetensors").touch()
+    write_weights(folder)
     write_tiny_tokenizer(folder)
     return folder
 

@@ -103,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
     request = read_request([word for word in argv if word != _DRY_RUN], name)
     folder = run_folder(request.config)
     checked = preflight(request.config, folder, request.functions, problems_of=_problems, trains=False)
-    notes = list(evaluation_notes(request.config))
+    notes = [*evaluation_notes(request.config), *checked.notes]
     if _DRY_RUN in argv:
         print("\n".join(_plan(request, checked, notes)))
         return 0

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
-from slime.cli.preflight_model import ModelFacts, load_tokenizer, model_problems, read_model
+from slime.cli.preflight_model import (
+    ModelFacts,
+    length_notes,
+    load_tokenizer,
+    model_problems,
+    read_model,
+    vocabulary_problem,
+    weight_problems,
+)
 from slime.cli.preflight_plugins import check_plugins
 from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig, config_problems
@@ -26,6 +34,7 @@ from slime.errors import SlimeError
 from slime.plugins.plugin_set import PluginSet
 from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import read_checkpoint, require_own_folder
+from slime.weights.mapping import differences
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +52,8 @@ class Preflight:
     used: Mapping[str, Resolved]  #: slot -> component
     model: ModelFacts
     data: list[DataFacts]
+    #: what the user should know, although the run can start
+    notes: list[str]
 
     @property
     def with_engines(self) -> bool:
@@ -81,25 +92,31 @@ def preflight(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
         )
-    if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
-        problems.append(
-            f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run with"
-            " --load and the folder of its checkpoints"
-        )
-    problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
+    with _collected(problems):
+        if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
+            problems.append(
+                f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run"
+                " with --load and the folder of its checkpoints"
+            )
+        problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
     _check_checkpoints(config, checked.plugins, problems)
     stop_on(problems)
     assert model is not None
-    return Preflight(config, run_dir, checked.plugins, checked.used, model, data)
+    notes = [*length_notes(config, model), *_machine_notes(config, with_engines=with_engines, trains=trains)]
+    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes)
 
 
 @contextlib.contextmanager
 def _collected(problems: list[str]) -> Iterator[None]:
-    """Add a `SlimeError`, which is meant for the user, to `problems`; other errors are passed on."""
+    """Add a `SlimeError`, or what the system says about a file, to `problems`; other errors are passed on."""
     try:
         yield
     except SlimeError as error:
         problems.append(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        problems.append(f"{os.fsdecode(error.filename)}: {error.strerror}")
 
 
 # --- model and data ----------------------------------------------------------------------------------
@@ -107,15 +124,25 @@ def _collected(problems: list[str]) -> Iterator[None]:
 
 def _check_models(config: RunConfig, problems: list[str]) -> ModelFacts | None:
     """Check the folders of the model, of the reference and of the critic."""
+    options, everything = config.checkpoint, config.checkpoint.check_weights == "all"
     model = None
-    if config.checkpoint.hf_checkpoint is not None:
+    if options.hf_checkpoint is not None:
         with _collected(problems):
-            model = read_model(Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
+            model = read_model(Path(options.hf_checkpoint), "--hf-checkpoint")
             problems += model_problems(config, model)
-    for option, folder in (("--ref-load", config.checkpoint.ref_load), ("--critic-load", config.algorithm.critic_load)):
-        if folder is not None:
-            with _collected(problems):
-                read_model(Path(folder), option)
+            problems += weight_problems(model, "--hf-checkpoint", everything=everything)
+    for option, folder in (("--ref-load", options.ref_load), ("--critic-load", config.algorithm.critic_load)):
+        if folder is None:
+            continue
+        backbone = option == "--critic-load"
+        with _collected(problems):
+            other = read_model(Path(folder), option)
+            different = differences(model.architecture, other.architecture, output_layer=not backbone) if model else []
+            if different:
+                problems.append(
+                    f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}"
+                )
+            problems += weight_problems(other, option, everything=everything, backbone=backbone)
     return model
 
 
@@ -125,9 +152,11 @@ def _check_data(
     """Check the prompt files."""
     tokenizer = None
     sets = list(prompt_sets(config, with_engines=with_engines))
-    if sets and model is not None:
+    if model is not None:
         with _collected(problems):
             tokenizer = load_tokenizer(model.folder, with_template=any(one.form.apply_chat_template for one in sets))
+            if (problem := vocabulary_problem(model, tokenizer)) is not None:
+                problems.append(problem)
     facts: list[DataFacts] = []
     for prompts in sets:
         with _collected(problems):
@@ -178,6 +207,17 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
     for what, folder in folders.items():
         if folder is not None and (problem := unwritable(Path(folder))) is not None:
             yield f"{what} {folder} {problem}"
+
+
+def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
+    """More computing processes than cores, on a machine without GPUs."""
+    ranks, engines = config.world_size if trains else 0, config.num_engines if with_engines else 0
+    cores = len(os.sched_getaffinity(0))
+    if not config.on_gpu and config.cluster.ray_address is None and ranks + engines > cores:
+        yield (
+            f"{ranks + engines} processes compute ({ranks} training ranks, {engines} engines), and this machine has"
+            f" {cores} cores: they wait for each other"
+        )
 
 
 def _port_problems(config: RunConfig) -> list[str]:

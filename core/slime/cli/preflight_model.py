@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
+from slime.config.eval_sets import eval_sets
 from slime.config.megatron_checks import layout_problems
 from slime.errors import ConfigError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import architecture, read_hf_config
+from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, Architecture, first_names, tensor_shapes, wrong_names
+from slime.weights.stored import FLOATS, not_finite, stored_tensors
 
 #: a model folder has at least one of them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+#: a name on the Hugging Face Hub
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -25,9 +33,17 @@ class ModelFacts:
     """The description of a model in its folder."""
 
     folder: Path
-    family: str
-    transformer: dict[str, Any]
-    gpt: dict[str, Any]
+    architecture: Architecture
+
+    @property
+    def transformer(self) -> dict[str, Any]:
+        """Sizes of the layers, in Megatron's terms."""
+        return self.architecture.transformer
+
+    @property
+    def gpt(self) -> dict[str, Any]:
+        """Vocabulary, positions and context, in Megatron's terms."""
+        return self.architecture.gpt
 
     @property
     def context(self) -> int:
@@ -37,7 +53,7 @@ class ModelFacts:
     def __str__(self) -> str:
         sizes = self.transformer
         return (
-            f"{self.folder}: {self.family}, {sizes['num_layers']} layers of {sizes['hidden_size']},"
+            f"{self.folder}: {self.architecture.family}, {sizes['num_layers']} layers of {sizes['hidden_size']},"
             f" {sizes['num_attention_heads']} heads, vocabulary {self.gpt['vocab_size']}, context {self.context}"
         )
 
@@ -51,7 +67,7 @@ def read_model(folder: Path, option: str) -> ModelFacts:
     if not folder.is_dir():
         raise ConfigError(
             f"{option} {folder} is not a folder; expected a Hugging Face model folder on this machine (config.json,"
-            " *.safetensors, tokenizer)"
+            f" *.safetensors, tokenizer){_how_to_download(folder, option)}"
         )
     try:
         found = architecture(read_hf_config(folder))
@@ -63,7 +79,67 @@ def read_model(folder: Path, option: str) -> ModelFacts:
         )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{option} {folder} has no weights; expected *.safetensors files")
-    return ModelFacts(folder, found.family, found.transformer, found.gpt)
+    return ModelFacts(folder, found)
+
+
+def _how_to_download(folder: Path, option: str) -> str:
+    """The command that downloads a model, for users who wrote its name on the Hub; empty for other names."""
+    if folder.exists() or not _HUB_NAME.fullmatch(str(folder)):
+        return ""
+    return (
+        f". If {folder} is a model of the Hugging Face Hub, download it first: `hf download {folder} --local-dir"
+        f" {folder.name}`, then {option} {folder.name}"
+    )
+
+
+# --- weights -----------------------------------------------------------------------------------------
+
+
+def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbone: bool = False) -> Iterator[str]:
+    """Weights that are missing, misshapen, quantized, or contain NaN or infinity.
+
+    Args:
+        model: The model whose folder is read.
+        option: The flag that names it, for messages.
+        everything: Look for NaN and infinity in all numbers, instead of a sample.
+        backbone: Whether only the layers are used, as by a critic: the folder may lack the output layer or have the
+            head of a reward model instead.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or damaged, or is outside the folder.
+    """
+    stored, expected = stored_tensors(model.folder), tensor_shapes(model.architecture)
+    tied = HF_OUTPUT_LAYER not in expected
+    optional = {HF_OUTPUT_LAYER} if tied else set()
+    if backbone:
+        expected.pop(HF_OUTPUT_LAYER, None)
+        optional = {HF_OUTPUT_LAYER, SCORE}
+    where = f"{option} {model.folder}"
+    if names := wrong_names(stored, set(expected), optional):
+        yield (
+            f"{where} does not hold the tensors that its config.json describes ({len(expected)} tensors):"
+            f" {'; '.join(names)}"
+        )
+    used = {name: stored[name] for name in expected if name in stored}
+    shapes = [
+        f"{name} has shape {list(tensor.shape)}, expected {list(expected[name])}"
+        for name, tensor in used.items()
+        if tensor.shape != expected[name]
+    ]
+    if shapes:
+        yield f"{where} has {len(shapes)} tensors of the wrong shape: {first_names(shapes)}"
+    other = [f"{name} ({tensor.dtype})" for name, tensor in used.items() if tensor.dtype not in FLOATS]
+    if other:
+        yield (
+            f"{where} has {len(other)} tensors that are not floating-point numbers of 16 to 64 bits:"
+            f" {first_names(other)}. Use the model before quantization"
+        )
+    readable = {name: tensor for name, tensor in used.items() if tensor.dtype in FLOATS}
+    if wrong := list(not_finite(readable, everything=everything)):
+        yield (
+            f"{where} has NaN or infinity in {len(wrong)} tensors: {first_names(wrong)}. Every loss would be NaN:"
+            " the model was damaged when it was trained, converted or copied"
+        )
 
 
 # --- does the configuration fit the model ------------------------------------------------------------
@@ -72,6 +148,7 @@ def read_model(folder: Path, option: str) -> ModelFacts:
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Options that do not fit the model."""
     yield from _contradictions(config, model)
+    yield from _contexts(config, model)
     yield from _stop_tokens(config, model)
     yield from _divisions(config, model)
 
@@ -88,15 +165,58 @@ def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
             )
 
 
+def _contexts(config: RunConfig, model: ModelFacts) -> Iterator[str]:
+    """Engines with a longer context than the model's, which SGLang refuses."""
+    engine = config.sglang.get("context_length")
+    if engine is not None and engine > model.context:
+        yield (
+            f"--sglang-context-length {engine} is longer than the context of the model in {model.folder},"
+            f" {model.context} tokens (max_position_embeddings). Drop it, or use at most {model.context}"
+        )
+
+
+def length_notes(config: RunConfig, model: ModelFacts) -> Iterator[str]:
+    """Limits that cannot both be reached."""
+    rollout = config.rollout
+    context = rollout.rollout_max_context_len or int(config.sglang.get("context_length", model.context))
+    prompt, response = rollout.rollout_max_prompt_len, rollout.rollout_max_response_len
+    if prompt is not None and response < context < prompt + response:
+        yield (
+            f"--rollout-max-prompt-len {prompt} + --rollout-max-response-len {response} = {prompt + response} tokens,"
+            f" and the context has {context}: prompts may have at most {context - response}"
+        )
+
+
 def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Stop tokens that the model cannot generate, such as those of another model."""
     vocabulary = int(model.gpt["vocab_size"])
-    outside = [token for token in config.rollout.rollout_stop_token_ids if not 0 <= token < vocabulary]
-    if outside:
-        yield (
-            f"--rollout-stop-token-ids {' '.join(map(str, outside))}: outside the model's vocabulary of {vocabulary}"
-            f" tokens, expected ids from 0 to {vocabulary - 1}"
-        )
+    stated = {"--rollout-stop-token-ids": tuple(config.rollout.rollout_stop_token_ids)}
+    stated |= {
+        f"{one.where}, stop_token_ids": one.stop_token_ids
+        for one in eval_sets(config)
+        if one.stop_token_ids != stated["--rollout-stop-token-ids"]
+    }
+    for option, tokens in stated.items():
+        if outside := [token for token in tokens if token >= vocabulary]:
+            yield (
+                f"{option} {' '.join(map(str, outside))}: outside the model's vocabulary of {vocabulary}"
+                f" tokens, expected ids from 0 to {vocabulary - 1}"
+            )
+
+
+def vocabulary_problem(model: ModelFacts, tokenizer: Any) -> str | None:
+    """Tokens of the tokenizer for which the model has no embedding, or None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    ids = (tokenizer if backend is None else backend).get_vocab()
+    name, largest = max(ids.items(), key=lambda item: item[1], default=("", -1))
+    rows = int(model.gpt["vocab_size"])
+    if largest < rows:
+        return None
+    return (
+        f"the tokenizer in {model.folder} has the token {name!r} with id {largest}, and the model has embeddings for"
+        f" ids 0 to {rows - 1} (vocab_size {rows}): the tokenizer belongs to another model, or tokens were added to it"
+        " without resizing the model"
+    )
 
 
 def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:

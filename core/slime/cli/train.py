@@ -38,6 +38,7 @@ def run(argv: Sequence[str]) -> int:
     functions = place_functions(stated)
     config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
     checked = preflight(place_checkpoints(config), run_folder(config), functions)
+    notes += checked.notes
     if _DRY_RUN in argv:
         print(plan_text(checked, notes))
         return 0

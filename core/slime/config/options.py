@@ -355,6 +355,9 @@ class CheckpointOptions(Section):
 
     hf_checkpoint: PathText | None = None
     """Hugging Face model folder: architecture, weights and tokenizer (required)."""
+    check_weights: Literal["sample", "all"] = "sample"
+    """Look for NaN and infinity in a sample of every tensor of the model folders, or in all their numbers, before the
+    start."""
     initial_megatron_checkpoint: PathText | None = None
     """Start from the weights of this slime checkpoint, with a new optimizer."""
     ref_load: PathText | None = None

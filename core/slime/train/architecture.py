@@ -12,6 +12,7 @@ from typing import Any
 
 from slime.errors import ConfigError
 from slime.weights import architecture, read_hf_config
+from slime.weights.mapping import differences
 
 #: TransformerConfig fields that describe the model
 _TRANSFORMER = (
@@ -99,13 +100,7 @@ def read_same_model(
     found = read_hf_config(folder)
     if hf_config is None:
         return found
-    ours, theirs = architecture(dict(hf_config)), architecture(found)
-    different = [
-        f"{name} {mine.get(name)!r} / {other.get(name)!r}"
-        for mine, other in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
-        for name in sorted({*mine, *other})
-        if mine.get(name) != other.get(name) and (output_layer or name != "share_embeddings_and_output_weights")
-    ]
+    different = differences(architecture(dict(hf_config)), architecture(found), output_layer=output_layer)
     if different:
         raise ConfigError(f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}.")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,17 +13,9 @@ from torch import Tensor, nn
 from slime.errors import CheckpointError
 from slime.weights.families import architecture
 from slime.weights.families.hf_config import HFConfig
-from slime.weights.mapping import Rule, Sizes, first_names
+from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, Rule, Sizes, first_names, wrong_names
 from slime.weights.shards import OUTPUT_LAYER, hf_shapes, local_parameters, read_shard, rule_of
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-#: some tools write it for a tied model too, as a copy of the embedding
-_HF_OUTPUT_LAYER = "lm_head.weight"
-#: the one-number head of a Hugging Face sequence classification model
-_SCORE = "score.weight"
-#: ends of tensor names that checkpoints may hold although they are not weights
-_NOT_WEIGHTS = (".rotary_emb.inv_freq",)
+from slime.weights.stored import SINGLE_FILE, read_index
 
 
 def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> None:
@@ -39,7 +30,7 @@ def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> N
     """
     model = architecture(hf_config)
     rules = {rule.megatron: rule for rule in model.rules}
-    optional = set() if OUTPUT_LAYER in rules else {_HF_OUTPUT_LAYER}
+    optional = set() if OUTPUT_LAYER in rules else {HF_OUTPUT_LAYER}
     _fill(local_parameters(models), rules, SafetensorsFolder(folder), optional, model.sizes)
 
 
@@ -54,13 +45,13 @@ def load_hf_backbone(models: Sequence[nn.Module], folder: Path, hf_config: HFCon
     rules = {rule.megatron: rule for rule in model.rules if rule.megatron != OUTPUT_LAYER}
     source, local = SafetensorsFolder(folder), local_parameters(models)
     local.pop(OUTPUT_LAYER, None)
-    _fill(local, rules, source, {_HF_OUTPUT_LAYER, _SCORE}, model.sizes)
-    if _SCORE not in source.names:
+    _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.sizes)
+    if SCORE not in source.names:
         return None
-    shape, expected = source.shape(_SCORE), (1, model.transformer["hidden_size"])
+    shape, expected = source.shape(SCORE), (1, model.transformer["hidden_size"])
     if shape != expected:
-        raise CheckpointError(f"{folder}: {_SCORE} has shape {shape}, expected {expected}: one number for each token.")
-    return source.read(_SCORE, 0, 0, 1)
+        raise CheckpointError(f"{folder}: {SCORE} has shape {shape}, expected {expected}: one number for each token.")
+    return source.read(SCORE, 0, 0, 1)
 
 
 def _fill(
@@ -84,13 +75,7 @@ def _fill(
 
 
 def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[str]) -> None:
-    missing = expected - source.names
-    unexpected = {name for name in source.names - expected - optional if not name.endswith(_NOT_WEIGHTS)}
-    problems = [
-        f"{len(names)} {what}: {first_names(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected))
-        if names
-    ]
+    problems = wrong_names(source.names, expected, optional)
     if problems:
         raise CheckpointError(
             f"{source.folder} does not hold the tensors its config.json describes ({len(expected)} tensors): "
@@ -141,24 +126,8 @@ class SafetensorsFolder:
         return part
 
     def _find_files(self) -> dict[str, str]:
-        index = self.folder / INDEX_FILE
-        if index.is_file():
-            try:
-                table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                file_of = {str(name): str(file) for name, file in table.items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{index} is not a safetensors index: {error!r}.") from error
-            absent = sorted(file for file in set(file_of.values()) if not (self.folder / file).is_file())
-            if absent:
-                raise CheckpointError(f"{index} names files that are not there: {', '.join(absent)}.")
-            return file_of
-        if (self.folder / SINGLE_FILE).is_file():
-            return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
-        held = ", ".join(sorted(path.name for path in self.folder.glob("*"))[:12]) or "nothing"
-        raise CheckpointError(
-            f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; it holds {held}. "
-            "Save the model with safetensors."
-        )
+        index = read_index(self.folder)
+        return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE) if index is None else index
 
     def _slice(self, name: str) -> Any:
         from safetensors import SafetensorError

@@ -15,9 +15,9 @@ from torch import Tensor
 from slime.errors import CheckpointError
 from slime.weights.families import architecture
 from slime.weights.families.hf_config import HFConfig, read_hf_config
-from slime.weights.hf_load import INDEX_FILE, SINGLE_FILE
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, buckets, drained
+from slime.weights.stored import INDEX_FILE, SINGLE_FILE
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 #: file -> (name, bytes, type) of each of its tensors

@@ -6,11 +6,17 @@ that a name or a layout is written once. This module needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 _LISTED = 8
+#: some tools write it for a tied model too, as a copy of the embedding
+HF_OUTPUT_LAYER = "lm_head.weight"
+#: the one-number head of a Hugging Face sequence classification model
+SCORE = "score.weight"
+#: ends of tensor names that checkpoints may hold although they are not weights
+_NOT_WEIGHTS = (".rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,56 @@ class Architecture:
             groups=self.transformer["num_query_groups"],
             head_dim=self.transformer["kv_channels"],
         )
+
+
+def tensor_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shape of every Hugging Face tensor of the model, by name."""
+    hidden, ffn, sizes = model.transformer["hidden_size"], model.transformer["ffn_hidden_size"], model.sizes
+    #: end of the Megatron name -> shape; all other tensors are norms over the hidden dimension
+    ends = {
+        "linear_proj.weight": (hidden, sizes.heads * sizes.head_dim),
+        "linear_fc1.weight": (ffn, hidden),
+        "linear_fc2.weight": (hidden, ffn),
+        "q_layernorm.weight": (sizes.head_dim,),
+        "k_layernorm.weight": (sizes.head_dim,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rule in model.rules:
+        if rule.layout == "qkv":
+            shapes |= {name: (rows, hidden) for name, rows in zip(rule.hf, sizes.qkv_rows, strict=True)}
+        elif rule.layout == "vocab":
+            shapes |= dict.fromkeys(rule.hf, (sizes.vocab, hidden))
+        else:
+            end = next((shape for name, shape in ends.items() if rule.megatron.endswith(name)), (hidden,))
+            shapes |= dict.fromkeys(rule.hf, end)
+    return shapes
+
+
+def wrong_names(found: Collection[str], expected: set[str], optional: set[str]) -> list[str]:
+    """What is wrong with the names of a folder's tensors: missing ones, and unexpected ones."""
+    missing = expected - set(found)
+    unexpected = {name for name in set(found) - expected - optional if not name.endswith(_NOT_WEIGHTS)}
+    return [
+        f"{len(names)} {what}: {first_names(names)}"
+        for what, names in (("missing", missing), ("unexpected", unexpected))
+        if names
+    ]
+
+
+def differences(ours: Architecture, theirs: Architecture, *, output_layer: bool = True) -> list[str]:
+    """How two architectures differ, as "NAME OURS / THEIRS".
+
+    Args:
+        ours: One architecture.
+        theirs: The other.
+        output_layer: Whether the output layers must agree too.
+    """
+    return [
+        f"{name} {mine.get(name)!r} / {other.get(name)!r}"
+        for mine, other in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
+        for name in sorted({*mine, *other})
+        if mine.get(name) != other.get(name) and (output_layer or name != "share_embeddings_and_output_weights")
+    ]
 
 
 def embedding_rules(*, tied: bool) -> Iterator[Rule]:

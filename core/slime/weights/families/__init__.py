@@ -58,7 +58,7 @@ def architecture(hf_config: HFConfig) -> Architecture:
             f"{did_you_mean(model_type, FAMILIES)}"
         )
     architectures = hf_config.get("architectures") or [family.causal_lm]
-    if family.causal_lm not in architectures:
+    if not isinstance(architectures, list) or family.causal_lm not in architectures:
         raise ConfigError(
             f"config.json: architectures is {architectures!r}; for model_type {model_type!r} slime trains "
             f"{family.causal_lm}."

@@ -35,7 +35,8 @@ def llama(config: HFConfig) -> Architecture:
 def qwen3(config: HFConfig) -> Architecture:
     """Dense Qwen3: like Llama, with norms on queries and keys and an explicit head size."""
     require(config, "use_sliding_window", (None, False), "attention over a window")
-    other = sorted({str(kind) for kind in config.get("layer_types") or ()} - {"full_attention"})
+    kinds = config.get("layer_types") or ()
+    other = sorted({str(kind) for kind in (kinds if isinstance(kinds, list | tuple) else [kinds])} - {"full_attention"})
     if other:
         raise ConfigError(f"config.json: layer_types has {other}; slime computes only 'full_attention' for qwen3.")
     return dense_decoder(
@@ -54,7 +55,10 @@ def dense_decoder(
     require(config, "hidden_act", (None, "silu"), "the activation function")
     require(config, "attention_bias", (None, False), "biases on the attention projections")
     require(config, "tie_word_embeddings", (None, True, False), "it must be a boolean")
-    heads, num_layers = positive_int(config, "num_attention_heads"), positive_int(config, "num_hidden_layers")
+    heads, num_layers = (
+        positive_int(config, "num_attention_heads"),
+        positive_int(config, "num_hidden_layers", most=10_000),
+    )
     tied = bool(config.get("tie_word_embeddings"))
     if heads % num_query_groups:
         raise ConfigError(

@@ -7,6 +7,7 @@ compute something else than the engines.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,33 +24,48 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         ConfigError: If it is missing or not a JSON object.
     """
     path = folder / "config.json"
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; expected a Hugging Face model folder (config.json, *.safetensors).")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist; expected a Hugging Face model folder (config.json, *.safetensors)."
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        config = read_json(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds {type(config).__name__}; expected a JSON object.")
     return config
 
 
-def positive_int(config: HFConfig, key: str, default: int | None = None) -> int:
-    """An integer of at least 1. A missing or null key gives the default; without a default it is refused."""
+def read_json(path: Path) -> Any:
+    """The JSON value in a file of a model folder.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no file, not UTF-8, or no JSON.
+    """
+    if not path.is_file() and not path.is_dir():
+        raise ValueError("it is not a file")  # opening a pipe would wait for its writer
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deeply") from None
+
+
+def positive_int(config: HFConfig, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
+    """An integer from 1 to `most`. A missing or null key gives the default; without a default it is refused."""
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise ConfigError(f"config.json: {key} is missing; expected a positive integer.")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}; expected a positive integer.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"config.json: {key} is {value!r}; expected a positive integer, at most {most}.")
     return value
 
 
 def positive_float(config: HFConfig, key: str, default: float) -> float:
     """A number above 0. A missing or null key gives the default."""
     value = default if config.get(key) is None else config[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"config.json: {key} is {value!r}; expected a number above 0.")
     return float(value)
 

@@ -1,0 +1,257 @@
+"""A damaged model, or one of another kind, is found before any process starts: files, weights, vocabulary, lengths."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.cli.conftest import Slime, write_weights
+from tokenizers import Tokenizer
+
+Refused = Callable[..., str]
+QUERY, NORM = "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"
+
+
+@pytest.fixture
+def model(described_model: Path, tmp_path: Path) -> Path:
+    """A model folder to damage."""
+    return Path(shutil.copytree(described_model, tmp_path / "damaged"))
+
+
+def change_config(model: Path, **changed: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changed))
+
+
+def test_a_truncated_file_is_refused_with_its_sizes(refused: Refused, model: Path) -> None:
+    path = model / "model.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 1000)
+    message = refused("--hf-checkpoint", str(model))
+    assert message == (
+        f"{path} is truncated: it has {size - 1000} bytes, and its header describes {size}. Download it again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is truncated or no safetensors file: it has 0 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is truncated or no safetensors file: it has 43 bytes"),
+        (b"\x02\0\0\0\0\0\0\0{}", "does not hold the tensors that its config.json describes (30 tensors): 30 missing"),
+        (b'\x09\0\0\0\0\0\0\0{"a": 1} ', "has a damaged header"),
+        ((20_000).to_bytes(8, "little") + b"[" * 20_000, "has a damaged header (RecursionError)"),
+    ],
+)
+def test_a_file_that_is_no_weights_is_refused(refused: Refused, model: Path, content: bytes, message: str) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    assert message in refused("--hf-checkpoint", str(model))
+
+
+def test_weights_that_are_a_pipe_are_refused(refused: Refused, model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    assert f"{model} has neither model.safetensors nor" in refused("--hf-checkpoint", str(model))
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(refused: Refused, model: Path) -> None:
+    write_weights(model, **{QUERY: np.ones((64, 32), np.float32), NORM: None, "extra": np.ones(1, np.float32)})
+    message = refused("--hf-checkpoint", str(model))
+    assert f"(30 tensors): 1 missing: {NORM}; 1 unexpected: extra" in message
+    assert f"has 1 tensors of the wrong shape: {QUERY} has shape [64, 32], expected [64, 64]" in message
+
+
+def test_an_embedding_of_another_vocabulary_is_refused(refused: Refused, model: Path) -> None:
+    change_config(model, vocab_size=130)
+    message = refused("--hf-checkpoint", str(model))
+    assert "model.embed_tokens.weight has shape [128, 64], expected [130, 64]" in message
+
+
+def test_quantized_weights_are_refused(refused: Refused, model: Path) -> None:
+    write_weights(model, **{QUERY: np.ones((64, 64), np.int8)})
+    message = refused("--hf-checkpoint", str(model))
+    assert f"1 tensors that are not floating-point numbers of 16 to 64 bits: {QUERY} (I8)" in message
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_found(refused: Refused, model: Path, dtype: type, wrong: float) -> None:
+    values = np.ones(64, dtype)
+    values[40] = wrong
+    write_weights(model, **{NORM: values})
+    message = refused("--hf-checkpoint", str(model))
+    assert f"has NaN or infinity in 1 tensors: {NORM}. Every loss would be NaN" in message
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0x7F80, 2), (0xFFC0, 2), (0x7F7F, 0), (0xFF7F, 0)])
+def test_nan_and_infinity_of_bfloat16_are_found(dry_run: Slime, model: Path, wrong: int, code: int) -> None:
+    write_weights(model, **{NORM: np.full(64, wrong, np.uint16)})
+    path = model / "model.safetensors"
+    # numpy has no bfloat16: the bits are written as whole numbers, and the header is changed.
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header[NORM]["dtype"] = "BF16"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    assert dry_run("--hf-checkpoint", str(model)).code == code
+
+
+def test_the_largest_finite_numbers_are_accepted(dry_run: Slime, model: Path) -> None:
+    write_weights(model, **{NORM: np.full(64, np.finfo(np.float16).max, np.float16)})
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+
+
+def test_a_number_outside_the_sample_is_found_on_request(dry_run: Slime, refused: Refused, model: Path) -> None:
+    change_config(model, intermediate_size=4096)
+    large = np.ones((4096, 64), np.float32)
+    large[100, 0] = np.nan
+    write_weights(model, **{"model.layers.0.mlp.up_proj.weight": large})
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+    assert "NaN or infinity" in refused("--hf-checkpoint", str(model), "--check-weights", "all")
+
+
+# --- an index ----------------------------------------------------------------------------------------
+
+
+def split_weights(model: Path) -> dict[str, str]:
+    """Two files; returns the index's map."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:10], "model-00002-of-00002.safetensors": names[10:]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, model / file)
+    return {name: file for file, held in parts.items() for name in held}
+
+
+def write_index(model: Path, weight_map: object) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_several_files_with_an_index_are_accepted(dry_run: Slime, model: Path) -> None:
+    write_index(model, split_weights(model))
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../other.safetensors", "a/../../b.safetensors"])
+def test_an_index_that_leaves_the_folder_is_refused(refused: Refused, model: Path, file: str) -> None:
+    write_index(model, split_weights(model) | {NORM: file})
+    assert f"names files outside the folder: {file}. Do not use this model" in refused("--hf-checkpoint", str(model))
+
+
+def test_the_links_of_the_hubs_cache_are_followed(dry_run: Slime, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (model / "model.safetensors").rename(tmp_path / "blobs" / "0a1b")
+    (model / "model.safetensors").symlink_to("../blobs/0a1b")
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+
+
+def test_files_of_an_index_that_are_missing_or_hold_other_tensors(refused: Refused, model: Path) -> None:
+    index = split_weights(model)
+    write_index(model, index | {NORM: "model-00003-of-00002.safetensors"})
+    assert "names files that are not there: model-00003" in refused("--hf-checkpoint", str(model))
+    write_index(model, index | {NORM: "model-00001-of-00002.safetensors"})
+    assert f"names 1 tensors that are not in their files: {NORM}" in refused("--hf-checkpoint", str(model))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', "[" * 50_000])
+def test_a_broken_index_is_refused(refused: Refused, model: Path, content: str) -> None:
+    (model / "model.safetensors.index.json").write_text(content)
+    assert "is not a safetensors index" in refused("--hf-checkpoint", str(model))
+
+
+# --- further models ----------------------------------------------------------------------------------
+
+
+def test_the_weights_of_the_reference_and_the_critic_are_checked_too(refused: Refused, model: Path) -> None:
+    write_weights(model, **{NORM: np.full(64, np.nan, np.float32)})
+    assert f"--ref-load {model} has NaN or infinity" in refused("--ref-load", str(model))
+    assert f"--critic-load {model} has NaN or infinity" in refused("--critic-load", str(model))
+
+
+def test_a_reference_of_another_size_is_refused(refused: Refused, model: Path) -> None:
+    change_config(model, intermediate_size=96)
+    write_weights(model)
+    assert "has another architecture than --hf-checkpoint: ffn_hidden_size 128 / 96" in refused(
+        "--ref-load", str(model)
+    )
+
+
+def test_a_reward_model_may_become_the_critic(refused: Refused, model: Path) -> None:
+    write_weights(model, **{"lm_head.weight": None, "score.weight": np.ones((1, 64), np.float32)})
+    message = refused("--critic-load", str(model))
+    assert "tensors" not in message and "trains no critic" in message  # the estimator has none; the folder is fine
+
+
+# --- vocabulary, lengths, processes, the Hub -----------------------------------------------------------
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(dry_run: Slime, refused: Refused, model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    change_config(model, vocab_size=rows)
+    write_weights(model)
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+    tokenizer.add_tokens(["<|new|>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    message = refused("--hf-checkpoint", str(model))
+    assert f"has the token '<|new|>' with id {rows}, and the model has embeddings for ids 0 to {rows - 1}" in message
+
+
+def test_engines_with_a_longer_context_than_the_model_are_refused(refused: Refused) -> None:
+    message = refused("--sglang-context-length", "65")
+    assert "--sglang-context-length 65 is longer than the context of the model" in message
+
+
+def test_lengths_that_cannot_both_be_reached_are_noted(dry_run: Slime) -> None:
+    ended = dry_run("--rollout-max-prompt-len", "60")
+    assert "notes        --rollout-max-prompt-len 60 + --rollout-max-response-len 8 = 68 tokens, and the" in ended.out
+    assert "prompts may have at most 56" in ended.out
+    assert "--rollout-max-prompt-len 56 +" not in dry_run("--rollout-max-prompt-len", "56").out
+
+
+def test_more_processes_than_cores_are_noted(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    words = ("--actor-num-gpus-per-node", "2", "--rollout-num-gpus")
+    assert "4 processes compute (2 training ranks, 2 engines), and this machine has 3 cores" in dry_run(*words, "2").out
+    assert "processes compute" not in dry_run(*words, "1").out
+
+
+def test_stop_tokens_of_an_evaluation_set_are_checked_too(refused: Refused, prompts: Path) -> None:
+    words = ("--eval-prompt-data", "held", str(prompts), "--eval-interval", "1", "--eval-stop-token-ids", "128")
+    assert "--eval-prompt-data held, stop_token_ids 128: outside the model's vocabulary" in refused(*words)
+
+
+def test_the_name_of_a_model_on_the_hub_gets_the_command_that_downloads_it(refused: Refused, tmp_path: Path) -> None:
+    message = refused("--hf-checkpoint", "Qwen/Qwen3-0.6B")
+    assert "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`, then --hf-checkpoint Qwen3-0.6B" in message
+    for name in ("/Qwen/Qwen3-0.6B", "./Qwen", str(tmp_path / "a"), "Qwen3"):
+        assert "hf download" not in refused("--hf-checkpoint", name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a number above 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected a positive integer, at most 10000"),
+        ({"architectures": 3}, "architectures is 3"),
+    ],
+)
+def test_an_odd_description_is_refused(refused: Refused, model: Path, changed: dict[str, object], message: str) -> None:
+    change_config(model, **changed)
+    assert message in refused("--hf-checkpoint", str(model))
+
+
+def test_a_description_that_is_no_plain_json_file_is_refused(refused: Refused, model: Path) -> None:
+    (model / "config.json").write_text("[" * 50_000)
+    assert "nested too deeply" in refused("--hf-checkpoint", str(model))
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    assert "config.json cannot be read: it is not a file" in refused("--hf-checkpoint", str(model))
