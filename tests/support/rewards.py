@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slime.plugin import Reward, Sample
-from slime.plugins.component import checked_options
+from slime.plugins.component import Component, checked_options
 from slime.plugins.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
@@ -18,12 +19,17 @@ def build(name: str, *, engine_url: str | None = None, **options: Any) -> Any:
     """One of slime's own rewards, with options as in a run."""
     import dataclasses
 
-    [component] = [one for one in survey_plugins().components() if one.id == f"rewards/{name}"]
+    component = _components()[f"rewards/{name}"]
     chosen, _ = checked_options(component, options)
     context = dataclasses.replace(
         make_context(run_dir=Path(), config=object(), tokenizer=object()), engine_url=engine_url
     )
     return component.build(chosen, context)
+
+
+@functools.cache
+def _components() -> dict[str, Component]:
+    return {one.id: one for one in survey_plugins().components()}
 
 
 def ask(reward: Any, samples: Sequence[Sample]) -> list[Reward]:

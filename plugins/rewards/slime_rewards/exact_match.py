@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.extraction import answer_in, label_of
+from slime_rewards.extraction import answer_in, label_of, plain_text
 from slime_rewards.options import ExactMatchOptions
 
 # A minus belongs to the number unless it follows something it can be subtracted from: 27-5 ends in 5.
@@ -15,8 +15,9 @@ _NUMBER = re.compile(r"(?:(?<![\w)\]])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)",
 
 
 class ExactMatch:
-    """1.0 if the answer equals the label, ignoring white space around either, else 0.0.
+    r"""1.0 if the answer equals the label, ignoring white space around either, else 0.0.
 
+    With `boxed`, the LaTeX around words and numbers is ignored too: `\boxed{\text{Paris}}` equals `Paris`.
     A sample without label raises `ValueError` and fails.
     """
 
@@ -28,7 +29,7 @@ class ExactMatch:
         return [Reward(float(self._matches(sample))) for sample in samples]
 
     def _matches(self, sample: Sample) -> bool:
-        label = label_of(sample)
+        label = plain_text(label_of(sample)) if self._options.boxed else label_of(sample)
         answer = answer_in(sample.response, self._options)
         if answer is None:
             return False

@@ -8,7 +8,15 @@ import re
 from slime.plugin import Sample
 from slime_rewards.options import AnswerOptions
 
-_BOXED = "\\boxed"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+#: what LaTeX writes around words, and what stands for it in plain text
+_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
+_PLAIN = (
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\!|(?<=\d)\\,(?=\d)|\\(?:left|right)(?![A-Za-z])|\\[()]|\\?\$"), ""),
+    (re.compile(r"\\(?:[,;: ]|q?quad(?![A-Za-z]))|~"), " "),
+    (re.compile(r"\\([%#&_{}])"), r"\1"),
+)
 #: characters at the end of a text, and boxes in it, that are searched: enough for any answer, and quick for any text
 _SEARCHED = 10_000
 _BOXES = 10
@@ -46,7 +54,16 @@ def describe(sample: Sample) -> str:
 
 
 def answer_in(response: str, options: AnswerOptions) -> str | None:
-    """The answer in a response; None if a marker that the options require is missing."""
+    """The answer in a response, as plain text; None if a marker that the options require is missing."""
+    answer = marked_in(response, options)
+    if answer is None or not options.boxed:
+        return answer
+    boxed = last_boxed(answer)
+    return None if boxed is None else plain_text(boxed)
+
+
+def marked_in(response: str, options: AnswerOptions) -> str | None:
+    """The part of a response that `after` and `tag` select, `boxed` aside; None if one of these markers is missing."""
     answer = response
     if options.after is not None:
         _, marker, answer = answer.rpartition(options.after)
@@ -57,26 +74,34 @@ def answer_in(response: str, options: AnswerOptions) -> str | None:
         _, begin, answer = before.rpartition(f"<{options.tag}>")
         if not (begin and end):
             return None
-    return last_boxed(answer) if options.boxed else answer
+    return answer
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` whose braces match, or of `\boxed 5` up to white space or `$`.
 
-    Searches the last 10,000 characters and the last ten boxes.
+    `\fbox` is read like `\boxed`. Searches the last 10,000 characters and the last ten boxes.
     """
     text = text[-_SEARCHED:]
-    end = len(text)
-    for _ in range(_BOXES):
-        start = text.rfind(_BOXED, 0, end)
-        if start < 0:
-            break
-        rest = text[start + len(_BOXED) :].lstrip(" ")
+    for box in reversed(list(_BOX.finditer(text))[-_BOXES:]):
+        rest = text[box.end() :].lstrip(" ")
         content = _braced(rest) if rest.startswith("{") else _word(rest)
         if content is not None:
             return content
-        end = start
     return None
+
+
+def plain_text(latex: str) -> str:
+    r"""Words and numbers without the LaTeX around them: `Paris` of `\text{Paris}`, `1,200` of `1{,}200`, `5` of `$5$`.
+
+    Formulas, such as `\frac{1}{2}`, stay as they are.
+    """
+    text, count = latex, 1
+    while count:  # from the inside out, for nested styles
+        text, count = _STYLED.subn(r"\1", text)
+    for pattern, plain in _PLAIN:
+        text = pattern.sub(plain, text)
+    return text
 
 
 def _word(text: str) -> str | None:

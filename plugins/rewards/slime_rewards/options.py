@@ -40,11 +40,11 @@ class MathOptions(AnswerOptions):
     """Options of `math`."""
 
     tail_chars: int = Field(
-        default=2000, ge=1, description="characters at the end of the answer that are searched for an expression"
+        default=2000, ge=1, description="characters at the end of the answer that are searched for a box or expression"
     )
     strict: bool = Field(
         default=True,
-        description="names of variables matter, and sets differ from tuples; false: x+1 equals y+1",
+        description="names of variables matter; false: x+1 equals y+1, and (x,y) equals (a,b), in alphabetical order",
     )
     digits: int = Field(default=6, ge=0, le=15, description="decimal places to which numbers must agree")
 

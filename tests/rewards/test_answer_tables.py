@@ -1,0 +1,131 @@
+"""The tables of answers, in every combination of the options that say where the answer is and how it is compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.rewards.tables import choices, math_answers, words
+from tests.support.rewards import ask, build
+
+from slime.testing import make_sample
+
+#: every combination of the options that say where the answer is
+PLACES = [
+    {"after": after, "tag": tag, "boxed": boxed}
+    for after, tag, boxed in itertools.product((None, "####"), (None, "answer"), (False, True))
+]
+
+
+def responses(answer: str, place: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """The answer at its place, and responses that lack one of the markers; and whether the answer is to be found."""
+    inner = rf"\boxed{{{answer}}}" if place["boxed"] else answer
+    tagged = f"<answer>{inner}</answer>" if place["tag"] else inner
+    whole = f"Let me see: 1 + 1 = 2.\n#### {tagged}" if place["after"] else tagged
+    yield whole, True
+    if place["after"]:
+        yield tagged, False
+    if place["tag"]:
+        yield whole.replace("</answer>", ""), False
+    if place["boxed"]:
+        yield whole.replace(r"\boxed{", "{"), False
+
+
+def mismatches(name: str, rows: Any, verdict: Any, **options: Any) -> list[str]:
+    """Rows of a table whose reward is not the table's, in all places of the answer."""
+    rewards = [build(name, **{key: value for key, value in place.items() if value}, **options) for place in PLACES]
+    wrong = []
+    # Row by row, not place by place: what the library has parsed is then still in its cache.
+    for all_places in itertools.zip_longest(*(rows(place) for place in PLACES)):
+        for place, reward, row in zip(PLACES, rewards, all_places, strict=True):
+            for response, found in [] if row is None else responses(row[1], place):
+                expected = float(verdict(row)) if found else 0.0
+                [got] = ask(reward, [make_sample("q", response, label=row[0])])
+                if got.value != pytest.approx(expected):
+                    wrong.append(f"{place} {options}: {response!r} for {row[0]!r} got {got.value}, expected {expected}")
+    return wrong
+
+
+def test_the_tables_are_long_and_have_right_and_wrong_answers() -> None:
+    tables = {
+        "math": [right for *_, right in math_answers.BOXED + math_answers.WHOLE],
+        "multiple_choice": [row[2] for row in [*choices.BOXED, *choices.WHOLE]],
+        "f1": [row[2] == 1 for row in words.F1 + words.F1_BOXED],
+        "exact_match": [row[4] for row in words.EXACT + words.EXACT_BOXED + words.EXACT_UNBOXED],
+    }
+    assert {name: len(table) for name, table in tables.items() if len(table) < 60} == {}
+    assert {name for name, table in tables.items() if table.count(True) < 20 or table.count(False) < 20} == set()
+
+
+def test_mathematics_in_a_whole_response() -> None:
+    reward = build("math")
+    got = [ask(reward, [make_sample("q", text, label=label)])[0].value for label, text, _ in math_answers.WHOLE]
+    pairs = zip(math_answers.WHOLE, got, strict=True)
+    assert [(row, value) for row, value in pairs if value != row[2]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strict", "more"), [(True, {}), (False, {"tail_chars": 300, "digits": 7})])
+def test_mathematics_in_every_place(strict: bool, more: dict[str, int]) -> None:
+    def rows(place: dict[str, Any]) -> list[tuple[str, str, bool]]:
+        # Without a box, an answer that is more than a number may read differently: see WHOLE.
+        boxed = math_answers.BOXED
+        return boxed if place["boxed"] else [(label, rf"\boxed{{{answer}}}", right) for label, answer, right in boxed]
+
+    assert mismatches("math", rows, lambda row: row[2], strict=strict, **more) == []
+
+
+def test_mathematics_with_other_variables() -> None:
+    for strict in (True, False):
+        reward = build("math", strict=strict)
+        table = math_answers.RENAMED
+        got = [ask(reward, [make_sample("q", rf"\boxed{{{text}}}", label=label)])[0].value for label, text, _ in table]
+        assert got == [not strict and right for *_, right in table]
+
+
+def test_only_a_box_in_the_last_characters_counts() -> None:
+    for boxed in (False, True):
+        reward = build("math", boxed=boxed, tail_chars=50)
+        near, far = r"\boxed{5}" + " " * 20 + "so", r"\boxed{5}" + " " * 60 + "so"
+        got = ask(reward, [make_sample("q", text, label="5") for text in (near, far)])
+        assert [one.value for one in got] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_choices_in_every_place(bare: bool) -> None:
+    def boxed(place: dict[str, Any]) -> list[tuple[str, str, bool]]:
+        table = choices.BOXED
+        return table if place["boxed"] else [(label, rf"\boxed{{{answer}}}", right) for label, answer, right in table]
+
+    def whole(place: dict[str, Any]) -> list[tuple[str, str, bool, bool]]:
+        return [] if place["boxed"] else choices.WHOLE
+
+    assert mismatches("multiple_choice", boxed, lambda row: row[2], bare=bare) == []
+    assert mismatches("multiple_choice", whole, lambda row: row[2 if bare else 3], bare=bare) == []
+
+
+@pytest.mark.parametrize(("measure", "column"), [("f1", 2), ("exact", 3), ("contains", 4)])
+def test_words_in_every_place(measure: str, column: int) -> None:
+    def rows(place: dict[str, Any]) -> list[Any]:
+        return words.F1 + words.F1_BOXED if place["boxed"] else words.F1
+
+    assert mismatches("f1", rows, lambda row: row[column], measure=measure) == []
+
+
+@pytest.mark.parametrize(("extract", "ignore_case", "column"), [("text", False, 2), ("text", True, 3)])
+def test_texts_in_every_place(extract: str, ignore_case: bool, column: int) -> None:
+    def rows(place: dict[str, Any]) -> list[Any]:
+        return words.EXACT + (words.EXACT_BOXED if place["boxed"] else words.EXACT_UNBOXED)
+
+    assert mismatches("exact_match", rows, lambda row: row[column], extract=extract, ignore_case=ignore_case) == []
+
+
+@pytest.mark.parametrize("ignore_case", [False, True])
+def test_numbers_in_every_place(ignore_case: bool) -> None:
+    def rows(place: dict[str, Any]) -> list[Any]:
+        return words.EXACT + (words.EXACT_BOXED if place["boxed"] else words.EXACT_UNBOXED)
+
+    options = {"extract": "last_number", "ignore_case": ignore_case}
+    assert mismatches("exact_match", rows, lambda row: row[4], **options) == []
