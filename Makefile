@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Each test file runs in one of two processes: while one waits for an engine or a deadline, the other computes.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
+PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
 .PHONY: install quickstart test test-all lint types check clean
@@ -15,13 +17,14 @@ install: $(VENV)/.installed
 $(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
 	@echo "installing into $(VENV): about 2 GB, a minute or two"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(addprefix -r ,$(REQUIREMENTS))
-	$(BIN)/python -c 'import torch' 2>/dev/null || { \
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps $(addprefix -r ,$(REQUIREMENTS))
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
 	  echo "torch came as a CUDA build without its libraries: installing those too (several gigabytes; a CPU build in a pip index avoids it)"; \
-	  $(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements/cpu.txt)"; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	  $(PIP) "$$(grep '^torch==' requirements/cpu.txt)"; }
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+	@echo "installed: source $(VENV)/bin/activate puts the command slime on the path"
 
 quickstart: install
 	$(BIN)/python examples/quickstart/run.py

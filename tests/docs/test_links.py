@@ -1,4 +1,4 @@
-"""Links in docs/ lead to pages of docs/, so that the folder can be published by itself."""
+"""Links in docs/ lead to pages of docs/, so that it can be published by itself; those of the README lead to files."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def test_links_lead_to_files_inside_docs(page: Path) -> None:
 
 def test_the_link_search_works() -> None:
     assert sum(len(links(page)) for page in PAGES) >= 5
+
+
+def test_the_readme_links_every_file_that_it_names() -> None:
+    readme = ROOT / "README.md"
+    for link in links(readme):
+        assert (ROOT / link).exists(), f"README.md: broken link {link}"
+    text = re.sub(r"```.*?```|\[[^\]]*\]\([^)]*\)", "", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = [name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and (ROOT / name).exists()]
+    assert not named, f"README.md names these without a link: {named}"
