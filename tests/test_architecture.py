@@ -19,7 +19,7 @@ SOURCES = sorted(
 )
 CORE_SOURCES = sorted(CORE.rglob("*.py"))
 
-_BASE = frozenset({"types", "errors", "plugin"})
+_BASE = frozenset({"types", "errors", "raised", "plugin"})
 _CONFIGURED = _BASE | {"plugins", "config"}
 _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
@@ -27,6 +27,7 @@ _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processe
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "errors": frozenset(),
+    "raised": frozenset({"errors"}),
     "plugin": frozenset({"types", "errors"}),
     "hookspecs": _BASE,
     "plugins": _BASE | {"hookspecs"},
@@ -42,7 +43,7 @@ KERNEL: dict[str, frozenset[str]] = {
     "loop": _CONFIGURED | {"observe", "run"},
 }
 KIT: dict[str, frozenset[str]] = {
-    "kit.processes": frozenset({"types", "errors"}),
+    "kit.processes": frozenset({"types", "errors", "raised"}),
     "kit.sandbox": _BASE | {"kit.processes"},
     "kit.chat": _BASE | {"plugins", "cpu"},
     "kit.sessions": _BASE | {"kit.chat"},

@@ -10,7 +10,13 @@ A message says where, what was got, what was expected and what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeGuard
 
 
 class SlimeError(Exception):
@@ -89,14 +95,35 @@ class SandboxError(SlimeError, RuntimeError):
     """An untrusted program could not be sandboxed: the machine or the caller is at fault, not the program."""
 
 
+class DiskFullError(SlimeError, OSError):
+    """A file could not be written because no space, or none of the user's quota, is left."""
+
+
+class UnexpectedError(SlimeError, RuntimeError):
+    """Code of slime or of a library raised what nobody foresaw, in another process; the message is its traceback."""
+
+
 class DeadlineError(SlimeError, TimeoutError):
     """A wait ran past its deadline; the message names what was waited for."""
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
 def one_line(error: BaseException) -> str:
-    """`ValueError: the message`, in one line."""
-    message = " ".join(str(error).split())
+    """`ValueError: the message`, in one line and without colours. Never raises, whatever the error's `str()` does."""
+    try:
+        message = " ".join(without_escapes(str(error)).split())
+    except Exception as broken:  # noqa: BLE001 - somebody else's code
+        message = f"(its str() raises {type(broken).__name__})"
+    if isinstance(error, BaseExceptionGroup):
+        message += f", the first: {one_line(error.exceptions[0])}"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def without_escapes(text: str) -> str:
+    """`text` without the escape sequences that colour a terminal."""
+    return _ESCAPES.sub("", text)
 
 
 def json_type(value: object) -> str:
@@ -115,3 +142,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     bare = {one.strip("-[]"): one for one in known}
     near = difflib.get_close_matches(name.strip("-[]"), list(bare), n=1, cutoff=0.7)
     return f" Did you mean {bare[near[0]]}?" if near else ""
+
+
+# --- full disks ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """In the body `path` is written: a full disk becomes a `DiskFullError` with the file and the free bytes."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFullError(disk_full(error, path)) from None
+
+
+def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
+    """Whether an error says that there is no space left, or none of the quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(error: OSError, path: Path | None = None) -> str:
+    """The message about a full disk, in one line. Without `path`, that of the error, if it has one."""
+    file = path if path is not None else None if error.filename is None else Path(str(error.filename))
+    what = "the quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+    if file is None:
+        return f"{what}: {one_line(error)}"
+    folder = next((parent for parent in file.absolute().parents if parent.is_dir()), Path("/"))
+    return f"{what}: {file} cannot be written; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"

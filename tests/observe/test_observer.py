@@ -42,6 +42,7 @@ class Report:
 
     metrics: Mapping[str, float]
     failures: list[str] = field(default_factory=list)
+    tracebacks: list[str] = field(default_factory=list)
     seconds: float = 1.0
     weight_versions: list[str] = field(default_factory=list)
 

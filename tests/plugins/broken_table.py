@@ -71,7 +71,8 @@ def _used(case: Case, seen: Seen) -> str:
         return f"runs: `{case.used_as}` means slime's own"
     reason = seen.listed.removeprefix("broken: ")
     # The message of the listing, after the names of component and package.
-    return _cell(seen.refused.replace(reason, "..."))
+    # The lines below the first are those of a traceback.
+    return _cell(seen.refused.replace(reason, "...").splitlines()[0])
 
 
 def page_with(generated: str) -> str:

@@ -92,7 +92,11 @@ def test_an_exception_fails_the_samples_and_names_the_reward() -> None:
 
     [sample] = samples = [finished()]
     score(RaisingReward(), samples)
-    assert (sample.status, sample.failure) == (Status.FAILED, "reward faulty: ValueError: bad label")
+    line = RaisingReward.score.__code__.co_firstlineno + 1
+    assert (sample.status, sample.failure) == (
+        Status.FAILED,
+        f"reward faulty: {__file__}:{line}: ValueError: bad label",
+    )
 
 
 def test_a_reward_that_hangs_is_cancelled_at_its_timeout() -> None:

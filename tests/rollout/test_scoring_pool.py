@@ -188,8 +188,8 @@ def test_rewards_that_exit_fail_only_their_samples(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
 def test_an_exception_or_an_unusable_answer_leaves_the_process_alive(name: str, tmp_path: Path) -> None:
     expected = {
-        "raise": Fault(Cause.RAISED, "reward r: ValueError: no verdict"),
-        "sys.exit": Fault(Cause.RAISED, "reward r: SystemExit: 3"),
+        "raise": Fault(Cause.RAISED, f"reward r: {tmp_path}/site/bad_rewards.py:28: ValueError: no verdict"),
+        "sys.exit": Fault(Cause.RAISED, f"reward r: {tmp_path}/site/bad_rewards.py:21: SystemExit: 3"),
     }
     if name == "plain":
         expected |= {
@@ -298,7 +298,10 @@ def test_a_reward_that_cannot_be_built_is_refused_at_the_start(tmp_path: Path) -
     async def work(_: IsolatedReward) -> None:
         raise AssertionError("unreachable")
 
-    with pytest.raises(PluginError, match=r"reward bad/unbuildable \(bad-rewards 1.0\) cannot be built: RuntimeError"):
+    with pytest.raises(
+        PluginError,
+        match=r"bad/unbuildable \(bad-rewards 1.0\) cannot be built: .*bad_rewards.py:85: Runtime",
+    ):
         with_pool(tmp_path, work, "unbuildable")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
-from slime.errors import DeadlineError, SlimeError, TrainerError
+from slime.errors import DeadlineError, DiskFullError, SlimeError, TrainerError, UnexpectedError
 from slime.run.ray_session import ray_session
 from slime.run.workers import Workers
 
@@ -34,8 +35,11 @@ class Part:
     def add(self, value: int) -> int:
         return self.index + value
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         raise error
+
+    def fail_unpicklable(self) -> None:
+        raise Unpicklable
 
     def fail_or_sleep(self, seconds: float) -> None:
         if self.index == 0:
@@ -109,8 +113,35 @@ def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:
 def test_other_errors_arrive_with_their_type_and_traceback(workers: Workers) -> None:
     with pytest.raises(SlimeError) as caught:
         workers.call("fail", AssertionError("wrong shape"), doing="building the model")
-    assert str(caught.value).startswith("building the model: AssertionError: wrong shape\n")
-    assert "in fail" in str(caught.value)
+    line = Part.fail.__code__.co_firstlineno + 1
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"building the model: {__file__}:{line}: AssertionError: wrong shape"
+    assert "        raise error" in rest and "ray" not in str(caught.value)
+
+
+class Unpicklable(BaseException):
+    """Neither an `Exception` nor able to leave its process."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("not to be sent")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_code_that_exits_a_process_is_named_and_the_process_lives_on(workers: Workers, error: BaseException) -> None:
+    with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: {type(error).__name__}"):
+        workers.call("fail", error, doing="training")
+    assert workers.call("add", 1, doing="training")
+
+
+def test_an_exception_that_does_not_pickle_is_named(workers: Workers) -> None:
+    with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: Unpicklable"):
+        workers.call("fail_unpicklable", doing="training")
+
+
+def test_the_error_of_a_full_disk_is_one_line_with_file_and_free_bytes(workers: Workers) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/run/x")
+    with pytest.raises(DiskFullError, match=r"^the disk is full: /tmp/run/x cannot be written; [\d,]+ bytes are free"):
+        workers.call("fail", full, doing="training")
 
 
 def test_an_error_does_not_wait_for_the_other_processes(workers: Workers) -> None:

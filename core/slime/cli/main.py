@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from slime import __version__
-from slime.errors import SlimeError, did_you_mean
+from slime.errors import SlimeError, did_you_mean, disk_full, is_disk_full
+from slime.raised import ONLY_IN_LOGS
 
 #: name -> (module with `run(argv) -> int`, summary)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,13 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SlimeError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        print("slime: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of the output is gone (`slime train --help | head`); keep Python from writing to it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return _fail(disk_full(error), 1)
+    except KeyboardInterrupt:
+        print("slime: interrupted", file=sys.stderr)
+        return 130
+
+
+def _for_people(record: logging.LogRecord) -> bool:
+    """Whether the terminal gets a log record: not the whole tracebacks, of which it gets the last lines."""
+    return record.levelno >= logging.WARNING and not getattr(record, ONLY_IN_LOGS, False)
 
 
 class _Warning(logging.Formatter):
@@ -79,7 +89,7 @@ def _warnings_to_stderr() -> Iterator[None]:
     """Print the warnings that slime logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Warning())
-    handler.setLevel(logging.WARNING)
+    handler.addFilter(_for_people)
     logger = logging.getLogger("slime")
     logger.addHandler(handler)
     try:

@@ -40,7 +40,7 @@ def start_trackers(config: RunConfig, run_dir: Path, plugins: PluginSet) -> list
     def start(use: Use) -> TrackerThread:
         context = Context(config.run.seed, run_dir, logging.getLogger(f"slime.tracker.{use.name}"), config)
         build = partial(plugins.build, use.kind, use.name, use.options, context)
-        return TrackerThread(f"tracker {use.name}", build)
+        return TrackerThread(f"tracker {use.name}", build, folder=run_dir)
 
     return [start(use) for use in components_used(config) if use.kind == "tracker"]
 
@@ -136,7 +136,7 @@ class RunObserver:
         samples = int(metrics.get("rollout/samples", lost))
         every = self._config.run.log_samples_interval
         with self._sink("terminal"):
-            self.terminal.samples_lost(f"rollout {number}", lost, samples, rollout.failures)
+            self.terminal.samples_lost(f"rollout {number}", lost, samples, rollout.failures, rollout.tracebacks)
             for finding in rollout.findings:
                 self.terminal.warn(f"rollout {number}: {printable(finding)}")
             if every and number % every == 0:
@@ -164,7 +164,7 @@ class RunObserver:
         """The held-out sets were scored under the weights after `step` rollouts."""
         with self._sink("terminal"):
             self.terminal.eval_finished(f"after {step} rollouts", report.metrics, report.seconds)
-            self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures)
+            self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures, report.tracebacks)
             if len(versions := report.weight_versions) > 1:
                 self.terminal.warn(f"evaluation: the engines answered with weights of versions {', '.join(versions)}")
         self._write(step, report.metrics)
@@ -256,5 +256,5 @@ class EvaluationObserver(RunObserver):
         facts = {"weights": self._model, "rollouts_done": step, "seconds": report.seconds, "failures": report.failures}
         path = write_results(self._run_dir, eval_sets(self._config), report.metrics, report.files, **facts)
         self.terminal.eval_finished(f"of {self._model}", report.metrics, report.seconds)
-        self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures)
+        self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures, report.tracebacks)
         self.terminal.say((f"every number: {path}  every sample: {path.parent / 'rollouts'}", "dim"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from slime.errors import writing
 from slime.types import Group, Sample
 
 FOLDER = "rollouts"
@@ -63,14 +64,18 @@ def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[S
     return _write(run_dir, f"eval_{name}_{rollout:06d}", ({**sample_row(sample), **more} for sample, more in samples))
 
 
-def write_failed(run_dir: Path, name: str, samples: Iterable[Sample]) -> Path:
-    """Write `RUN_DIR/rollouts/failed_NAME.jsonl` and return its path. Raises `OSError`."""
-    return _write(run_dir, f"failed_{name}", map(sample_row, samples))
+def write_failed(run_dir: Path, name: str, samples: Iterable[tuple[Sample, str | None]]) -> Path:
+    """Write `RUN_DIR/rollouts/failed_NAME.jsonl` and return its path. Raises `OSError`.
+
+    Each sample comes with the traceback of what the component raised, if it raised.
+    """
+    return _write(run_dir, f"failed_{name}", ({**sample_row(sample), "traceback": trace} for sample, trace in samples))
 
 
 def _write(run_dir: Path, name: str, rows: Iterable[dict[str, Any]]) -> Path:
     path = run_dir / FOLDER / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, b"".join(map(_dump, rows)))
     return path
 
@@ -78,7 +83,8 @@ def _write(run_dir: Path, name: str, rows: Iterable[dict[str, Any]]) -> Path:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is either complete or absent, even if the run is killed. Raises `OSError`."""
     partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
+    with writing(path):
+        partial.write_bytes(content)
     os.replace(partial, path)
 
 

@@ -114,11 +114,15 @@ class Terminal:
         for line in self._line.lines(step, metrics, self._console.width):
             self._print(line)
 
-    def samples_lost(self, what: str, lost: int, of: int, reasons: Sequence[str]) -> None:
-        """Warn that samples failed or were aborted, with the most frequent reasons."""
+    def samples_lost(
+        self, what: str, lost: int, of: int, reasons: Sequence[str], tracebacks: Sequence[str] = ()
+    ) -> None:
+        """Warn that samples failed or were aborted, with the most frequent reasons, and new tracebacks."""
         if lost:
             because = f": {printable('; '.join(reasons))}" if reasons else ""
             self.warn(f"{what}: {lost} of {of} samples failed or were aborted{because}")
+        for text in tracebacks:
+            self.say((printable(text), "yellow"))
 
     def examples(self, rollout: int, samples: Sequence[Sample]) -> None:
         """Show a question with its answers and their rewards."""

@@ -9,8 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from slime.errors import disk_full, is_disk_full
 from slime.plugin import Tracker
+from slime.raised import Raised, report
 
 #: rows that may wait for a slow or hanging tracker; later ones are lost
 MAX_WAITING = 10_000
@@ -26,18 +29,23 @@ class TrackerThread:
     The first error is logged; rows that the tracker did not accept are counted.
     """
 
-    def __init__(self, name: str, build: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self, name: str, build: Callable[[], Tracker], *, folder: Path | None = None, max_waiting: int = MAX_WAITING
+    ) -> None:
         """Start the thread.
 
         Args:
             name: For messages: "tracker wandb".
             build: Builds the tracker, in the thread.
+            folder: Where it writes, for messages.
             max_waiting: Rows that may wait for the tracker.
         """
         self.name = name
         #: rows passed to it, and rows it accepted
         self.rows = self.written = 0
-        self._error: BaseException | None = None
+        self._folder = folder
+        #: what went wrong first
+        self._error: str | None = None
         #: (step, metrics) of each row, and finally the outcome of the run
         self._queue: queue.Queue[tuple[int, Mapping[str, float]] | str] = queue.Queue(max_waiting)
         self._thread = threading.Thread(target=self._run, args=(build,), name=f"slime-{name}", daemon=True)
@@ -71,7 +79,7 @@ class TrackerThread:
         lost = self.rows - self.written
         if not (lost or hangs or self._error):
             return None
-        reason = "" if self._error is None else f" ({type(self._error).__name__}: {self._error})"
+        reason = "" if self._error is None else f" ({self._error})"
         return f"{self.name} missed {lost} of {self.rows} rows{hangs}{reason}"
 
     def _run(self, build: Callable[[], Tracker]) -> None:
@@ -92,13 +100,17 @@ class TrackerThread:
     def _boundary(self) -> Iterator[None]:
         try:
             yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is attributed to it
+        except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is attributed to it
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         if self._error is None:
-            self._error = error
-            logger.warning("%s failed; the run continues: %s: %s", self.name, type(error).__name__, error)
+            if is_disk_full(error):
+                self._error = disk_full(error, self._folder)
+                told = f"{self.name} failed: {self._error}"
+            else:
+                self._error, told = str(Raised.of(error)), report(f"{self.name} failed", error)
+            logger.warning("%s\n  The run continues.", told)
 
 
 def close_all(trackers: Sequence[TrackerThread], outcome: str, timeout_s: float = CLOSE_S) -> Iterator[str]:

@@ -12,11 +12,12 @@ from typing import Any
 import importlib_metadata
 from pydantic import Field, ValidationError
 
-from slime.errors import ConfigError, PluginContractError, PluginLoadError, SlimeError, did_you_mean, one_line
+from slime.errors import ConfigError, PluginContractError, PluginLoadError, SlimeError, did_you_mean
 from slime.plugin import ComponentSpec, Context, Options
 from slime.plugins.find import GROUP, FoundPlugin
 from slime.plugins.kinds import KINDS
 from slime.plugins.reference import LocalFunction
+from slime.raised import Raised, report
 
 #: the distribution of a user's own functions, which come in no package
 LOCAL_DISTRIBUTION = "local"
@@ -65,9 +66,10 @@ class Component:
         module_name, _, class_name = self.spec.factory.partition(":")
         try:
             module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            Raised.of(error).log(self.title)
             raise PluginLoadError(
-                f"{self.title} cannot be imported: {one_line(error)}. {remedy_for(self.found, error)}"
+                f"{self.title} cannot be imported: {Raised.of(error)}. {remedy_for(self.found, error)}"
             ) from error
         try:
             return operator.attrgetter(class_name)(module)
@@ -89,8 +91,8 @@ class Component:
             made = factory(options, context)
         except SlimeError:
             raise
-        except Exception as error:
-            raise PluginLoadError(f"{self.title} cannot be built: {one_line(error)}") from error
+        except BaseException as error:
+            raise PluginLoadError(report(f"{self.title} cannot be built", error)) from error
         methods = KINDS[self.kind].methods if self.kind in KINDS else ()
         if missing := [name for name in methods if not callable(getattr(made, name, None))]:
             raise PluginContractError(
@@ -155,14 +157,19 @@ def found_locally(function: LocalFunction) -> FoundPlugin:
 
 
 def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:
-    """What a user can do about a plugin that does not work."""
+    """What a user can do about a plugin that does not work: repair it, if it is the user's own."""
     if isinstance(error, ModuleNotFoundError) and error.name and not found.entry.startswith(error.name.split(".")[0]):
         package = error.name.split(".")[0]
         # The package may not be called like the module: a command with its name could install a stranger's package.
         return f"Install the package that provides {package}; {found.distribution} should require it: tell its authors."
     if found.own:
         return "slime's own installation is damaged; install it again."
-    return f"Try: pip install -U {found.distribution}, or tell its authors."
+    where = "" if error is None else Raised.of(error).where
+    if found.distribution == LOCAL_DISTRIBUTION:
+        return f"Repair {where or found.entry}."
+    if (folder := found.editable_folder) is not None:
+        return f"Repair {where or f'it in {folder}'}."
+    return f"Try: pip install -U {found.distribution}, or tell its authors{found.contact}."
 
 
 #: kinds whose components are called once per sample while a rollout waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -45,6 +46,21 @@ class FoundPlugin:
     def package(self) -> str:
         """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}"
+
+    @property
+    def editable_folder(self) -> str | None:
+        """The folder of a package that is installed in editable mode (PEP 610)."""
+        text = None if self.entry_point.dist is None else self.entry_point.dist.read_text("direct_url.json")
+        if text is None:
+            return None
+        stated = json.loads(text)
+        return str(stated["url"]).removeprefix("file://") if stated.get("dir_info", {}).get("editable") else None
+
+    @property
+    def contact(self) -> str:
+        """` (https://...)`: the first address that its metadata gives, or an empty text."""
+        urls = [] if self.entry_point.dist is None else self.entry_point.dist.metadata.get_all("Project-URL") or []
+        return f" ({urls[0].partition(',')[2].strip()})" if urls else ""
 
     def is_called(self, *names: str) -> bool:
         """Whether one of the names is its id or that of its distribution."""

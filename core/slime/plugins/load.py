@@ -13,6 +13,7 @@ from slime.errors import one_line
 from slime.plugins.component import Component, remedy_for
 from slime.plugins.find import FoundPlugin
 from slime.plugins.validate import Defect, check_api, check_hooks, check_plugin_name, collect_components
+from slime.raised import Raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,18 @@ def _load(found: FoundPlugin, manager: pluggy.PluginManager) -> LoadedPlugin | P
             raise
     except Defect as defect:
         return PluginFailure(found, str(defect), defect.remedy or remedy_for(found), api, defect)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around a plugin's import and hooks
+    except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around a plugin's import
         return PluginFailure(found, _cause(error, found), remedy_for(found, error), api, error)
     return LoadedPlugin(found, module, checked_api, components)
 
 
 def _cause(error: BaseException, found: FoundPlugin) -> str:
     if isinstance(error, SystemExit):
-        return f"it ends the process when it is loaded ({one_line(error)})"
+        return f"it ends the process when it is loaded ({Raised.of(error)})"
     module = found.entry.partition(":")[0].strip()
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return f"its entry point names the module {module}, which is not there ({one_line(error)})"
-    return one_line(error)
+    return str(Raised.of(error))
 
 
 def _same_id(found: FoundPlugin, rivals: Sequence[FoundPlugin]) -> PluginFailure:

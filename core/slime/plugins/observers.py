@@ -9,8 +9,8 @@ from typing import Any
 
 import pluggy
 
-from slime.errors import one_line
 from slime.plugins.find import FoundPlugin
+from slime.raised import report
 
 logger = logging.getLogger("slime.plugins")
 
@@ -37,17 +37,11 @@ class Observers:
         for found in self._plugins:
             try:
                 hook_of(self._manager, hook, found.name)(**arguments)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around an observer
+            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
                 self._report(found, hook, error)
 
     def _report(self, found: FoundPlugin, hook: str, error: BaseException) -> None:
         self.failures[found.name, hook] += 1
         if self.failures[found.name, hook] == 1:
-            logger.warning(
-                "%s() of plugin %s (%s) raised %s; the run continues, and later failures are only counted",
-                hook,
-                found.name,
-                found.package,
-                one_line(error),
-                exc_info=error,
-            )
+            where = f"{hook}() of plugin {found.name} ({found.package})"
+            logger.warning("%s\n  The run continues, and later failures are only counted.", report(where, error))

@@ -18,7 +18,6 @@ from slime.errors import (
     PluginNotFoundError,
     SlimeError,
     did_you_mean,
-    one_line,
 )
 from slime.plugin import Context
 from slime.plugins.component import Component, LocalComponent, checked_options
@@ -31,6 +30,7 @@ from slime.plugins.reference import is_reference
 from slime.plugins.requirements import check_installed
 from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
 from slime.plugins.validate import check_factory
+from slime.raised import report
 
 if TYPE_CHECKING:
     from slime.config import PluginOptions, RunConfig
@@ -190,11 +190,11 @@ class PluginSet:
                 hook_of(self._manager, "slime_check_config", found.name)(config=config)
             except SlimeError:
                 raise
-            except (Exception, SystemExit) as error:
-                failure = f"slime_check_config() of plugin {found.name} ({found.package}) raised {one_line(error)}"
+            except (Exception, SystemExit, GeneratorExit) as error:
+                failure = report(f"slime_check_config() of plugin {found.name} ({found.package})", error)
                 if any(self.find(use.kind, use.name).found == found for use in components_used(config)):
                     raise PluginError(failure) from error
-                logger.warning("%s; this run does not use the plugin and continues", failure)
+                logger.warning("%s\n  This run does not use the plugin and continues.", failure)
 
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: the loaded plugins, and the used components with their options."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime.errors import ConfigError, PluginLoadError, one_line
+from slime.errors import ConfigError, PluginLoadError
+from slime.raised import report
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[A-Za-z_]\w*))?", re.DOTALL)
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
@@ -94,8 +95,8 @@ class LocalFunction:
             made = getattr(self._module(), self.reference.name or "", None)
         except PluginLoadError:
             raise
-        except (Exception, SystemExit) as error:  # the boundary around the user's file
-            raise PluginLoadError(f"{self.path} cannot be loaded: {one_line(error)}") from error
+        except BaseException as error:  # the boundary around the user's file
+            raise PluginLoadError(report(f"{self.path} cannot be loaded", error)) from error
         if not callable(made):
             raise PluginLoadError(
                 f"{self.path}: {self.reference.name} is {made!r}, expected the function or class that was found before"

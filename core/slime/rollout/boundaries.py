@@ -7,41 +7,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from slime.errors import PluginContractError, PluginError, SlimeError
+from slime.errors import PluginContractError, PluginError
 from slime.plugin import BufferFilter, DataSource, Selection
 from slime.plugins.contracts import check_groups, check_selection, check_state
-from slime.rollout.failures import PassiveChecks, reason_of
+from slime.raised import naming, report
+from slime.rollout.failures import PassiveChecks
 from slime.types import Group, Sample
 
 logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def naming(component_name: str, doing: str = "") -> Iterator[None]:
-    """Errors raised in the body name the component.
-
-    Args:
-        component_name: For example `data source math/curriculum (slime-math 0.3.1)`.
-        doing: What the component was doing, if the error alone would not say.
-
-    Raises:
-        PluginContractError: A check of the contract failed.
-        PluginError: The component raised an exception that is not slime's own.
-    """
-    try:
-        yield
-    except PluginContractError as error:
-        raise PluginContractError(f"{component_name} {error}") from None
-    except SlimeError:
-        raise
-    except Exception as error:
-        raise PluginError(reason_of(f"{component_name}{doing}", error)) from error
 
 
 class CheckedSource:
@@ -97,8 +75,8 @@ class CheckedSource:
             return
         try:
             close()
-        except Exception as error:  # noqa: BLE001 - the boundary around the data source plugin
-            logger.warning("%s", reason_of(f"{self.component_name} cannot be closed", error))
+        except BaseException as error:  # noqa: BLE001 - the boundary around the data source plugin
+            logger.warning("%s", report(f"{self.component_name} cannot be closed", error))
 
     def state(self) -> dict[str, Any]:
         """The source's current state, JSON-ready. Raises `PluginContractError`."""

@@ -96,6 +96,8 @@ class EvalReport:
     metrics: dict[str, float]
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
+    #: see `Rollout.tracebacks`
+    tracebacks: list[str] = field(default_factory=list)
     seconds: float = 0.0
     #: versions of the weights that produced the tokens: one, unless the engines differed
     weight_versions: list[str] = field(default_factory=list)
@@ -135,6 +137,7 @@ class Evaluation:
             rollout,
             metrics | self._faults(),
             common_reasons(samples),
+            [text for component in self._components() for text in component.tracebacks()],
             time.monotonic() - started,
             sorted({version for sample in samples for version in sample.weight_versions}),
             {one.settings.name: path for one, (_, _, path) in zip(self._sets, results, strict=True)},
@@ -142,13 +145,17 @@ class Evaluation:
 
     def _faults(self) -> dict[str, float]:
         """`eval/plugin/...`: samples lost by components in this evaluation."""
-        shared = [part for one in self._sets for part in (one.pipeline.generator, one.pipeline.scorer)]
         faults: dict[str, float] = {}
-        for component in {id(part): part for part in shared if part is not None}.values():
+        for component in self._components():
             for name, value in component.metrics().items():
                 if name.endswith(_FAULTS):
                     faults[f"eval/{name}"] = faults.get(f"eval/{name}", 0.0) + value
         return faults
+
+    def _components(self) -> list[Any]:
+        """The generators and scorers of the sets, each once."""
+        shared = [part for one in self._sets for part in (one.pipeline.generator, one.pipeline.scorer)]
+        return list({id(part): part for part in shared if part is not None}.values())
 
     async def _evaluate(self, one: EvalSet, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
         """The samples and metrics of one set, and the file of the samples."""

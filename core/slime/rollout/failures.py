@@ -21,9 +21,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from slime.errors import ErrorBudgetError, PluginContractError, one_line
+from slime.errors import ErrorBudgetError, PluginContractError
 from slime.observe.samples import write_failed
 from slime.plugins.costly_contracts import check_samples_untouched, copy_samples
+from slime.raised import Raised, log_of_this_process
 from slime.types import Sample, Status
 
 #: characters of one reason
@@ -37,6 +38,8 @@ EVALUATION_SAMPLES = 50
 KEPT = 50
 #: reasons in the message that ends a run
 REASONS = 3
+#: places in a component's code whose traceback is logged
+PLACES = 20
 #: characters of a prompt in it
 PROMPT_LENGTH = 80
 
@@ -57,11 +60,13 @@ class Fault:
     cause: Cause
     #: one line that names the component
     reason: str
+    #: what it raised; the reason has its place and message
+    raised: Raised | None = field(default=None, compare=False)
 
 
-def reason_of(component_name: str, error: BaseException) -> str:
-    """One line naming the component and its error."""
-    return shorten(f"{component_name}: {one_line(error)}")
+def raised_fault(component_name: str, raised: Raised) -> Fault:
+    """The fault of a component that raised."""
+    return Fault(Cause.RAISED, shorten(f"{component_name}: {raised}"), raised)
 
 
 def fault_of(component_name: str, error: BaseException, hung: str | None = None) -> Fault:
@@ -81,7 +86,7 @@ def fault_of(component_name: str, error: BaseException, hung: str | None = None)
         return Fault(Cause.RAISED, f"{component_name}: cancelled itself")
     if hung is not None:
         return Fault(Cause.HUNG, f"{component_name}: {hung}")
-    return Fault(Cause.RAISED, reason_of(component_name, error))
+    return raised_fault(component_name, Raised.of(error))
 
 
 def shorten(reason: str) -> str:
@@ -116,19 +121,19 @@ class _Counts:
     seconds: float = 0.0
     causes: Counter[Cause] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    #: a sample for each reason
-    examples: dict[str, Sample] = field(default_factory=dict)
+    #: a sample and its fault for each reason
+    examples: dict[str, tuple[Sample, Fault]] = field(default_factory=dict)
     #: the latest failed samples
-    kept: list[Sample] = field(default_factory=list)
+    kept: list[tuple[Sample, Fault]] = field(default_factory=list)
 
     def fail(self, sample: Sample, fault: Fault) -> None:
         self.causes[fault.cause] += 1
         self.reasons[fault.reason] += 1
-        self.examples.setdefault(fault.reason, sample)
+        self.examples.setdefault(fault.reason, (sample, fault))
         if len(self.reasons) > 10 * KEPT:  # reasons that all differ, by a number for example: keep the frequent ones
             self.reasons = Counter(dict(self.reasons.most_common(KEPT)))
             self.examples = {reason: self.examples[reason] for reason in self.reasons}
-        self.kept = [*self.kept[-KEPT + 1 :], sample]
+        self.kept = [*self.kept[-KEPT + 1 :], (sample, fault)]
 
 
 @dataclass
@@ -150,6 +155,9 @@ class Health:
     #: the run folder, where failed samples are written; None: they are not
     run_dir: Path | None = None
     _counts: _Counts = field(default_factory=_Counts, init=False)
+    #: the places whose traceback is in the log, and what the terminal has not shown of them
+    _logged: set[str] = field(default_factory=set, init=False)
+    _tracebacks: list[str] = field(default_factory=list, init=False)
 
     def option(self, name: str) -> str:
         """How the user sets one of its limits."""
@@ -183,10 +191,26 @@ class Health:
         if fault is None:
             return
         counts.fail(sample, fault)
+        self._log(fault)
         failed, samples = counts.causes.total(), max(self.rollout_samples, counts.samples)
         all_failed = failed == samples and self.error_budget < 1
         if all_failed or failed > self.error_budget * max(samples, SMALL_ROLLOUT):
             raise ErrorBudgetError(self._verdict())
+
+    def _log(self, fault: Fault) -> None:
+        """Log the traceback of the first fault at each place of the component's code."""
+        if (raised := fault.raised) is None:
+            return
+        place = raised.where or raised.error
+        if place not in self._logged and len(self._logged) < PLACES:
+            self._logged.add(place)
+            raised.log(self.title)
+            self._tracebacks.append(raised.explained(self.title))
+
+    def tracebacks(self) -> list[str]:
+        """What the component raised at places where it had not raised before, since the last call; for people."""
+        new, self._tracebacks = self._tracebacks, []
+        return new
 
     def metrics(self) -> dict[str, float]:
         """`plugin/KIND/PLUGIN/NAME/...` of the rollout, without zeros. Starts the count of the next one."""
@@ -206,26 +230,33 @@ class Health:
         counts = self._counts
         failed = counts.causes.total()
         small = f" (counted as {SMALL_ROLLOUT}), but not all," if self.rollout_samples < SMALL_ROLLOUT else ""
+        reasons = counts.reasons.most_common(REASONS)
+        raised = counts.examples[reasons[0][0]][1].raised
         lines = [
             f"{self.title} is over its error budget: {failed} of the {counts.samples} samples of this rollout so far"
             f" failed; a share of {self.error_budget:g} of a rollout's {self.rollout_samples} samples{small} may fail"
             f" ({self.option('error_budget')}).",
-            *(f"  {count}x {reason} {self._example(reason)}" for reason, count in counts.reasons.most_common(REASONS)),
+            *(f"  {count}x {reason} {self._example(reason)}" for reason, count in reasons),
         ]
+        if raised is not None:
+            lines.append(f"  The last lines of the first traceback:\n{raised.tail()}")
         path = self._write()
         if path is not None:
             logs = path.parents[1] / "logs"
             has_logs = next(logs.glob(f"{self.kind}*.log"), None) is not None
             output = f"; {logs}/{self.kind}*.log has the output of its processes" if has_logs else ""
-            lines.append(f"  {path} has failed samples{output}.")
-        lines.append(
-            f"  Repair the {self.kind}, give it more time ({self.option('timeout_s')}), or let it fail more"
-            f" ({self.option('error_budget')}, 1 = all)."
-        )
+            log = log_of_this_process()
+            traces = "" if raised is None or log is None else f"; {log} has the whole traceback"
+            lines.append(f"  {path} has failed samples{traces}{output}.")
+        more = f"let it fail more ({self.option('error_budget')}, 1 = all)."
+        if raised is None:
+            lines.append(f"  Repair the {self.kind}, give it more time ({self.option('timeout_s')}), or {more}")
+        else:
+            lines.append(f"  {raised.remedy} Or {more}")
         return "\n".join(lines)
 
     def _example(self, reason: str) -> str:
-        sample = self._counts.examples[reason]
+        sample, _ = self._counts.examples[reason]
         return f"(sample {sample.index}, prompt {_excerpt(sample.prompt)!r})"
 
     def _write(self) -> Path | None:
@@ -233,7 +264,8 @@ class Health:
             return None
         try:
             name = f"{self.kind}_{self.id.replace('/', '_')}"
-            return write_failed(self.run_dir, name, self._counts.kept)
+            rows = ((sample, fault.raised.traceback if fault.raised else None) for sample, fault in self._counts.kept)
+            return write_failed(self.run_dir, name, rows)
         except OSError:  # the run ends with a message either way
             return None
 

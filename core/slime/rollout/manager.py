@@ -152,6 +152,9 @@ class RolloutManager:
         }
         rollout.examples = examples_of(rollout.groups, number)
         rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
+        rollout.tracebacks = self._pipeline.generator.tracebacks()
+        if self._pipeline.scorer is not None:
+            rollout.tracebacks += self._pipeline.scorer.tracebacks()
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
         rollout.findings = self._build.passive.rollout_done()

@@ -18,7 +18,8 @@ from slime.errors import EngineError, PluginContractError
 from slime.plugin import Generation, Generator, SamplingParams
 from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
-from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark, reason_of
+from slime.raised import report
+from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark
 from slime.rollout.policy_session import AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.rollout.tasks import all_or_first_error
@@ -75,6 +76,10 @@ class SampleGenerator:
         """`plugin/generator/...` since the last call; called at the end of every rollout."""
         return self._health.metrics()
 
+    def tracebacks(self) -> list[str]:
+        """What it raised for the first time since the last call: see `Health.tracebacks`."""
+        return self._health.tracebacks()
+
     async def close(self) -> None:
         """Close the generator, if it has the method. Errors are only logged."""
         close = getattr(self._generator, "close", None)
@@ -85,8 +90,8 @@ class SampleGenerator:
                 closing = close()
                 if inspect.isawaitable(closing):
                     await closing
-        except Exception as error:  # noqa: BLE001 - the boundary around the generator plugin, at the run's end
-            logger.warning("%s", reason_of(f"{self.component_name}: close()", error))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary around the plugin
+            logger.warning("%s", report(f"{self.component_name}: close()", error))
 
     async def generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
         """Finished samples for one pending sample; never empty.
@@ -113,7 +118,7 @@ class SampleGenerator:
                 return samples
         except EngineError:
             raise
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the boundary around the generator plugin
+        except BaseException as error:  # noqa: BLE001 - the boundary around the generator plugin, sys.exit() included
             expired, limit = session.deadline.expired(), self._health.option("timeout_s")
             hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
             fault = fault_of(self.component_name, error, hung)

@@ -38,6 +38,8 @@ class Rollout:
     examples: list[Sample] = field(default_factory=list)
     #: why samples were lost, most frequent reason first
     failures: list[str] = field(default_factory=list)
+    #: what components raised at places where they had not raised before, with the last lines of the traceback
+    tracebacks: list[str] = field(default_factory=list)
     #: what `--passive-checks` found out about components
     findings: list[str] = field(default_factory=list)
     #: what the trainer reads; in the driver a reference to it in Ray's object store

@@ -28,7 +28,8 @@ from slime.plugins.contracts import check_reward, check_rewards
 from slime.plugins.costly_contracts import recheck_rewards
 from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.plugins.resolve import Use
-from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, fault_of, mark, reason_of, shorten
+from slime.raised import Raised
+from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, fault_of, mark, raised_fault, shorten
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Sample, Status
 
@@ -79,7 +80,7 @@ class InLoopReward(RewardCaller):
                 answer = self._reward.score(samples)
                 rewards = await answer if inspect.isawaitable(answer) else answer
             results = _results(rewards, len(samples), self.component_name)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the boundary around the reward plugin
+        except BaseException as error:  # noqa: BLE001 - the boundary around the reward plugin, sys.exit() included
             hung = _no_score(self._timeout_s) if deadline.expired() else None
             results = [fault_of(self.component_name, error, hung)] * len(samples)
         return results, time.monotonic() - started
@@ -159,13 +160,13 @@ class IsolatedReward(RewardCaller):
             payload = pickle.dumps([_without_training_inputs(sample) for sample in samples], protocol=5)
         except Exception as error:  # noqa: BLE001 - what a generator or a dataset put on the sample
             problem = f"{name}: the sample cannot be sent to a worker process"
-            return [Fault(Cause.RAISED, reason_of(problem, error))] * count, 0.0
+            return [raised_fault(problem, Raised.of(error))] * count, 0.0
         try:
             content, seconds = await self.pool.call(payload)
         except CallTimedOutError:
             return [Fault(Cause.HUNG, f"{name}: {_no_score(self._timeout_s)}")] * count, self._timeout_s
         except CallRaisedError as error:
-            return [Fault(Cause.RAISED, shorten(f"{name}: {error}"))] * count, 0.0
+            return [raised_fault(name, error.raised)] * count, 0.0
         except CallFailedError as error:
             return [Fault(Cause.DIED, shorten(f"{name}: {error} while it scored the sample"))] * count, 0.0
         results: list[Result] = pickle.loads(content)
@@ -332,6 +333,10 @@ class Scorer:
                 metrics[f"plugin/reward/{term.health.id}/restarts"] = float(new)
                 self._restarts[number] += new
         return metrics
+
+    def tracebacks(self) -> list[str]:
+        """What the rewards raised for the first time since the last call: see `Health.tracebacks`."""
+        return [text for term in self._terms for text in term.health.tracebacks()]
 
     async def _ask(self, term: Term, samples: Sequence[Sample]) -> list[Result]:
         """One reward's result for every sample."""

@@ -10,6 +10,7 @@ from slime.config import RunConfig
 from slime.plugin import Context, EstimatorSpec
 from slime.plugins.plugin_set import Fingerprint, PluginSet
 from slime.run.workers import load_same_plugins
+from slime.train.advantages import NamedEstimator
 from slime.train.rank import MegatronRank
 
 
@@ -43,5 +44,6 @@ def build_estimator(config: RunConfig, run_dir: Path, plugins: PluginSet) -> tup
     if config.algorithm.loss_type != "policy_loss" or name is None:
         return None, None
     context = Context(seed=config.run.seed, run_dir=run_dir, logger=logging.getLogger("slime.estimator"), config=config)
+    component = plugins.find("estimator", name)
     estimator = plugins.build("estimator", name, config.component_options.get("estimator", {}), context)
-    return estimator, cast(EstimatorSpec, plugins.find("estimator", name).spec)
+    return NamedEstimator(estimator, component.title), cast(EstimatorSpec, component.spec)

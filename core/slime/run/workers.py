@@ -6,10 +6,13 @@ processes were doing.
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,8 +23,17 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from slime.config import RunConfig
 from slime.engine.ports import free_port
-from slime.errors import DeadlineError, PluginLoadError, SlimeError
+from slime.errors import (
+    DeadlineError,
+    DiskFullError,
+    PluginLoadError,
+    SlimeError,
+    UnexpectedError,
+    disk_full,
+    is_disk_full,
+)
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
+from slime.raised import LOG_FORMAT, Raised, log_of_this_process
 
 #: called about every `TICK_S` seconds during a wait; raises to end it, for example if an engine has died
 Watch = Callable[[], None]
@@ -43,7 +55,8 @@ class Worker:
 
     def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:Class`."""
-        self._object = resolve_name(factory)(*args)
+        with _explained():
+            self._object = resolve_name(factory)(*args)
 
     def close(self) -> Any:
         """Close the object."""
@@ -52,7 +65,8 @@ class Worker:
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the object."""
-        return getattr(self._object, method)(*args)
+        with _explained():
+            return getattr(self._object, method)(*args)
 
 
 class AsyncWorker(Worker):
@@ -60,16 +74,42 @@ class AsyncWorker(Worker):
 
     async def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:coroutine_function`."""
-        self._object = await resolve_name(factory)(*args)
+        with _explained():
+            self._object = await resolve_name(factory)(*args)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a coroutine method of the object."""
-        return await getattr(self._object, method)(*args)
+        with _explained():
+            return await getattr(self._object, method)(*args)
 
     async def close(self) -> Any:
         """Close the object."""
         if self._object is not None:
             await self._object.close()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What the body raises reaches the driver as a `SlimeError` with a message, and its traceback goes to the log.
+
+    Other exceptions may not pickle, or end the process before it has answered, as `SystemExit` does.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except SlimeError as error:
+        if type(error).__module__ == SlimeError.__module__:
+            raise
+        raise SlimeError(str(error)) from None  # a plugin's own class, which the driver may not know
+    except BaseException as error:  # noqa: BLE001 - the boundary around this process, sys.exit() included
+        if is_disk_full(error):
+            raise DiskFullError(disk_full(error)) from None
+        raised = Raised.of(error)
+        raised.log("this process")
+        log = log_of_this_process()
+        full = "" if log is None else f"\n  The full traceback is in {log}."
+        raise UnexpectedError(f"{raised}\n{raised.tail()}{full}") from None
 
 
 @dataclass(frozen=True)
@@ -127,6 +167,8 @@ class PendingCall:
             return ray.get(ref)
         except RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, UnexpectedError):
+                raise UnexpectedError(f"{self.doing}: {cause}") from None
             if isinstance(cause, SlimeError):
                 raise cause from None
             raise SlimeError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
@@ -253,6 +295,8 @@ def redirect_output(log_path: Path) -> None:
     os.dup2(handle, 2)
     os.close(handle)
     faulthandler.enable()
+    # Ray may have set up logging before; slime's processes write the same lines.
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, force=True)
 
 
 def node_address() -> str:

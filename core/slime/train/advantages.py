@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime.errors import PluginContractError, TrainerError
+from slime.errors import TrainerError
 from slime.plugin import Advantages, Estimator, EstimatorBatch
 from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
 from slime.plugins.costly_contracts import check_permutation
+from slime.raised import naming
 
 if TYPE_CHECKING:
     from slime.data import TrainBatch
@@ -40,6 +41,7 @@ def estimate(
         passive: Ask a second time with the samples in another order, which must change nothing.
 
     Raises:
+        PluginError: The estimator raised; the message names the place in its code.
         PluginContractError: The answer does not fit the masks, is not finite, is not zero where the mask is zero or
             depends on the order of the samples, or the estimator changed its input.
     """
@@ -52,16 +54,29 @@ def estimate(
         values=None if values is None else [part.clone() for part in values],
     )
     before = copy_batch(given)
-    with torch.no_grad():
-        result = estimator.advantages(given)
-    try:
+    with naming(f"{name_of(estimator)}.advantages"):
+        with torch.no_grad():
+            result = estimator.advantages(given)
         check_untouched(before, given)
         checked = check_advantages(result, before.loss_masks, returns=values is not None)
         if passive:
             check_permutation(estimator, before, checked)
-    except PluginContractError as error:
-        raise PluginContractError(f"{type(estimator).__name__}.advantages {error}") from None
     return checked
+
+
+class NamedEstimator:
+    """An estimator with its name for errors: component, package and version."""
+
+    def __init__(self, estimator: Estimator, component_name: str) -> None:
+        self.component_name = component_name
+        self.advantages = estimator.advantages
+        if (objective := getattr(estimator, "objective", None)) is not None:
+            self.objective = objective
+
+
+def name_of(estimator: Estimator) -> str:
+    """How errors name an estimator."""
+    return estimator.component_name if isinstance(estimator, NamedEstimator) else type(estimator).__name__
 
 
 def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from slime.errors import PluginContractError
 from slime.plugin import Estimator, EstimatorSpec, TokenBatch
+from slime.raised import naming
+from slime.train.advantages import name_of
 from slime.train.forward import MicroBatch
 
 if TYPE_CHECKING:
@@ -96,13 +98,16 @@ def policy_loss(tokens: TokenBatch, estimator: Estimator | None) -> tuple[Tensor
     """The estimator's own `objective` if it has one, otherwise the clipped surrogate.
 
     Raises:
+        PluginError: An estimator's objective raised.
         PluginContractError: An estimator's objective returned anything but per-token vectors.
     """
     own = getattr(estimator, "objective", None)
     if own is None:
         return clipped_surrogate(tokens)
-    result = own(tokens)
-    name = type(estimator).__name__
+    assert estimator is not None
+    name = name_of(estimator)
+    with naming(f"{name}.objective"):
+        result = own(tokens)
     expected = tuple(tokens.log_probs.shape)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
         raise PluginContractError(
@@ -453,9 +458,10 @@ def _policy_terms(
             per_token = per_token + terms.kl_loss_coef * kl
 
     means["ratio_max"] = ratios
+    own_name = "the estimator" if terms.estimator is None else name_of(terms.estimator)
     for name in reported.keys() & (means.keys() | sums.keys() | _OWN):
         raise PluginContractError(
-            f"{type(terms.estimator).__name__}.objective reports a metric {name!r}, but slime has a metric of that name"
+            f"{own_name}.objective reports a metric {name!r}, but slime has a metric of that name"
             " itself. Choose another name."
         )
     for name, values in (means | reported).items():

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from slime.kit.processes.child import end_with_parent
 from slime.kit.processes.fork_server import unpack
+from slime.raised import LOG_FORMAT
 
 #: descriptors of a request, at most
 _DESCRIPTORS = 8
@@ -38,7 +39,7 @@ def main() -> None:
     listener, prepare = map(int, sys.argv[1:])
     os.set_inheritable(listener, False)
     prepared = None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         prepared = unpack(_read(prepare)).run()
     except BaseException:  # the imports fail again in the children, whose owners get the error

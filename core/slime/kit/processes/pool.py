@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import pickle
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from slime.errors import PluginError, SlimeError, one_line
 from slime.kit.processes.fork_server import Call, ForkServer
 from slime.kit.processes.frames import Kind, Message
 from slime.kit.processes.worker_handle import PendingCall, Worker
+from slime.raised import Raised
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,10 @@ class CallFailedError(SlimeError):
 
 
 class CallRaisedError(CallFailedError):
-    """The handler raised; the message is its exception in one line."""
+    """The handler raised; the message is the place and its exception in one line."""
+
+    #: the same with its traceback
+    raised: Raised
 
 
 class CallTimedOutError(CallFailedError):
@@ -205,7 +210,9 @@ class WorkerPool:
             if message.kind is Kind.ANSWER:
                 call.future.set_result((message.content, message.seconds))
             elif message.kind is Kind.RAISED:
-                call.future.set_exception(CallRaisedError(message.content.decode()))
+                error = CallRaisedError(str(raised := pickle.loads(message.content)))
+                error.raised = raised
+                call.future.set_exception(error)
             else:
                 call.future.set_exception(self._timed_out())
         if not worker.calls and not worker.ending and not worker.accepts_calls:

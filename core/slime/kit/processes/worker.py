@@ -23,9 +23,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from slime.errors import PluginError, SlimeError, one_line
+from slime.errors import PluginError, SlimeError
 from slime.kit.processes.fork_server import Call
 from slime.kit.processes.frames import OVERLAP, Kind, Message, read_message, receive_message
+from slime.raised import LOG_FORMAT, Raised
 
 #: makes a worker write the stacks of all threads to its log, and report which call it is in
 TRACE_SIGNAL = signal.SIGUSR2
@@ -53,7 +54,7 @@ def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_f
     calls, answers = socket.socket(fileno=calls_fd), socket.socket(fileno=answers_fd)
     faulthandler.enable()
     _answer_trace_signal(answers)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     with contextlib.suppress(ConnectionError):  # the pool closes the sockets whenever it no longer needs the worker
         try:
             handler = build.run(prepared)
@@ -73,7 +74,7 @@ def _known(error: BaseException) -> SlimeError:
     """The error, converted to a class that the pool's process can unpickle."""
     if isinstance(error, SlimeError) and type(error).__module__ == SlimeError.__module__:
         return error
-    return PluginError(f"a worker process could not be built: {one_line(error)}")
+    return PluginError(f"a worker process could not be built: {Raised.of(error)}")
 
 
 def _answer_trace_signal(answers: socket.socket) -> None:
@@ -93,7 +94,7 @@ def _serve_one_by_one(handler: Callable[[bytes], bytes], calls: socket.socket, a
         try:
             kind, content = Kind.ANSWER, handler(message.content)
         except BaseException as error:  # noqa: BLE001 - the boundary around the handler, sys.exit() included
-            kind, content = Kind.RAISED, one_line(error).encode()
+            kind, content = Kind.RAISED, pickle.dumps(Raised.of(error))
         # Immediately, because the pool assumes that the oldest call without an answer is running.
         answers.sendall(Message(kind, message.call, content, time.monotonic() - started).pack())
 
@@ -155,7 +156,7 @@ class _OverlappingCalls:
         except BaseException as error:  # noqa: BLE001 - the boundary around the handler, sys.exit() included
             running = self._running.get(message.call)
             timed_out = running is not None and running.left_s < 0
-            kind, content = (Kind.TIMED_OUT, b"") if timed_out else (Kind.RAISED, one_line(error).encode())
+            kind, content = (Kind.TIMED_OUT, b"") if timed_out else (Kind.RAISED, pickle.dumps(Raised.of(error)))
         self._finish(Message(kind, message.call, content, time.monotonic() - started))
 
     def _finish(self, answer: Message) -> None:
