@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime.kit.readers.tokenize import context_tokens
 from slime.kit.sessions import Session, SessionLimits, SessionServer, parser_factory
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.agents.function import FunctionAgent
@@ -58,7 +59,14 @@ class EndpointGenerator:
         self._limits = SessionLimits(config.rollout.rollout_max_context_len, config.rollout.max_turns)
         parser = parser_factory(options.parser, context.tokenizer)
         variables = config.data.apply_chat_template_kwargs
-        self._servers = _Servers(lambda: SessionServer(context.tokenizer, template_variables=variables, parser=parser))
+        self._servers = _Servers(
+            lambda: SessionServer(
+                context.tokenizer,
+                template_variables=variables,
+                parser=parser,
+                max_context=context_tokens(config),
+            )
+        )
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         """Run the agent and return its conversations. Raises the error of the agent or the policy."""

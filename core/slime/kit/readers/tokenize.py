@@ -92,16 +92,24 @@ def prompt_text(
 def longest_training_prompt(config: RunConfig) -> int | None:
     """The most tokens a training prompt may have; None if there is no limit.
 
-    Sampled responses need room in the context; supervised answers are part of the data. Without
-    `--rollout-max-context-len` the context is the engines', which defaults to the model's.
+    Sampled responses need room in the context; supervised answers are part of the data.
     """
     supervised = config.algorithm.loss_type == "sft_loss"
     rollout = config.rollout
-    context = rollout.rollout_max_context_len or config.sglang.get("context_length")
+    context = context_tokens(config)
+    room = None if context is None else context - (1 if supervised else rollout.rollout_max_response_len)
+    return min((limit for limit in (rollout.rollout_max_prompt_len, room) if limit is not None), default=None)
+
+
+def context_tokens(config: RunConfig) -> int | None:
+    """Tokens that a conversation may have; None if the model does not say.
+
+    That is `--rollout-max-context-len`, else the engines' context, which defaults to the model's.
+    """
+    context = config.rollout.rollout_max_context_len or config.sglang.get("context_length")
     if context is None and config.checkpoint.hf_checkpoint is not None:
         context = _model_context(Path(config.checkpoint.hf_checkpoint))
-    room = None if context is None else int(context) - (1 if supervised else rollout.rollout_max_response_len)
-    return min((limit for limit in (rollout.rollout_max_prompt_len, room) if limit is not None), default=None)
+    return None if context is None else int(context)
 
 
 def _model_context(folder: Path) -> int | None:

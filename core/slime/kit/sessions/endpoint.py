@@ -14,13 +14,22 @@ from aiohttp import web
 
 from slime.kit.chat import ChatTemplate
 from slime.kit.sessions.conversation_tree import Node
+from slime.kit.sessions.listener import Listener, http_logger
 from slime.kit.sessions.protocol import ApiError, CompletionRequest, answer_body, answer_events, parse_request
 from slime.kit.sessions.session import ParserFactory, Session, SessionLimits, tag_parser
 from slime.plugin import PolicyClient, SamplingParams
 
 _HOST = "127.0.0.1"
-#: limit of a request in bytes
-_LARGEST = 64 * 2**20
+#: A request has at most this many bytes for each token of the context, which text never needs, and this many in
+#: addition. More is refused unread: finding out how many tokens it has would take minutes and gigabytes.
+_BYTES_PER_TOKEN = 16
+_BYTES_BESIDE = 64 * 2**10
+#: limit of a request in bytes if the context is not known
+_LARGEST = 4 * 2**20
+#: seconds within which a request must have arrived
+_BODY_S = 60.0
+#: seconds in which the rest of a refused request is read, so that its client sees the answer
+_LINGERING_S = 2.0
 _SHUTDOWN_S = 1.0
 #: stops OpenAI's clients from retrying: a session's errors are permanent
 _HEADERS = {"x-should-retry": "false"}
@@ -51,6 +60,7 @@ class SessionServer:
         *,
         template_variables: dict[str, Any] | None = None,
         parser: ParserFactory | None = tag_parser,
+        max_context: int | None = None,
     ) -> None:
         """Prepare a server.
 
@@ -58,6 +68,8 @@ class SessionServer:
             tokenizer: The policy's tokenizer.
             template_variables: Passed to its chat template.
             parser: See `Session`.
+            max_context: Tokens that the engines' context holds, if known. Requests that are certain to have more are
+                refused before they are read.
 
         Raises:
             ValueError: If the tokenizer has no chat template.
@@ -65,30 +77,40 @@ class SessionServer:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, **(template_variables or {}))
         self._parser = parser
+        self._max_context = max_context
         self._sessions: dict[str, Session] = {}
         self._handlers: dict[str, set[asyncio.Task[Any]]] = {}
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._listener: Listener | None = None
         self._strays = 0
 
     async def start(self) -> None:
         """Listen on a free port. Raises `OSError` if there is none."""
-        app = web.Application(client_max_size=_LARGEST, middlewares=[_errors_as_json])
+        app = web.Application(middlewares=[self._heard, _errors_as_json])
         for root in ("/s/{session}/v1", "/v1"):
             app.router.add_post(f"{root}/chat/completions", partial(self._answer, chat=True))
             app.router.add_post(f"{root}/completions", partial(self._answer, chat=False))
             app.router.add_get(f"{root}/models", self._models)
         # A client that disconnects cancels its request, and so the engine's work.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_S,
+            lingering_time=_LINGERING_S,
+            logger=http_logger(),
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, _HOST, 0, backlog=1024)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        self._listener = Listener(_HOST, self._runner.server)
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
         for session in list(self._sessions.values()):
             await self.end(session)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -110,7 +132,8 @@ class SessionServer:
 
     def base_url(self, session: Session) -> str:
         """The `base_url` for OpenAI's clients."""
-        return f"http://{_HOST}:{self._port}/s/{session.key}/v1"
+        assert self._listener is not None, "the server is not started"
+        return f"http://{_HOST}:{self._listener.port}/s/{session.key}/v1"
 
     async def end(self, session: Session) -> None:
         """Refuse further requests of the session and cancel those in flight. The session keeps its recorded answers."""
@@ -152,7 +175,7 @@ class SessionServer:
 
     async def _completion(self, request: web.Request, session: Session, *, chat: bool) -> web.StreamResponse:
         try:
-            parsed = parse_request(await request.read(), chat=chat)
+            parsed = parse_request(await self._body(request, session), chat=chat)
         except ApiError:
             session.counts.refused += 1
             raise
@@ -166,6 +189,41 @@ class SessionServer:
         except (ConnectionError, asyncio.CancelledError):
             session.undelivered(node)
             raise
+
+    async def _body(self, request: web.Request, session: Session) -> bytes:
+        """The body of a request, if it can fit into the context and arrives in time."""
+        known = [context for context in (session.limits.max_context, self._max_context) if context is not None]
+        limit = min(known) * _BYTES_PER_TOKEN + _BYTES_BESIDE if known else _LARGEST
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                if (request.content_length or 0) <= limit:
+                    async for part in request.content.iter_any():
+                        body += part
+                        if len(body) > limit:
+                            break
+        except TimeoutError:
+            raise ApiError(408, f"the request did not arrive within {_BODY_S:g} s", code="timeout") from None
+        size = max(len(body), request.content_length or 0)
+        if size > limit:
+            session.full = True
+            context = f"that is more than the context of {min(known)} tokens holds" if known else "too many"
+            at_least = "at least " if request.content_length is None else ""
+            raise ApiError(
+                413,
+                f"the request has {at_least}{size} bytes, and {context}; expected at most {limit} bytes",
+                code="context_length_exceeded",
+            )
+        return bytes(body)
+
+    @web.middleware
+    async def _heard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Tell the listener that this client is not silent."""
+        if self._listener is not None:
+            self._listener.heard(request.protocol)
+        return await handler(request)
 
     async def _send(self, request: web.Request, parsed: CompletionRequest, node: Node) -> web.StreamResponse:
         tokens = [self._tokenizer.decode([token]) for token in node.tokens] if parsed.logprobs else []

@@ -14,6 +14,8 @@ from slime.errors import json_type
 if TYPE_CHECKING:
     from slime.kit.sessions.conversation_tree import Node
 
+#: levels of nesting that a part of a request may get around it
+_ROOM_AROUND = 32
 #: roles of messages; newer clients say `developer` for `system`
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 #: options that would sample from another distribution than the trained one, with the values that change nothing
@@ -75,8 +77,8 @@ class CompletionRequest:
 def parse_request(body: bytes, *, chat: bool) -> CompletionRequest:
     """Parse the body of `/v1/chat/completions` (`chat`) or `/v1/completions`. Raises like `request_of`."""
     try:
-        row = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        row = _json_value(body)
+    except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ApiError(400, f"the body is {_kind(row)}, expected a JSON object")
@@ -120,6 +122,23 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
     )
 
 
+def _json_value(text: bytes | str) -> Any:
+    """A JSON value that can be written again, also as part of a larger one: orjson reads deeper nesting than it writes.
+
+    Raises:
+        ValueError: If it is not JSON, or nested too deeply.
+    """
+    value = orjson.loads(text)
+    wrapped = value
+    for _ in range(_ROOM_AROUND):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except orjson.JSONEncodeError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
 def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -132,8 +151,8 @@ def _parse_message(message: object, field: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ApiError(400, f"{field} is {_kind(message)}, expected an object", param=field)
     role = message.get("role")
-    if role not in _ROLES:
-        raise ApiError(400, f"{field}.role is {role!r}, expected one of {', '.join(sorted(_ROLES))}", param=field)
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(400, f"{field}.role is {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}", param=field)
     clean: dict[str, Any] = {"role": "system" if role == "developer" else role}
     clean["content"] = _content(message.get("content"), f"{field}.content")
     calls = message.get("tool_calls")
@@ -162,7 +181,7 @@ def _content(content: object, field: str) -> str:
         text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "input_text") else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else _kind(part)
-            raise ApiError(400, f"{field} has a part of type {kind!r}; only text is supported", param=field)
+            raise ApiError(400, f"{field} has a part of type {kind!r:.80}; only text is supported", param=field)
         texts.append(text)
     return "".join(texts)
 
@@ -176,8 +195,8 @@ def _call(call: object, field: str) -> dict[str, Any]:
         raise ApiError(400, f'{field}: expected {{"id", "type": "function", "function": {{...}}}}', param=field)
     if isinstance(arguments, str):
         try:
-            parsed = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
+            parsed = _json_value(arguments)
+        except ValueError:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
@@ -213,7 +232,7 @@ def _max_tokens(row: Mapping[str, Any]) -> int | None:
         value = row.get(name)
         if value is not None:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ApiError(400, f"{name} is {value!r}, expected a whole number of at least 1", param=name)
+                raise ApiError(400, f"{name} is {value!r:.80}, expected a whole number of at least 1", param=name)
             return value
     return None
 
@@ -229,7 +248,7 @@ def _stop(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _flag(row: Mapping[str, Any], name: str) -> bool:
     value = row.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"{name} is {value!r}, expected true or false", param=name)
+        raise ApiError(400, f"{name} is {value!r:.80}, expected true or false", param=name)
     return bool(value)
 
 

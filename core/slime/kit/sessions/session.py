@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -18,6 +20,10 @@ from slime.kit.sessions.protocol import ApiError, CompletionRequest
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.types import Sample
 
+#: Texts up to this many characters are encoded in the event loop, where that takes milliseconds. Larger ones wait for a
+#: thread, one after the other, so that several do not need their memory at once.
+_SMALL = 16 * 2**10
+_ENCODER = ThreadPoolExecutor(1, thread_name_prefix="slime-session-encoder")
 #: kind of text completions, unlike that of chats without tools
 _TEXT = b"text"
 #: makes a parser for the tools of a request
@@ -119,7 +125,7 @@ class Session:
         self._sampling = sampling
         self._template = template
         self._tokenizer = tokenizer
-        self._limits = limits or SessionLimits()
+        self.limits = limits or SessionLimits()
         self._parser = parser
         self._tree = ConversationTree()
         self._requests = 0
@@ -138,7 +144,7 @@ class Session:
             raise ApiError(410, "the session is over", code="session_over")
         self._requests += 1
         try:
-            node = self._node(self._requests, request)
+            node = await self._node(self._requests, request)
             prompt = node.context()
             node.prompt_tokens = len(prompt)
             sampling = self._sampling_of(request, node, len(prompt))
@@ -175,11 +181,13 @@ class Session:
 
     # --- one request ---------------------------------------------------------------------------------
 
-    def _node(self, number: int, request: CompletionRequest) -> Node:
+    async def _node(self, number: int, request: CompletionRequest) -> Node:
         """The request's node in the tree, without an answer."""
         if request.messages is None:
             prompt = request.prompt or ""
-            tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False)
+            tokens: list[int] = await _encoded(
+                len(prompt), partial(self._tokenizer.encode, prompt, add_special_tokens=False)
+            )
             message = {"role": "user", "content": prompt}
             return Node(number, None, _TEXT, [message], (key_of(message),), tokens)
         if request.messages[-1]["role"] == "assistant":
@@ -190,16 +198,19 @@ class Session:
         messages = request.messages[start:]
         try:
             if parent is None:
-                tokens = self._template.prompt(messages, tools=request.tools or None, trusted=False)
+                size = _size(messages) + _size(request.tools)
+                tools = request.tools or None
+                tokens = await _encoded(size, partial(self._template.prompt, messages, tools=tools, trusted=False))
             else:
                 messages = _with_names(messages, parent)
-                tokens = self._template.continuation(messages, parent.tokens)
+                encode = partial(self._template.continuation, messages, parent.tokens)
+                tokens = await _encoded(_size(messages), encode)
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from None
         return Node(number, parent, kind, messages, tuple(keys[start:]), tokens)
 
     def _sampling_of(self, request: CompletionRequest, node: Node, length: int) -> SamplingParams:
-        run, limits = self._sampling, self._limits
+        run, limits = self._sampling, self.limits
         if limits.max_requests is not None and self.counts.answered + len(self._calls) >= limits.max_requests:
             self._refuse_for_room(node.parent)
             raise ApiError(400, f"the session has used its {limits.max_requests} requests", code="too_many_requests")
@@ -282,6 +293,22 @@ class Session:
         if node.parent is not None:
             node.reports = node.parent.reports.fork()
         node.reports.add(answer)
+
+
+async def _encoded(size: int, encode: Callable[[], list[int]]) -> list[int]:
+    """The tokens that `encode` returns; those of large texts without blocking the event loop."""
+    if size <= _SMALL:
+        return encode()
+    return await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)
+
+
+def _size(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _size(part) for key, part in value.items())
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
 def _with_names(messages: Sequence[dict[str, Any]], parent: Node) -> list[dict[str, Any]]:
