@@ -103,6 +103,9 @@ class Context:
     #: address of the run's own engines, OpenAI-compatible below `/v1`, for components of the rollout; None if the
     #: run starts none. The engines are not up yet while components are built
     engine_url: str | None = None
+    #: key of these engines: send it as `Authorization: Bearer KEY`, or give it to OpenAI's clients as API key. It is a
+    #: new one in every run; write it to no file or log
+    engine_key: str | None = field(default=None, repr=False)
 
 
 # --- specs: what a plugin returns from its hooks --------------------------------------------------

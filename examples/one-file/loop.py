@@ -70,7 +70,7 @@ class GroupMean:
         return Advantages([value * mask for value, mask in zip(relative, batch.loss_masks, strict=True)])
 
 
-async def sample_groups(url: str, questions, tokenizer, rollout: int, samples: int):
+async def sample_groups(server, questions, tokenizer, rollout: int, samples: int):
     """Sample `samples` answers to each question, all at once; returns groups of scored samples."""
     from slime.engine.client import HttpPolicyClient
     from slime.plugin import SamplingParams
@@ -92,7 +92,7 @@ async def sample_groups(url: str, questions, tokenizer, rollout: int, samples: i
             rollout_log_probs=generation.log_probs,  # for exactly these tokens, from the engine that sampled them
         )
 
-    async with HttpPolicyClient(url, timeout_s=60) as client:
+    async with HttpPolicyClient(server.url, server.spec.keys, timeout_s=60) as client:
         answers = await asyncio.gather(
             *(
                 answer(prompt, label, group, group * samples + copy)
@@ -121,17 +121,18 @@ def train(server, rank) -> tuple[float, float]:
     random.Random(0).shuffle(questions)
 
     def accuracy() -> float:
-        return mean_reward(asyncio.run(sample_groups(server.url, held_out, tokenizer, rollout=-1, samples=2)))
+        return mean_reward(asyncio.run(sample_groups(server, held_out, tokenizer, rollout=-1, samples=2)))
 
     before = accuracy()
     print(f"held-out accuracy {before:.2f}\nrollout  reward    loss  log-prob gap", flush=True)
     for rollout in range(ROLLOUTS):
         start = rollout * PROMPTS % (len(questions) - PROMPTS)
         asked = questions[start : start + PROMPTS]
-        groups = asyncio.run(sample_groups(server.url, asked, tokenizer, rollout, SAMPLES))
+        groups = asyncio.run(sample_groups(server, asked, tokenizer, rollout, SAMPLES))
         batch = TrainBatch.from_groups(groups, rollout=rollout, num_steps=1)
         metrics = rank.train(batch)  # log-probs -> advantages -> loss -> optimizer step
-        rank.sync_weights([server.url], 1, str(rollout + 1))  # the engine uses these weights from now on
+        # The engine uses these weights from now on.
+        rank.sync_weights([server.url], server.spec.keys, 1, str(rollout + 1))
         if rollout % 10 == 0 or rollout == ROLLOUTS - 1:
             gap = metrics["logprob_gap_mean"]
             print(f"{rollout:7}  {mean_reward(groups):6.3f}  {metrics['loss']:6.3f}  {gap:12.1e}", flush=True)
@@ -141,6 +142,7 @@ def train(server, rank) -> tuple[float, float]:
 def main() -> int:
     """Create model and questions, start engine and trainer, run the loop, stop both."""
     from slime.config import load_config
+    from slime.engine.keys import EngineKeys
     from slime.engine.server import EngineServer, EngineSpec
     from slime.plugin import EstimatorSpec
     from slime.train.rank import MegatronRank
@@ -150,9 +152,9 @@ def main() -> int:
     make_data(WORK / "data")
     teach(WORK / "model", teacher(WORK / "data" / "teacher.jsonl"), steps=900)
     config = load_config(OPTIONS.split())
-    server = EngineServer(
-        EngineSpec(str(WORK / "model"), WORK / "engine.log", device="cuda" if config.on_gpu else "cpu")
-    )
+    device = "cuda" if config.on_gpu else "cpu"
+    keys = EngineKeys.random()  # otherwise everybody on this machine could change the engine's weights
+    server = EngineServer(EngineSpec(str(WORK / "model"), WORK / "engine.log", device=device, keys=keys))
     server.start()
     try:
         server.wait_ready(timeout_s=120)

@@ -127,6 +127,23 @@ def test_json_values_work_in_flags_and_tables() -> None:
     assert from_words.sglang == from_table.sglang == {"preferred_sampling_params": {"temperature": 0.5}}
 
 
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--sglang-api-key", "every run makes keys of its own"),
+        ("--sglang-admin-api-key", "every run makes keys of its own"),
+        ("--sglang-tokenizer-worker-num", "with one tokenizer process"),
+        ("--sglang-grpc-port", "SGLang checks the keys of a run only there"),
+        ("--sglang-ssl-keyfile-password", "without TLS"),
+    ],
+)
+def test_options_that_would_open_the_engines_are_refused_without_their_value(
+    flag: str, reason: str, refused: Refused
+) -> None:
+    message = refused(flag, "7777")
+    assert f"{flag} is set by slime" in message and reason in message and "7777" not in message
+
+
 def test_the_engine_size_may_be_set_by_the_flag_of_sglang(load: Load) -> None:
     config = load("--sglang-tp-size", "2")
     assert config.cluster.rollout_num_gpus_per_engine == 2

@@ -115,7 +115,8 @@ def test_a_paused_engine_holds_requests_and_serves_them_later(
     async def ask() -> Generation:
         async with HttpPolicyClient(front.url, timeout_s=30) as client:
             await asyncio.to_thread(paused.control.pause)
-            request = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=3)))
+            greedy = SamplingParams(max_new_tokens=3, temperature=0.0)
+            request = asyncio.create_task(client.generate(PROMPT, greedy))
             before = health_checks(paused)
             async with asyncio.timeout(60):
                 while health_checks(paused) < before + 3:

@@ -41,11 +41,11 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
             manager = RolloutManager(config, plugins, client, run_dir, tokenizer)
             await manager.start()
             try:
-                rank.sync_weights([engine_url], 1, "1")
+                rank.sync_weights([engine_url], None, 1, "1")
                 for number in range(config.num_rollout):
                     rollout = await manager.generate(number)
                     metrics.append(rank.train(rollout.batch))
-                    rank.sync_weights([engine_url], 1, str(number + 2))
+                    rank.sync_weights([engine_url], None, 1, str(number + 2))
                     manager.trained(number + 1)
             finally:
                 await manager.close()

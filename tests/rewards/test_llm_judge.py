@@ -97,10 +97,18 @@ def test_a_temporarily_unavailable_judge_is_retried() -> None:
     assert judged(answer)[0].value == 1.0
 
 
+def test_another_judge_does_not_get_the_key_of_the_runs_engines() -> None:
+    with serving(says("Score: 10")) as service:
+        reward = build("llm_judge", url=service.url, engine_url="http://engines", engine_key="opens-the-engines")
+        assert ask(reward, [make_sample()])[0].value == 1.0
+        assert "Authorization" not in service.headers[0]
+
+
 def test_without_a_url_the_runs_engines_judge() -> None:
     with serving(says("Score: 10")) as service:
-        reward = build("llm_judge", engine_url=service.url)
+        reward = build("llm_judge", engine_url=service.url, engine_key="opens-the-engines")
         assert ask(reward, [make_sample()])[0].value == 1.0
+        assert service.headers[0]["Authorization"] == "Bearer opens-the-engines"
     with pytest.raises(ConfigError, match="url is not set, and the run has no engines to use as judge"):
         build("llm_judge")
 

@@ -15,14 +15,16 @@ from slime.plugins.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
 
-def build(name: str, *, engine_url: str | None = None, **options: Any) -> Any:
+def build(name: str, *, engine_url: str | None = None, engine_key: str | None = None, **options: Any) -> Any:
     """One of slime's own rewards, with options as in a run."""
     import dataclasses
 
     component = _components()[f"rewards/{name}"]
     chosen, _ = checked_options(component, options)
     context = dataclasses.replace(
-        make_context(run_dir=Path(), config=object(), tokenizer=object()), engine_url=engine_url
+        make_context(run_dir=Path(), config=object(), tokenizer=object()),
+        engine_url=engine_url,
+        engine_key=engine_key,
     )
     return component.build(chosen, context)
 

@@ -41,6 +41,17 @@ RESERVED: dict[str, str] = {
     "use_ray": "slime starts the engines",
     "pp_size": "an engine of this release has one pipeline stage; use --rollout-num-gpus-per-engine",
     "config": "use the [sglang] table of the run file",
+    "api_key": "every run makes keys of its own for its engines; components get theirs as context.engine_key",
+    "admin_api_key": "every run makes keys of its own for its engines",
+    "tokenizer_worker_num": "SGLang checks the keys of a run only in a server with one tokenizer process",
+    **dict.fromkeys(
+        ("grpc_port", "grpc_mode", "smg_grpc_mode", "smg_http_sidecar_port", "encoder_only"),
+        "slime speaks to the engines over HTTP, and SGLang checks the keys of a run only there",
+    ),
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"),
+        "slime speaks to the engines over HTTP without TLS",
+    ),
 }
 
 

@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from slime.engine.keys import EngineKeys, bearer
 from slime.errors import DeadlineError, EngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
@@ -100,6 +101,7 @@ class HttpPolicyClient:
     def __init__(
         self,
         base_url: str,
+        keys: EngineKeys | None = None,
         *,
         timeout_s: float,
         concurrency: int = 1024,
@@ -109,10 +111,13 @@ class HttpPolicyClient:
 
         Args:
             base_url: Address of the router, or of one engine.
+            keys: Keys of the engines and the router; None if they have none.
             timeout_s: Seconds that one generation may take after it was sent.
             concurrency: Requests in flight at once; more wait here.
             vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
         """
+        self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
+        self._abort_headers = bearer(None if keys is None else keys.admin)
         self.connect(base_url)
         self._timeout_s = timeout_s
         self._concurrency = concurrency
@@ -171,7 +176,7 @@ class HttpPolicyClient:
         """
         self._check_tokens(tokens)
         body = _request_body(tokens, sampling, rid)
-        headers = _HEADERS if session is None else {**_HEADERS, _SESSION_HEADER: session}
+        headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
         name = rid or ""
         try:
             if rid is not None:
@@ -209,7 +214,8 @@ class HttpPolicyClient:
             async with at_once:
                 try:
                     async with asyncio.timeout(_ABORT_TIMEOUT_S):
-                        async with self._open_session().post(url, json={"rid": rid}) as response:
+                        message = self._open_session().post(url, json={"rid": rid}, headers=self._abort_headers)
+                        async with message as response:
                             await response.read()
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise EngineError(

@@ -11,15 +11,22 @@ import json
 import urllib.parse
 from typing import Any, Literal
 
+from slime.engine.keys import EngineKeys, bearer
 from slime.errors import DeadlineError, EngineError
 
 _EXCERPT = 500
 
 
 def call(
-    method: Literal["GET", "POST"], server: str, path: str, body: Any | None = None, *, timeout_s: float
+    method: Literal["GET", "POST"],
+    server: str,
+    path: str,
+    body: Any | None = None,
+    *,
+    timeout_s: float,
+    key: str | None = None,
 ) -> dict[str, Any]:
-    """One HTTP call to `server` (http://HOST:PORT) over a new connection.
+    """One HTTP call to `server` (http://HOST:PORT) over a new connection, with the server's `key` if it has one.
 
     Returns:
         The decoded answer; an empty dictionary if it is not a JSON object.
@@ -32,7 +39,7 @@ def call(
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        connection.request(method, path, payload, {"Content-Type": "application/json", **bearer(key)})
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except TimeoutError:
@@ -55,11 +62,12 @@ def call(
 class EngineControl:
     """Client of one engine. Every failure is an `EngineError` or `DeadlineError` that names the call."""
 
-    def __init__(self, url: str, *, tp_size: int = 1, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, keys: EngineKeys | None = None, *, tp_size: int = 1, timeout_s: float = 60.0) -> None:
         """Does not connect yet.
 
         Args:
             url: The engine's address, http://HOST:PORT.
+            keys: The engine's keys; None if it has none.
             tp_size: Tensor-parallel ranks of the engine.
             timeout_s: Time limit of calls that do not state one.
         """
@@ -68,6 +76,7 @@ class EngineControl:
             raise EngineError(f"engine URL {url!r}: expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.tp_size = tp_size
+        self._keys = keys
         self._timeout_s = timeout_s
 
     # --- state ---
@@ -168,4 +177,9 @@ class EngineControl:
     def _call(
         self, method: Literal["GET", "POST"], path: str, body: Any | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        return call(method, self.url, path, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        # What this class posts changes the engine or reads its weights; SGLang wants the admin key for all of it.
+        keys = self._keys
+        key = None if keys is None else keys.admin if method == "POST" else keys.api
+        return call(
+            method, self.url, path, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s, key=key
+        )

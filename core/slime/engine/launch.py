@@ -1,12 +1,13 @@
-"""The child processes: `python -m slime.engine.launch engine ARGUMENTS...` and `... router JSON`. Both end with their
-parent.
+"""The child processes: `python -m slime.engine.launch engine KEYS ARGUMENTS...` and `... router FIELDS`, where KEYS and
+FIELDS are descriptors of in-memory files with JSON. Both end with their parent.
 
 The engine is SGLang's server. With a GPU this is plain `sglang.launch_server`. On a CPU host (SGLang's own switch
 `SGLANG_USE_CPU_ENGINE=1`, set by `slime.engine.server`) it first makes SGLang importable and correct, and lets the
 server's processes be forked from this one, which has imported everything, instead of importing it again in each.
 
-The router gets the fields of sglang-router's `RouterArgs` as one JSON object, because its own command line does not
-offer all policies.
+An engine's keys are given to SGLang's own guard, but not to its `ServerArgs`, which it logs, dumps and answers to
+`/server_info`. The router gets the fields of sglang-router's `RouterArgs` as one JSON object, because its own command
+line does not offer all policies and would show the keys.
 """
 
 from __future__ import annotations
@@ -14,14 +15,24 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
+from slime.engine.control import call
+from slime.engine.keys import EngineKeys
+from slime.errors import SlimeError
 from slime.kit.processes import end_with_parent
+
+#: seconds in which the server must listen, and between two attempts
+_FREEZE_S = 10.0
+_FREEZE_RETRY_S = 0.1
 
 
 def prepare_cpu_host() -> Literal[True]:
@@ -61,8 +72,12 @@ def _fork_instead_of_spawn() -> None:
     multiprocessing.set_start_method = set_fork
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """Run SGLang's server until it ends, as `sglang.launch_server` does."""
+def serve(arguments: Sequence[str], keys: EngineKeys | None) -> None:
+    """Run SGLang's server until it ends, as `sglang.launch_server` does, for clients that present `keys`."""
+    # Its processes unpickle what arrives at their sockets in the temporary folder, which may be /tmp.
+    os.umask(0o077)
+    if keys is not None:
+        lock(keys)
     run_server = importlib.import_module("sglang.launch_server").run_server
     importlib.import_module("sglang.srt.plugins").load_plugins()
     server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args(list(arguments))
@@ -72,13 +87,46 @@ def serve(arguments: Sequence[str]) -> None:
         importlib.import_module("sglang.srt.utils").kill_process_tree(os.getpid(), include_parent=False)
 
 
-def serve_forked(prepared: Literal[True] | None, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+def lock(keys: EngineKeys) -> None:
+    """Make this process's server refuse requests without the right key, except for health and metrics."""
+    server: Any = importlib.import_module("sglang.srt.entrypoints.http_server")
+    auth = importlib.import_module("sglang.srt.utils.auth")
+    auth.add_api_key_middleware(server.app, api_key=keys.api, admin_api_key=keys.admin)
+    close_websockets(server.app)
+    # The one request that the server sends to itself.
+    server._freeze_gc_after_server_warmup = partial(_freeze_gc, keys)
+
+
+def close_websockets(app: Any) -> None:
+    """Remove what the guard does not guard: it looks at HTTP requests only."""
+    kind = importlib.import_module("starlette.routing").WebSocketRoute
+    app.router.routes[:] = [route for route in app.router.routes if not isinstance(route, kind)]
+
+
+def _freeze_gc(keys: EngineKeys, server_args: Any) -> None:
+    """What SGLang's function of this name does, with a key: keep what is in memory now out of garbage collections."""
+    deadline = time.monotonic() + _FREEZE_S
+    while True:
+        try:
+            call("POST", server_args.url(), "/freeze_gc", timeout_s=_FREEZE_S, key=keys.admin)
+            return
+        except SlimeError as error:  # it may not listen yet
+            if time.monotonic() > deadline:
+                logging.getLogger(__name__).warning("garbage collections stay slow: %s", error)
+                return
+        time.sleep(_FREEZE_RETRY_S)
+
+
+def serve_forked(
+    prepared: Literal[True] | None, arguments: Sequence[str], environment: Mapping[str, str], keys: EngineKeys | None
+) -> None:
     """In a process of an `engine_fork_server`: run SGLang's server with its own settings.
 
     Args:
         prepared: True if `prepare_cpu_host` succeeded before the fork.
         arguments: SGLang's command line.
         environment: Environment variables to set.
+        keys: What its clients must present.
     """
     os.environ.update(environment)
     if prepared is None:
@@ -86,12 +134,12 @@ def serve_forked(prepared: Literal[True] | None, arguments: Sequence[str], envir
     # Both were read before the fork.
     importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tempfile.tempdir = None
-    serve(arguments)
+    serve(arguments, keys)
 
 
-def route(fields: str) -> None:
+def route(fields: dict[str, Any]) -> None:
     """Run the stock router until it ends."""
-    router_args = importlib.import_module("sglang_router.router_args").RouterArgs(**json.loads(fields))
+    router_args = importlib.import_module("sglang_router.router_args").RouterArgs(**fields)
     # Not `sglang_router.launch_router`: that module imports SGLang (seconds) for a balancer not used here.
     importlib.import_module("sglang_router.router").Router.from_args(router_args).start()
 
@@ -99,13 +147,15 @@ def route(fields: str) -> None:
 def main() -> None:
     """Entry point of `python -m slime.engine.launch`."""
     end_with_parent()
-    role, *arguments = sys.argv[1:]
+    role, descriptor, *arguments = sys.argv[1:]
+    with open(int(descriptor), "rb") as file:
+        secret = json.load(file)
     if role == "router":
-        route(*arguments)
+        route(secret)
         return
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         prepare_cpu_host()
-    serve(arguments)
+    serve(arguments, None if secret is None else EngineKeys(**secret))
 
 
 if __name__ == "__main__":

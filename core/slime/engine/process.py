@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from slime.errors import DeadlineError, EngineError
-from slime.kit.processes import Child, describe_exit, kill_group
+from slime.kit.processes import Child, DirectChild, describe_exit, in_memory_file, kill_group
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
+
+
+def launch_child(
+    role: Literal["engine", "router"],
+    arguments: Sequence[str],
+    *,
+    secret: Any,
+    env: Mapping[str, str],
+    log_path: Path,
+) -> Child:
+    """Start `slime.engine.launch`.
+
+    Args:
+        role: What it becomes.
+        arguments: Words of its command line, which every user of the machine can read.
+        secret: A JSON value that only this user's processes can read: it travels in an in-memory file.
+        env: Its environment.
+        log_path: Where its output goes.
+    """
+    descriptor = in_memory_file(json.dumps(secret).encode())
+    try:
+        argv = [sys.executable, "-m", "slime.engine.launch", role, str(descriptor), *arguments]
+        return DirectChild(argv, env=env, log_path=log_path, pass_fds=[descriptor])
+    finally:
+        os.close(descriptor)
 
 
 class SupervisedProcess(ABC):

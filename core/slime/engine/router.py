@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slime.engine.control import call
+from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, free_port
-from slime.engine.process import SupervisedProcess
+from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import DeadlineError, EngineError
-from slime.kit.processes import Child, DirectChild
+from slime.kit.processes import Child
 
 #: No request may time out inside the router, which would send it again while the first engine still works on it. The
 #: client's deadline is the only one.
@@ -21,9 +20,15 @@ _REQUEST_TIMEOUT_S = 7 * 24 * 3600
 _CALL_TIMEOUT_S = 30.0
 
 
-def router_arguments(worker_urls: Sequence[str], host: str, port: int) -> dict[str, Any]:
+def router_arguments(worker_urls: Sequence[str], host: str, port: int, keys: EngineKeys | None) -> dict[str, Any]:
     """The fields of sglang-router's `RouterArgs` that differ from its defaults, with the reason for each."""
-    return {
+    locked: dict[str, Any] = {}
+    if keys is not None:
+        # It asks its clients for this key, and shows it to the engines.
+        locked["api_key"] = keys.api
+        # For the list of engines and everything else that is not a request to the model.
+        locked["control_plane_api_keys"] = [("slime", "slime", keys.admin, "admin")]
+    return locked | {
         "worker_urls": list(worker_urls),
         "host": host,
         "port": port,
@@ -64,12 +69,14 @@ class RouterServer(SupervisedProcess):
     def __init__(
         self,
         worker_urls: Sequence[str],
+        keys: EngineKeys | None = None,
         *,
         port: int = 0,
         log_path: Path,
         host: str = LOOPBACK,
     ) -> None:
         self._worker_urls = list(worker_urls)
+        self._keys = keys
         self._host = host
         self.port = port or free_port(host)
         self.url = f"http://{host}:{self.port}"
@@ -77,9 +84,8 @@ class RouterServer(SupervisedProcess):
 
     def launch(self) -> Child:
         """Start the process."""
-        arguments = router_arguments(self._worker_urls, self._host, self.port)
-        argv = [sys.executable, "-m", "slime.engine.launch", "router", json.dumps(arguments)]
-        return DirectChild(argv, env=os.environ, log_path=self.log_path)
+        arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys)
+        return launch_child("router", [], secret=arguments, env=os.environ, log_path=self.log_path)
 
     def is_ready(self) -> bool:
         """Whether it knows every engine, and all of them are healthy."""
@@ -91,5 +97,7 @@ class RouterServer(SupervisedProcess):
 
     def workers(self) -> list[dict[str, Any]]:
         """The engines it knows: `url`, `id`, `is_healthy`, `load` and more."""
-        workers: list[dict[str, Any]] = call("GET", self.url, "/workers", timeout_s=_CALL_TIMEOUT_S).get("workers", [])
+        key = None if self._keys is None else self._keys.admin
+        answer = call("GET", self.url, "/workers", timeout_s=_CALL_TIMEOUT_S, key=key)
+        workers: list[dict[str, Any]] = answer.get("workers", [])
         return workers

@@ -10,18 +10,18 @@ import contextlib
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from slime.engine.control import EngineControl
+from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, free_port
-from slime.engine.process import SupervisedProcess
+from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import EngineError, SlimeError
-from slime.kit.processes import Call, Child, DirectChild, ForkedChild, ForkServer, living_members
+from slime.kit.processes import Call, Child, ForkedChild, ForkServer, living_members
 
 #: on every kind of machine
 _ENVIRONMENT = {
@@ -31,6 +31,8 @@ _ENVIRONMENT = {
     # When a scheduler dies, end at once instead of examining it for five seconds.
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    # SGLang's other HTTP server, which knows nothing of the keys.
+    "SGLANG_RUST_SERVER": "0",
 }
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -66,6 +68,7 @@ class EngineSpec:
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
         random_seed: SGLang's seed.
         fork_server: Address of the host's `ForkServer`; CPU only.
+        keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
 
     model_path: str
@@ -77,6 +80,7 @@ class EngineSpec:
     extra_args: Sequence[str] = ()
     random_seed: int | None = None
     fork_server: Path | None = None
+    keys: EngineKeys | None = None
 
 
 def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
@@ -101,7 +105,7 @@ class EngineServer(SupervisedProcess):
         self.port = spec.port or free_port(spec.host)
         self.url = f"http://{spec.host}:{self.port}"
         super().__init__(f"the engine at {self.url}", spec.log_path)
-        self.control = EngineControl(self.url, tp_size=spec.tp_size)
+        self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self) -> Child:
@@ -114,10 +118,11 @@ class EngineServer(SupervisedProcess):
             self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-", ignore_cleanup_errors=True)
             environment = {"TMPDIR": self._scratch.name, **environment}
         if self.spec.fork_server is not None:
-            call = Call("slime.engine.launch:serve_forked", (arguments, environment))
+            call = Call("slime.engine.launch:serve_forked", (arguments, environment, self.spec.keys))
             return ForkedChild(self.spec.fork_server, call, log_path=self.log_path)
-        argv = [sys.executable, "-m", "slime.engine.launch", "engine", *arguments]
-        return DirectChild(argv, env={**os.environ, **environment}, log_path=self.log_path)
+        keys = None if self.spec.keys is None else asdict(self.spec.keys)
+        environment = {**os.environ, **environment}
+        return launch_child("engine", arguments, secret=keys, env=environment, log_path=self.log_path)
 
     def is_ready(self) -> bool:
         """Whether it answers requests."""

@@ -46,6 +46,7 @@ class ComponentBuilder:
     policy: AbortablePolicy | None
     #: address of the run's engines, for components that call them directly
     engine_url: str | None
+    engine_key: str | None = field(repr=False)
     slots: FairSlots
     #: checks training components more closely in the first rollouts
     passive: PassiveChecks
@@ -66,6 +67,7 @@ class ComponentBuilder:
             config=self.config,
             tokenizer=self.tokenizer,
             engine_url=self.engine_url,
+            engine_key=self.engine_key,
         )
         return resolved.build(context)
 
@@ -189,7 +191,7 @@ class ComponentBuilder:
             reward = self.in_loop[component.title] = self.make(resolved)
             return InLoopReward(reward, component.title, timeout_s)
         return IsolatedReward(
-            RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.plugins.given),
+            RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.engine_key, self.plugins.given),
             component.title,
             size=max(1, reward_workers(self.config) // isolated),
             timeout_s=timeout_s,

@@ -49,6 +49,7 @@ class RolloutManager:
         tokenizer: Any,
         *,
         engine_url: str | None = None,
+        engine_key: str | None = None,
         evaluates_only: bool = False,
     ) -> None:
         """Build the components and read the evaluation sets.
@@ -60,6 +61,7 @@ class RolloutManager:
             run_dir: Folder of the run, for the files of samples.
             tokenizer: Tokenizer of the model.
             engine_url: Address of the run's engines, for components that call them directly.
+            engine_key: What such components must present to them.
             evaluates_only: Build no data source; only `evaluate` will be called.
 
         Raises:
@@ -76,6 +78,7 @@ class RolloutManager:
             tokenizer,
             policy,
             engine_url,
+            engine_key,
             FairSlots(config.rollout.rollout_concurrency),
             PassiveChecks(0 if evaluates_only else config.rollout.passive_checks),
         )

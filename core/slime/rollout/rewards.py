@@ -14,7 +14,7 @@ import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -93,8 +93,9 @@ class RewardJob:
     config: RunConfig
     use: Use
     run_dir: Path
-    #: address of the run's engines
+    #: address of the run's engines, and what to present to them
     engine_url: str | None = None
+    engine_key: str | None = field(default=None, repr=False)
     #: the user's own functions, as found by the driver
     functions: tuple[LocalComponent, ...] = ()
 
@@ -115,6 +116,7 @@ class RewardJob:
             logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
             config=self.config,
             engine_url=self.engine_url,
+            engine_key=self.engine_key,
         )
         reward: RewardModel = resolved.build(context)
         return reward

@@ -9,6 +9,7 @@ from typing import Any
 
 from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
+from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
@@ -48,6 +49,7 @@ class Engines:
         self._config = config
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
+        self.keys = EngineKeys.random()
         #: URL of the router; None until the engines are started
         self.url: str | None = None
         #: URL of each engine, once all are ready
@@ -86,6 +88,7 @@ class Engines:
             extra_args=sglang_argv(self._config.sglang),
             random_seed=self._config.data.rollout_seed + index,
             fork_server=None if self._fork_server is None else self._fork_server.address,
+            keys=self.keys,
         )
 
     def wait_ready(self, watch: Watch) -> None:
@@ -95,7 +98,9 @@ class Engines:
             self.urls = self._workers.call("address", doing="starting the engines")
         except EngineError as error:
             raise EngineStartError(str(error)) from error
-        self._router = RouterServer(self.urls, port=self._port, host=self._host, log_path=self._log_dir / "router.log")
+        self._router = RouterServer(
+            self.urls, self.keys, port=self._port, host=self._host, log_path=self._log_dir / "router.log"
+        )
         self._router.start()
         self._router.wait_ready(self._config.cluster.startup_timeout_s)
 

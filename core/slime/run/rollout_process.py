@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
+from slime.engine.keys import EngineKeys
 from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
@@ -26,7 +27,12 @@ _IN_FLIGHT = 1.25
 
 
 async def build_rollout_process(
-    config: RunConfig, run_dir: Path, fingerprint: Fingerprint, engine_url: str | None, evaluates_only: bool
+    config: RunConfig,
+    run_dir: Path,
+    fingerprint: Fingerprint,
+    engine_url: str | None,
+    keys: EngineKeys,
+    evaluates_only: bool,
 ) -> RolloutProcess:
     """Load the tokenizer, build the components and start their worker processes.
 
@@ -35,6 +41,7 @@ async def build_rollout_process(
         run_dir: The run folder.
         fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
         engine_url: URL of the engines after `RolloutProcess.connect`; None if the run has none.
+        keys: Keys of the engines and the router.
         evaluates_only: Whether the run only evaluates, and needs no data source.
     """
     plugins = load_same_plugins(config, fingerprint)
@@ -44,6 +51,7 @@ async def build_rollout_process(
     if engine_url is not None:
         client = HttpPolicyClient(
             _NOT_CONNECTED,
+            keys,
             timeout_s=config.rollout.rollout_timeout_s,
             concurrency=config.rollout.rollout_concurrency,
             vocab_size=read_hf_config(model)["vocab_size"],
@@ -55,18 +63,22 @@ async def build_rollout_process(
         run_dir,
         tokenizer,
         engine_url=engine_url,
+        engine_key=keys.api,
         evaluates_only=evaluates_only,
     )
     await manager.start()
-    return RolloutProcess(manager, client)
+    return RolloutProcess(manager, client, keys)
 
 
 class RolloutProcess:
     """The object in the rollout process whose methods the driver calls."""
 
-    def __init__(self, manager: RolloutManager, client: HttpPolicyClient | None = None) -> None:
+    def __init__(
+        self, manager: RolloutManager, client: HttpPolicyClient | None = None, keys: EngineKeys | None = None
+    ) -> None:
         self.manager = manager
         self._client = client
+        self._keys = keys
         #: the rollout whose prompts were taken last
         self._taken: int | None = None
         self._turns = asyncio.Condition()
@@ -75,7 +87,8 @@ class RolloutProcess:
         """Connect to the engines at `engine_urls`, which are behind the router at `router_url`."""
         assert self._client is not None
         self._client.connect(router_url, engine_urls)
-        capacities = await asyncio.gather(*(asyncio.to_thread(EngineControl(url).capacity) for url in engine_urls))
+        engines = [EngineControl(url, self._keys) for url in engine_urls]
+        capacities = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in engines))
         self._client.limit(int(sum(capacities) * _IN_FLIGHT))
 
     async def progress(self) -> tuple[int, int]:

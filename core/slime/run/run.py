@@ -123,7 +123,7 @@ class Run:
             evaluates_only = "trainer" not in self._roles
             self._rollout.build(
                 "slime.run.rollout_process:build_rollout_process",
-                [(config, self._run_dir, fingerprint, self._engines.url, evaluates_only)],
+                [(config, self._run_dir, fingerprint, self._engines.url, self._engines.keys, evaluates_only)],
             )
         if ranks:
             self._trainer.start(self._placement.trainer)
@@ -280,6 +280,7 @@ class Run:
             self._trainer.call(
                 "sync_weights",
                 self._engines.urls,
+                self._engines.keys,
                 self._engines.tp_size,
                 version,
                 doing=f"syncing weights (version {version})",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slime.data import loss_weights
 from slime.engine.control import EngineControl
+from slime.engine.keys import EngineKeys
 from slime.errors import ConfigError, TrainerError
 from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
@@ -246,11 +247,12 @@ class MegatronRank:
         self.policy.finish_param_gather()
         return named_hf_tensors(self.policy.chunks, self._architecture)
 
-    def sync_weights(self, engine_urls: list[str], tp_size: int, version: str) -> None:
+    def sync_weights(self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str) -> None:
         """Bring the engines to the policy's weights: every rank gathers, rank 0 sends.
 
         Args:
             engine_urls: One URL for each engine.
+            keys: Keys of the engines; None if they have none.
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
         """
@@ -262,7 +264,7 @@ class MegatronRank:
             assert self._run_dir is not None
             self._transport = create_transport(
                 self.config.sync,
-                [EngineControl(url, tp_size=tp_size) for url in engine_urls],
+                [EngineControl(url, keys, tp_size=tp_size) for url in engine_urls],
                 hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
                 scratch=self._run_dir / "weights",
                 on_gpu=self.config.on_gpu,

@@ -27,19 +27,20 @@ class HttpService:
     not retried.
     """
 
-    def __init__(self, url: str, options: ServiceOptions) -> None:
+    def __init__(self, url: str, options: ServiceOptions, key: str | None = None) -> None:
         """Initialize.
 
         Args:
             url: The address to post to.
             options: Retries, deadline, and the name of the token's variable.
+            key: Sent as `Authorization: Bearer KEY`, unless the options name a token.
 
         Raises:
             ConfigError: The environment lacks the variable that `token_env` names.
         """
         self.url = url
         self._options = options
-        self._headers = {}
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         if options.token_env is not None:
             token = os.environ.get(options.token_env)
             if not token:

@@ -41,7 +41,8 @@ class LLMJudge:
         url = options.url or context.engine_url
         if url is None:
             raise ConfigError("url is not set, and the run has no engines to use as judge: set url")
-        self._service = HttpService(url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions", options)
+        key = context.engine_key if options.url is None else None
+        self._service = HttpService(url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions", options, key)
         self._template = _template(options)
         try:
             self._pattern = re.compile(options.pattern)

@@ -14,7 +14,7 @@ from slime.kit.processes.child import (
     kill_group,
     living_members,
 )
-from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
+from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer, in_memory_file
 from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 
 #: a process that leads its own process group, and dies when it is closed or its parent ends
@@ -33,6 +33,7 @@ __all__ = [
     "WorkerPool",
     "describe_exit",
     "end_with_parent",
+    "in_memory_file",
     "kill_group",
     "living_members",
 ]
