@@ -105,7 +105,7 @@ def _spec(role: Role, shape: Shape, found: Definition, function: LocalFunction) 
         required = found.signature is not None and "model_path" in found.signature.required
         options = RequiredModelOptions if required else ModelOptions
     # It may not be deterministic.
-    scope = "sample" if "sample" in shape.core else "group"
+    scope = "sample" if shape.core & {"sample", "solution_str"} else "group"
     return RewardSpec(options=options, scope=scope, deterministic=False, **common)  # type: ignore[arg-type]  # a dict of mixed values
 
 

@@ -151,6 +151,11 @@ def _explained(error: BaseException, where: str, *, by_path: bool) -> PluginLoad
             file = Path(*where.split(".")).with_suffix(".py")
             hint = f"Did you mean {file}:NAME?" if file.is_file() else "Write a file as FILE.py:NAME."
             return PluginNotFoundError(f"there is no module {where} on the path. {hint}")
+        if error.name.startswith("slime."):
+            return PluginLoadError(
+                f"{line} needs {error.name}, which this slime does not have. If it is THUDM's, docs/migrating.md says"
+                " what there is here"
+            )
         return PluginLoadError(
             f"{line} needs {error.name}, which is not installed. Install the package that provides it"
         )

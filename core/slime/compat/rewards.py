@@ -56,7 +56,7 @@ class PlainReward(_Reward):
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
-        return self._rewards(_plain(self._answers(samples)), len(samples))
+        return self._rewards(plain_answer(self._answers(samples)), len(samples))
 
 
 class AsyncReward(_Reward):
@@ -75,9 +75,9 @@ def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context)
         return list(await asyncio.gather(*(function(args=args, sample=sample) for sample in samples)))
 
     def one_by_one(samples: Sequence[Sample]) -> object:
-        return [_plain(function(args=args, sample=sample)) for sample in samples]
+        return [plain_answer(function(args=args, sample=sample)) for sample in samples]
 
-    reward_of = _reader(options, context)
+    reward_of = reader(options, context)
     return AsyncReward(together, reward_of) if function.is_async else PlainReward(one_by_one, reward_of)
 
 
@@ -88,7 +88,7 @@ def batch_reward(local: LocalFunction, options: ScoreOptions, context: Context) 
     def answers(samples: Sequence[Sample]) -> Any:
         return function(args=args, samples=list(samples))
 
-    return (AsyncReward if function.is_async else PlainReward)(answers, _reader(options, context))
+    return (AsyncReward if function.is_async else PlainReward)(answers, reader(options, context))
 
 
 def model_reward(
@@ -112,7 +112,7 @@ def model_reward(
     return (AsyncReward if compute.is_async else PlainReward)(answers, lambda answer: Reward(_number(answer)))
 
 
-def _reader(options: ScoreOptions, context: Context) -> Callable[[object], Reward]:
+def reader(options: ScoreOptions, context: Context) -> Callable[[object], Reward]:
     """Converts a number, or a dictionary with the reward under one key and its parts under the others."""
     run_key = None if context.config is None else context.config.reward.reward_key
     key = options.reward_key or run_key or "score"
@@ -153,7 +153,8 @@ def _as_many(answers: object, count: int) -> Sequence[object]:
     return listed
 
 
-def _plain(answer: object) -> object:
+def plain_answer(answer: object) -> object:
+    """What a plain function returned. Raises `PluginContractError` for an awaitable."""
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()

@@ -29,6 +29,8 @@ class Shape:
     constructor: frozenset[str]
     #: True: only `async def`; False: only `def`; None: either
     asynchronous: bool | None
+    #: whether it may have other parameters too: columns of the data set, which are known once there are samples
+    takes_columns: bool
 
     @classmethod
     def of(cls, text: str, adapter: str, core: str, extra: str = "") -> Shape:
@@ -50,6 +52,7 @@ class Shape:
             method=method[1] if method else "",
             constructor=named[0] | {"args"} if method else frozenset(),
             asynchronous=None if "[async]" in text else text.startswith("async"),
+            takes_columns="**columns" in text,
         )
 
     def misfit(self, found: Definition) -> str | None:
@@ -74,7 +77,7 @@ class Shape:
                 return f"it takes {len(called.required)} arguments, and slime passes {len(self.offers)}"
         elif missing := sorted(self.core - set(called.names)):
             return f"it has no parameter called {' or '.join(missing)}"
-        elif surplus := sorted(set(called.required) - self.offers):
+        elif not self.takes_columns and (surplus := sorted(set(called.required) - self.offers)):
             return f"slime has no value for the parameter {', '.join(surplus)}"
         if self.asynchronous is not None and called.is_async != self.asynchronous:
             return "it must be an `async def`" if self.asynchronous else "it must be a plain `def`"
@@ -121,6 +124,16 @@ _REWARD_MODEL = Shape.of(
     "prompts responses",
     "labels",
 )
+_REWARD_TRL = Shape.of(
+    "[async] (prompts, completions, completion_ids, **columns) -> list[float]",
+    "other_rewards:trl_reward",
+    "completions",
+)
+_REWARD_VERL = Shape.of(
+    "[async] (data_source, solution_str, ground_truth, extra_info) -> float | dict",
+    "other_rewards:verl_reward",
+    "solution_str",
+)
 _GENERATE_SEVERAL = Shape.of(
     "async (args, samples, evaluation=False) -> list[Sample]",
     "generators:LocalGenerator",
@@ -166,14 +179,14 @@ ROLES: Mapping[str, Role] = {
         Role(
             "reward",
             "reward",
-            (_REWARD_ONE, _REWARD_SEVERAL, _REWARD_MODEL),
-            (("reward_func", "CustomRewardModel"), ("batched_custom_rm",)),
+            (_REWARD_ONE, _REWARD_SEVERAL, _REWARD_MODEL, _REWARD_TRL, _REWARD_VERL),
+            (("reward_func", "CustomRewardModel"), ("batched_custom_rm",), ("compute_score",)),
             RewardSpec,
         ),
         Role(
             "group_reward",
             "reward of whole groups",
-            (_REWARD_SEVERAL, _REWARD_MODEL),
+            (_REWARD_SEVERAL, _REWARD_MODEL, _REWARD_TRL),
             (("batched_custom_rm",), ("CustomRewardModel",)),
             RewardSpec,
         ),

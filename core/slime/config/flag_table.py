@@ -14,13 +14,19 @@ from slime.config.megatron_options import megatron_flags
 from slime.config.options import ComponentChoice, Section
 from slime.config.run_config import SECTIONS
 from slime.config.sglang_options import sglang_flags
-from slime.config.values import Arity, type_of
+from slime.config.values import Arity, ValueType, type_of
 from slime.errors import did_you_mean
 from slime.plugins.kinds import SLOTS, slot_prefixes
+from slime.plugins.original_names import instead_of
 
 _OWN = "own"
 #: other spellings of own flags
-_ALIASES = {"rm-type": "reward", "strict-plugins": "plugins.strict"}
+_ALIASES = {
+    "rm-type": "reward",
+    "strict-plugins": "plugins.strict",
+    "tis-clip": "tis-threshold",
+    "tis-clip-low": "tis-threshold-low",
+}
 #: flags that this release recognises but does not implement: name -> (type, what it would do)
 _UNAVAILABLE: dict[str, tuple[Any, str]] = {
     "colocate": (
@@ -53,7 +59,16 @@ def find_flag(name: str) -> Flag | None:
             flag = replace(negated, on=not negated.on)
         if flag is not None and not flag.file_only:
             return flag
-    return None
+    return _original_flag(name)
+
+
+def _original_flag(name: str) -> Flag | None:
+    """A flag of the original slime that has no meaning here. Its refusal says what to do instead."""
+    instead = instead_of("flags", name) or instead_of("flags", name.removeprefix("no-"))
+    if instead is None:
+        return None
+    refusal = f"is a flag of THUDM's slime. Here: {instead}. (docs/migrating.md)"
+    return Flag(name, UNAVAILABLE, name.replace("-", "_"), ValueType(list[str], Arity.ANY), refusal=refusal)
 
 
 def find_key(target: str, key: str) -> Flag | None:

@@ -25,6 +25,7 @@ from slime.plugins.find import FoundPlugin, choose_plugins, find_plugins
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers, hook_of
+from slime.plugins.original_names import instead_of
 from slime.plugins.provenance import check_saved, digest_of, provenance_of
 from slime.plugins.reference import is_reference
 from slime.plugins.requirements import check_installed
@@ -104,6 +105,11 @@ class PluginSet:
                 return PluginNotFoundError(
                     f"{kind.title} {name} comes from {found.package}, which is installed but not loaded: {reason}."
                 )
+        instead = instead_of("rewards", name) if kind.name == "reward" else None
+        if instead is not None:
+            return PluginNotFoundError(
+                f"{kind.title} {name!r} is THUDM's slime's and not installed. Here: {instead}. (docs/migrating.md)"
+            )
         known = self.components(kind.name)
         names = [one.id if "/" in name else one.name for one in known]
         message = (

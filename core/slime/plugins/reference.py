@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from slime.errors import ConfigError, PluginLoadError
+from slime.plugins.original_names import instead_of
 from slime.raised import report
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[A-Za-z_]\w*))?", re.DOTALL)
@@ -55,6 +56,8 @@ class Reference:
         if match := _MODULE.fullmatch(text):
             return cls(None, match["module"], match["name"])
         hint = ""
+        if (instead := instead_of("paths", text.replace(":", "."))) is not None:
+            raise ConfigError(f"got {text!r}, a name of THUDM's slime. Here: {instead}. (docs/migrating.md)")
         if Path(f"{text}.py").is_file():
             hint = f" Did you mean {text}.py?"
         elif match := _DOTTED.fullmatch(text):
