@@ -171,6 +171,6 @@ def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
     assert config.world_size == 1
 
 
-@pytest.mark.parametrize("name", ["--wandb-project", "--use-wandb", "--wandb-group", "--hf", "--bogus", "--x"])
+@pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--comet-group", "--hf", "--bogus", "--x"])
 def test_nothing_is_suggested_for_a_flag_that_is_not_near_any(refused: Refused, name: str) -> None:
     assert refused(name, "1") == f"unknown flag {name}."
