@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from tests.cli.conftest import Slime, split
 
 from slime.config import RunConfig, config_from_toml
+from slime.config.run_config import SECTION_OF, SECTIONS
+from slime.config.run_file import PATHS, with_absolute_paths
 from slime.errors import EngineError
 
 
@@ -59,19 +62,44 @@ def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, l
 def test_the_saved_configuration_starts_the_same_run(train: Slime, slime: Slime, loop: Loop) -> None:
     assert train("--run-name", "run").code == 0
     saved = Path("outputs/run/config.toml")
-    assert config_from_toml(saved.read_text()) == loop.calls[0][0]
+    assert config_from_toml(saved.read_text()) == with_absolute_paths(loop.calls[0][0])
     assert slime("train", str(saved), "--run-name", "again").code == 0
     first, second = (config.model_dump(exclude={"run"}) for config, _, _ in loop.calls)
     assert first == second
 
 
+def test_the_saved_configuration_works_from_any_folder(
+    train: Slime, slime: Slime, loop: Loop, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = os.path.relpath(prompts)
+    held = ("--eval-prompt-data", "held", near, "--eval-interval", "1")
+    assert train("--run-name", "run", "--prompt-data", f"{near}@[0:4]=1", *held).code == 0
+    saved = tmp_path / "outputs" / "run" / "config.toml"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert slime("train", str(saved), "--run-name", "again").code == 0
+    assert loop.calls[1][1] == tmp_path / "outputs" / "again"
+    assert loop.calls[1][0].data.prompt_data == [f"{prompts}@[0:4]=1"]
+    assert loop.calls[1][0].evaluation.eval_prompt_data == [("held", str(prompts))]
+
+
+def test_every_option_that_names_a_path_is_made_absolute() -> None:
+    # Functions by path are made absolute where they are found, and a name is no path.
+    others = {"run_name", *(key for key in SECTION_OF if key.endswith("_path"))}
+    paths = {
+        (section, key)
+        for section, options in SECTIONS.items()
+        for key, field in options.model_fields.items()
+        if "check_path" in repr((field.annotation, field.metadata)) and key not in others and section != "evaluation"
+    }
+    assert paths == {(section, key) for section, keys in PATHS.items() for key in keys}
+
+
 def test_a_run_from_a_saved_configuration_saves_in_its_own_folder(train: Slime, slime: Slime, loop: Loop) -> None:
     assert train("--run-name", "run", "--save-interval", "5").code == 0
     assert slime("train", "outputs/run/config.toml", "--run-name", "again").code == 0
-    assert [config.checkpoint.save for config, _, _ in loop.calls] == [
-        "outputs/run/checkpoints",
-        "outputs/again/checkpoints",
-    ]
+    first, again = (Path(config.checkpoint.save) for config, _, _ in loop.calls)
+    assert (first, again) == (Path("outputs/run/checkpoints"), Path("outputs/again/checkpoints").absolute())
 
 
 def test_a_run_without_a_name_is_named_by_date_and_time(train: Slime, loop: Loop) -> None:

@@ -38,21 +38,27 @@ from slime.run.checkpoint import Checkpoint, read_checkpoint
 _USAGE = """\
 usage: slime eval [RUN.toml | CHECKPOINT | MODEL] [--flag value]...
 
-Score held-out prompts and print a table: mean reward, pass@k and 95% intervals of every evaluation set.
+Score held-out prompts and print a table: mean reward, pass@k and 95% intervals
+of every evaluation set.
 
-  RUN.toml              a run file: its evaluation sets, reward and --hf-checkpoint (with --load: that checkpoint)
-  CHECKPOINT            a folder of --save, or one checkpoint in it: the saved run's options and weights
+  RUN.toml              a run file: its evaluation sets, reward and
+                        --hf-checkpoint (with --load: that checkpoint)
+  CHECKPOINT            a folder of --save, or one checkpoint in it: the saved
+                        run's options and weights
   MODEL                 a Hugging Face model folder: --hf-checkpoint
 
-  --dry-run             check everything and print what would be evaluated; start nothing
+  --dry-run             check everything and print what would be evaluated;
+                        start nothing
   --help                this text
 
-The options are those of `slime train` (its --help lists them all); those about training are ignored. Engines start
-from a model folder. For a checkpoint, training ranks in the layout of its run first write such a folder, which is
+The options are those of `slime train` (its --help lists them all); those about
+training are ignored. Engines start from a model folder. For a checkpoint,
+training ranks in the layout of its run first write such a folder, which is
 removed at the end.
 
-Written to OUTPUT_DIR/RUN_NAME: results.json (every number), rollouts/eval_SET_N.jsonl (every sample; N: rollouts the
-weights were trained on), config.toml and logs/. Exit code: 0 evaluated, 1 failed, 2 bad input.
+Written to OUTPUT_DIR/RUN_NAME: results.json (every number),
+rollouts/eval_SET_N.jsonl (every sample; N: rollouts the weights were trained
+on), config.toml and logs/. Exit code: 0 evaluated, 1 failed, 2 bad input.
 """
 _DRY_RUN = "--dry-run"
 _HELP_SECTIONS = ("evaluation", "reward")

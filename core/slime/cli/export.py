@@ -17,14 +17,17 @@ usage: slime export CHECKPOINT DIR [--flag value]...
 
 Write the weights of a checkpoint as a complete Hugging Face model folder.
 
-  CHECKPOINT   a folder of --save (its newest checkpoint), or one checkpoint in it
+  CHECKPOINT   a folder of --save (its newest checkpoint), or one of its
+               checkpoints
   DIR          the model folder to write; must be new or empty
   --help       this text
 
-Training ranks in the layout of the checkpoint's run read and write the weights. Flags are those of `slime train` and
-override the run's: --hf-checkpoint MODEL if the original model has moved (its configuration and tokenizer are copied),
---device and the parallel layout for another machine. Logs go to OUTPUT_DIR/RUN_NAME (default: export_ with date and
-time). Exit code: 0 written, 1 failed, 2 bad input.
+Training ranks in the layout of the checkpoint's run read and write the weights.
+Flags are those of `slime train` and override the run's: --hf-checkpoint MODEL
+if the original model has moved (its configuration and tokenizer are copied),
+--device and the parallel layout for another machine. Logs go to
+OUTPUT_DIR/RUN_NAME (default: export_ with date and time). Exit code: 0 written,
+1 failed, 2 bad input.
 """
 
 

@@ -26,7 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _USAGE = """\
 usage: slime COMMAND ...
 
-Reinforcement-learning post-training for language models: Megatron-core and SGLang under Ray.
+Reinforcement-learning post-training for language models: Megatron-core and
+SGLang under Ray.
 
 commands:
 {commands}

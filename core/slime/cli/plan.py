@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slime.cli.preflight import Preflight
-from slime.cli.text_layout import count
+from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 
@@ -29,9 +29,10 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         "notes": notes,
     }
     lines = [
-        f"{'' if number else label:<13}{value}"
+        line
         for label, values in parts.items()
         for number, value in enumerate(values)
+        for line in hanging(f"{'' if number else label:<13}", str(value))
     ]
     return "\n".join(lines)
 

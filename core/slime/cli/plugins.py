@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,26 +21,34 @@ from slime.plugins.plugin_set import PluginSet, survey_plugins
 from slime.plugins.reference import is_reference
 
 _HELP = """\
-usage: slime plugins [OPTIONS]                   list every installed plugin
-       slime plugins show ID                     describe one component (NAME or PLUGIN/NAME), or all of a plugin
-       slime plugins check [ID...]               run the contract kit on installed components
-       slime plugins new KIND NAME [--into DIR]  write a new plugin package, with tests
+usage: slime plugins [OPTIONS]        list every installed plugin
+       slime plugins show ID          describe one component (NAME or
+                                      PLUGIN/NAME), or all of a plugin
+       slime plugins check [ID...]    run the contract kit on installed
+                                      components
+       slime plugins new KIND NAME [--into DIR]
+                                      write a new plugin package, with tests
 
-KIND is one of {kinds}.
+KIND is one of
+{kinds}.
 
 options of the list:
   --kind KIND       only plugins with components of one kind, and broken ones
   --json            print JSON
   --no-load         read metadata only; no plugin's code runs
   --check           exit with 1 if a plugin is broken or names clash
-  -v, --verbose     add modules, entry points, sources, and the tracebacks of broken plugins
+  -v, --verbose     add modules, entry points, sources, and the tracebacks of
+                    broken plugins
   --for RUN.toml [FLAGS...]
-                    only what `slime train RUN.toml FLAGS...` would use; exit with 1 if it cannot use some of it
-  --freeze          print pins of the installed plugin packages: versions, commits, hashes of the files
-  --compare FILE    compare with the output of --freeze; exit with 1 if something differs
+                    only what `slime train RUN.toml FLAGS...` would use; exit
+                    with 1 if it cannot use some of it
+  --freeze          print pins of the installed plugin packages: versions,
+                    commits, hashes of the files
+  --compare FILE    compare with the output of --freeze; exit with 1 if
+                    something differs
 
-show and check take --kind if components of two kinds have the same name. check exits with 1 if a component breaks a
-rule.
+show and check take --kind if components of two kinds have the same name. check
+exits with 1 if a component breaks a rule.
 """
 #: kinds as written on the command line
 _KIND_NAMES = [name.replace("_", "-") for name in KINDS]
@@ -59,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
             f" Commands: {', '.join(commands)}."
         )
     if {"-h", "--help"} & set(words):
-        print(_HELP.format(kinds=", ".join(_KIND_NAMES)), end="")
+        print(_HELP.format(kinds=textwrap.fill(", ".join(_KIND_NAMES), 66, break_on_hyphens=False)), end="")
         return 0
     return commands[command](words)
 

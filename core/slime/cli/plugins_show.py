@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 
 from pydantic.fields import FieldInfo
 
-from slime.cli.text_layout import table
+from slime.cli.text_layout import hanging, table
 from slime.config.values import describe
 from slime.plugins.component import LIMITED_KINDS, Component, Limits
 from slime.plugins.find import FoundPlugin
@@ -39,7 +39,7 @@ def component_text(component: Component) -> str:
     kind = KINDS[component.kind]
     prefix = f"--{kind.slots[-1].prefixes[0]}."
     parts = [f"{kind.title} {component.id}"]
-    parts += [f"  {spec.summary}"] if spec.summary else []
+    parts += hanging("  ", spec.summary) if spec.summary else []
     parts += ["", *_facts(component), "", "options", options_table(component, prefix)]
     return "\n".join(parts)
 
@@ -73,7 +73,7 @@ def _facts(component: Component) -> Iterator[str]:
     }
     for name, values in facts.items():
         for number, value in enumerate(values):
-            yield f"  {'' if number else name:<13}  {value}"
+            yield from hanging(f"  {'' if number else name:<13}  ", value)
 
 
 def _class_line(factory: str) -> list[str]:

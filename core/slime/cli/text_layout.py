@@ -6,22 +6,45 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-_WIDTH, _COLUMN = 112, 34
+#: width of help texts, which is that of the narrowest usual terminal; and the column of the explanations
+WIDTH, _COLUMN = 80, 30
 #: width of a pipe or a file, whose lines are not wrapped
 _UNLIMITED = 1_000_000
 
 
 def block(title: str, lines: Iterable[str]) -> str:
     """A title with lines below it."""
-    return "\n".join([title, *lines]) + "\n"
+    return "\n".join([*hanging("", title, WIDTH), *lines]) + "\n"
+
+
+def hanging(label: str, text: str, width: int | None = None) -> Iterator[str]:
+    """`label` and beside it `text`, wrapped at `width`; a word that is longer, such as a path, stays whole.
+
+    The default width is that of the terminal (or COLUMNS); in a pipe or a file nothing is wrapped.
+    """
+    room = terminal_width() if width is None else width
+    yield from textwrap.wrap(
+        f"{label}{text}",
+        room,
+        subsequent_indent=" " * max(len(label), len(text) - len(text.lstrip()) + 2 if not label else 0),
+        break_on_hyphens=False,
+        break_long_words=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    ) or [label.rstrip()]
+
+
+def terminal_width() -> int:
+    """The width of the terminal, or COLUMNS; unlimited in a pipe or a file."""
+    return shutil.get_terminal_size((_UNLIMITED, 0)).columns
 
 
 def entry(head: str, parts: Sequence[str], default: str) -> Iterator[str]:
     """`head`, with its explanation beside it, and its default in brackets unless it is empty, None, False or []."""
     shown = [*parts, *([f"[{default}]"] if default not in ("", "None", "False", "[]") else [])]
-    lines = textwrap.wrap(" ".join(shown), _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(" ".join(shown), WIDTH - _COLUMN, break_on_hyphens=False) or [""]
     if len(head) >= _COLUMN - 1:
-        yield head
+        yield from hanging("", head, WIDTH)
     else:
         yield head.ljust(_COLUMN) + lines.pop(0)
     for line in lines:
@@ -40,7 +63,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = ""
     )
     for row in rows:
         columns.add_row(*row)
-    width = shutil.get_terminal_size((_UNLIMITED, 0)).columns - len(indent)
+    width = terminal_width() - len(indent)
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as printed:
         console.print(columns)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from slime.cli.plan import plan_text
 from slime.cli.preflight import preflight
-from slime.cli.train_help import engine_help, train_help
+from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
-from slime.errors import ConfigError
+from slime.config.run_file import with_absolute_paths
+from slime.errors import ConfigError, DiskFullError, writing
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -30,6 +31,9 @@ def run(argv: Sequence[str]) -> int:
         if word in _HELP:
             target = _HELP[word]
             rest = [other for other in argv if other not in _HELP and other != _DRY_RUN]
+            if target is None and argv[0] == word and rest and not any(_chooses(other) for other in rest):
+                print(search_help(rest))
+                return 0
             print(train_help(rest) if target is None else engine_help(target))
             return 0
     started = time.localtime()
@@ -50,6 +54,11 @@ def run(argv: Sequence[str]) -> int:
     from slime import loop
 
     return loop.main(checked.config, checked.run_dir, checked.plugins)
+
+
+def _chooses(word: str) -> bool:
+    """Whether a word behind `--help` is a flag or a run file, which choose what the help shows."""
+    return word.startswith("-") or word.endswith(".toml") or Path(word).is_file()
 
 
 def name_run(config: RunConfig, default: str) -> RunConfig:
@@ -82,9 +91,13 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def make_run_folder(folder: Path, config: RunConfig) -> None:
-    """Make the run folder and write the resolved configuration to it."""
+    """Make the run folder and write the resolved configuration to it, which works from any folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        path = folder / "config.toml"
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(with_absolute_paths(config).to_toml(), encoding="utf-8")
+    except DiskFullError:
+        raise
     except OSError as error:
         raise ConfigError(f"the run folder {folder} cannot be written to: {error.strerror}") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slime.cli.plugins_show import options_table
-from slime.cli.text_layout import block, entry
+from slime.cli.text_layout import WIDTH, block, entry
 from slime.compat.functions import place_functions
 from slime.config import read_config
 from slime.config.flag_table import flags_of
@@ -15,7 +15,7 @@ from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity, ValueType
 from slime.errors import SlimeError
-from slime.plugins.kinds import SLOTS
+from slime.plugins.kinds import KINDS, SLOTS
 from slime.plugins.plugin_set import survey_plugins
 from slime.plugins.resolve import Use, components_used
 
@@ -25,18 +25,23 @@ if TYPE_CHECKING:
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...
 
-Train a model by reinforcement learning (or supervised, with --loss-type sft_loss). Every flag is also a key of the
-run file, in the table named in brackets; flags override the file.
+Train a model by reinforcement learning (or supervised, with --loss-type
+sft_loss). Every flag is also a key of the run file, in the table named in
+brackets; flags override the file.
 
   --dry-run             check everything and print the plan; start nothing
   --help                this text
+  --help WORD           the flags whose name or description has WORD, also of
+                        Megatron and SGLang
   --help-megatron       Megatron's options (native names; table [megatron])
-  --help-sglang         SGLang's server options (with the prefix --sglang-; table [sglang])
+  --help-sglang         SGLang's server options (with the prefix --sglang-;
+                        table [sglang])
 
-An option of a component is a flag that begins with its slot, or a key of the slot's table:
+An option of a component is a flag that begins with its slot, or a key of the
+slot's table:
 {slots}.
-The end of this text lists the options of the components that the other flags choose; `slime plugins` lists all
-installed components.
+The end of this text lists the options of the components that the other flags
+choose; `slime plugins` lists all installed components.
 A switch takes no value: --flag, --no-flag or --flag=false.
 """
 
@@ -44,7 +49,7 @@ A switch takes no value: --flag, --no-flag or --flag=false.
 def train_help(argv: Sequence[str] = ()) -> str:
     """The text of `slime train --help`; `argv` is the rest of the command line, which may choose components."""
     slots = ", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS)
-    blocks = [_USAGE.format(slots=textwrap.fill(slots, 112, break_on_hyphens=False))]
+    blocks = [_USAGE.format(slots=textwrap.fill(slots, WIDTH, break_on_hyphens=False))]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
         blocks.append(_flags_block(title, flags_of(section)))
@@ -59,6 +64,31 @@ def engine_help(target: str) -> str:
         SGLANG: "SGLang's server options, from the installed sglang. --sglang-no-NAME turns a switch off.",
     }[target]
     return _flags_block(title, flags_of(target))
+
+
+def search_help(words: Sequence[str]) -> str:
+    """Every flag whose name or description has all the `words`: of slime, Megatron and SGLang, and of components."""
+    wanted = [word.lower().lstrip("-").replace("_", "-") for word in words]
+
+    def found(*texts: str) -> bool:
+        text = " ".join(texts).lower().replace("_", "-")
+        return all(word in text for word in wanted)
+
+    blocks = []
+    for target in (*SECTIONS, MEGATRON, SGLANG):
+        if flags := [flag for flag in flags_of(target) if found(flag.spelled, flag.help)]:
+            blocks.append(_flags_block(f"[{target}]", flags))
+    components: list[str] = []
+    for component in survey_plugins().registered:
+        slot = KINDS[component.kind].slots[-1].prefixes[0]
+        for name, info in component.spec.options.model_fields.items():
+            flag, meaning = f"--{slot}.{name.replace('_', '-')}", info.description or ""
+            if found(flag, component.name, meaning):
+                components += entry(f"  {flag}", [meaning, f"({component.title})"], "")
+    if components:
+        blocks.append(block("options of components", components))
+    shown = " ".join(words)
+    return "\n".join(blocks) or f"no flag has {shown!r} in its name or description; slime train --help lists them\n"
 
 
 def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:

@@ -103,6 +103,10 @@ class RunOptions(Section):
     """Seed of initialization and of everything random in training."""
     log_samples_interval: int = Field(default=10, ge=0)
     """Print one question, answer and reward every N rollouts; 0: never."""
+    quiet: bool = False
+    """Print evaluations, warnings and the end of the run only."""
+    verbose: bool = False
+    """Print more: what slime logs about itself, and whole tracebacks."""
 
 
 class ClusterOptions(Section):

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime.config.flag_table import find_flag, find_key, flags_of, nearest_flag
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, UNAVAILABLE, Flag, Setting, Settings
-from slime.config.run_config import SECTIONS
+from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.values import Arity, check_path, unusable
 from slime.errors import ConfigError, did_you_mean
 from slime.plugins.kinds import SLOTS
@@ -112,3 +112,32 @@ def _store(settings: Settings, option: tuple[str, str], setting: Setting) -> Non
     first = settings.items.setdefault(option, setting)
     if first is not setting:
         settings.problems.append(f"{setting.where} sets the same option as {first.where}. Keep one of them")
+
+
+#: the options that name files or folders, by section; `evaluation` has some in lists
+PATHS: dict[str, tuple[str, ...]] = {
+    "run": ("output_dir",),
+    "data": ("prompt_data",),
+    "algorithm": ("critic_load",),
+    "checkpoint": ("hf_checkpoint", "initial_megatron_checkpoint", "ref_load", "save", "load", "save_hf"),
+}
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with the paths of its own options made absolute, so that it works from any folder."""
+    for section, keys in PATHS.items():
+        stated = {key: getattr(getattr(config, section), key) for key in keys}
+        config = config.with_options(section, **{key: _absolute(value) for key, value in stated.items() if value})
+    evaluation = config.evaluation
+    return config.with_options(
+        "evaluation",
+        eval_prompt_data=[(name, _absolute(path)) for name, path in evaluation.eval_prompt_data],
+        sets=[one.model_copy(update={"path": _absolute(one.path)}) for one in evaluation.sets],
+    )
+
+
+def _absolute(path: Any) -> Any:
+    """A path, or a list of paths; addresses such as `hf://NAME` stay as they are."""
+    if isinstance(path, list):
+        return [_absolute(one) for one in path]
+    return path if "://" in path else os.path.abspath(path)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from slime.errors import writing
 
 FILE_NAME = "metrics.jsonl"
 
@@ -64,13 +67,37 @@ class MetricsWriter:
         bad = [name for name, value in clean.items() if value is None]
         if bad:
             logger.warning("step %d: not finite, written as null: %s", step, ", ".join(bad))
-        row = {"step": step, "unix_time": round(time.time(), 3), **clean}
-        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-        self._file.flush()
+        self.append({"step": step, "unix_time": round(time.time(), 3), **clean})
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a complete row. Raises `DiskFullError`."""
+        with writing(self.path):
+            self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def earlier_metrics(checkpoint: Path, run_dir: Path, done: int) -> list[dict[str, Any]]:
+    """The rows of the run that saved a checkpoint after `done` rollouts, up to then: what comes before its curve.
+
+    None if the run in `run_dir` continues in the same folder, whose file has them, or has rows already.
+    """
+    saved = tomllib.loads((checkpoint / "config.toml").read_text(encoding="utf-8")).get("run", {})
+    folders = [Path(saved.get("output_dir", "outputs")) / str(saved.get("run_name", "")), checkpoint.parent.parent]
+    earlier = next((folder for folder in folders if (folder / FILE_NAME).is_file()), None)
+    if earlier is None or earlier.resolve() == run_dir.resolve() or (run_dir / FILE_NAME).stat().st_size:
+        return []
+    # The evaluation after the last of these rollouts has their number as its step.
+    rows = [row for row in read_metrics(earlier) if row["step"] <= done]
+    return [
+        row
+        if row["step"] < done
+        else {name: value for name, value in row.items() if name.startswith("eval/") or "/" not in name}
+        for row in rows
+    ]
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

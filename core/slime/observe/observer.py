@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,15 +13,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from slime.config.eval_sets import eval_sets
+from slime.errors import DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.observe.evaluation import write_results
+from slime.observe.log import last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
-from slime.observe.metrics import MetricsWriter, eval_set_names
+from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names
 from slime.observe.report import write_report
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 from slime.observe.trackers import TrackerThread, close_all
 from slime.plugin import Context
 from slime.plugins.resolve import Use, components_used
+from slime.raised import ONLY_IN_LOGS, Raised
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: seconds between two lines about a slow start, where there is no progress bar
+STILL_EVERY_S = 10.0
+_FILE_ONLY = {ONLY_IN_LOGS: True}
 #: metrics of the run as a whole, which have no prefix
 RUN_METRICS = frozenset(("weight_version",))
 
@@ -87,12 +94,16 @@ class RunObserver:
         self._run_dir = run_dir
         self._plugins = plugins
         last = config.rollout.num_rollout
-        self.terminal = Terminal(None if not last else last - 1, file=file)
+        self._log = start_log(run_dir, verbose=config.run.verbose)
+        self.terminal = Terminal(None if not last else last - 1, file=file, quiet=config.run.quiet)
+        #: the newest checkpoint that this run can be continued from, and its number of rollouts
+        self._saved: tuple[int, Path] | None = None
         self._broken: set[str] = set()
         self._metrics: MetricsWriter | None = None
         self._trackers: list[TrackerThread] = []
         self._memory = PeakMemory().start()
         self._started = time.monotonic()
+        self._waiting_for, self._told_at = "", self._started
         self._steps = 0
         self._overheads: list[float] = []
         if records:
@@ -112,6 +123,38 @@ class RunObserver:
         """Processes are being started, which takes seconds to minutes."""
         with self._sink("terminal"):
             self.terminal.say((f"starting {what}", "dim"))
+            self.terminal.progress(f"starting {what.partition(',')[0]}")
+
+    def still_starting(self, part: str) -> None:
+        """The run waits for a part to start: shows which, since when, and the last line of the newest log.
+
+        May be called often. Where there is no progress bar, a line is printed every `STILL_EVERY_S` seconds.
+        """
+        if part != self._waiting_for:
+            self._waiting_for, self._told_at = part, time.monotonic()
+        quiet_s = time.monotonic() - self._told_at
+        with self._sink("terminal"):
+            if self.terminal.live:
+                self.terminal.progress(f"starting {part}", note=last_log_line(self._run_dir / "logs"))
+            elif quiet_s >= STILL_EVERY_S:
+                self._told_at = time.monotonic()
+                last = last_log_line(self._run_dir / "logs")
+                self.terminal.say((f"  {self.seconds:.0f} s: starting {part}{f'; {last}' if last else ''}", "dim"))
+
+    def resumed(self, path: Path, done: int) -> None:
+        """The run continues from the checkpoint at `path`, saved after `done` rollouts."""
+        self._saved = done, path
+        with self._sink("terminal"):
+            self.terminal.say(
+                ("resumed ", "blue"), f"from {path}, after {done} rollouts: continues with rollout {done}"
+            )
+        with self._sink("metrics.jsonl"):
+            if self._metrics is not None:
+                for row in earlier_metrics(path, self._run_dir, done):
+                    step, numbers = row["step"], {name: n for name, n in row.items() if n is not None}
+                    self._metrics.append(row)
+                    for tracker in self._trackers:
+                        tracker.log(step, {n: v for n, v in numbers.items() if n not in ("step", "unix_time")})
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes have started."""
@@ -171,6 +214,7 @@ class RunObserver:
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is complete on disk."""
+        self._saved = step, path
         with self._sink("terminal"):
             self.terminal.say((f"checkpoint after {step} rollouts  ", "blue"), str(path))
         self._call_plugins("slime_checkpoint_saved", step=step, path=path)
@@ -182,6 +226,9 @@ class RunObserver:
 
     def run_finished(self, outcome: str) -> None:
         """The run ended: "finished", "interrupted" or "failed". Closes everything."""
+        error = sys.exception()
+        if isinstance(error, Exception):
+            logger.error("%s", error, exc_info=None if isinstance(error, SlimeError) else error, extra=_FILE_ONLY)
         self._call_plugins("slime_run_finished", run_dir=self._run_dir, outcome=outcome)
         failures = {} if self._plugins is None else self._plugins.observers.failures
         problems = [f"errors in {hook}() of plugin {plugin}: {times}" for (plugin, hook), times in failures.items()]
@@ -202,7 +249,18 @@ class RunObserver:
         with self._sink("terminal"):
             for problem in problems:
                 self.terminal.warn(printable(problem))
-            self.terminal.run_finished(self._run_dir, outcome, facts)
+            self.terminal.run_finished(self._run_dir, outcome, facts, self._advice(outcome))
+        self._log.close()
+
+    def _advice(self, outcome: str) -> list[str]:
+        """What is saved of a run that did not finish, and how to continue it."""
+        if outcome == "finished":
+            return []
+        if self._saved is None:
+            return ["nothing is saved that the run could continue from (--save, --save-interval)"]
+        done, path = self._saved
+        command = f"slime train {self._run_dir / 'config.toml'} --load {path.parent}"
+        return [f"saved: {done} rollouts, in {path}", f"continue with: {command}"]
 
     # --- sinks -------------------------------------------------------------------------------------
 
@@ -218,14 +276,25 @@ class RunObserver:
         """Log the first error of a sink; none of its errors reaches the run."""
         try:
             yield
-        except Exception as error:  # attributed to the sink
+        except Exception as error:  # noqa: BLE001 - attributed to the sink
             if name not in self._broken:
                 self._broken.add(name)
-                logger.warning("%s cannot be written: %s: %s", name, type(error).__name__, error, exc_info=True)
+                logger.warning("%s cannot be written; the run continues: %s", name, told(error, self._run_dir / name))
 
     def _call_plugins(self, hook: str, **arguments: object) -> None:
         if self._plugins is not None:
             self._plugins.observers.call(hook, **arguments)
+
+
+def told(error: Exception, path: Path) -> str:
+    """One line about what writing to `path` raised; a traceback goes to the log."""
+    if isinstance(error, DiskFullError):
+        return str(error)
+    if is_disk_full(error):
+        return disk_full(error, path)
+    raised = Raised.of(error)
+    raised.log(path.name)
+    return raised.error
 
 
 class EvaluationObserver(RunObserver):
@@ -247,6 +316,7 @@ class EvaluationObserver(RunObserver):
     ) -> None:
         self._memory.stop()
         self.terminal.hide_progress()
+        self._log.close()
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The processes have started; nothing is shown."""

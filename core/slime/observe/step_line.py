@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
@@ -14,6 +15,8 @@ LOGPROBGAP_WARNING = 0.05
 GAP = "  "
 #: the header is repeated after this many steps, so that it is never far away
 HEADER_EVERY = 25
+#: steps whose mean duration tells how long the rest takes
+RECENT = 20
 
 
 def number(value: float) -> str:
@@ -29,6 +32,17 @@ def number(value: float) -> str:
 def seconds(value: float) -> str:
     """Seconds with as many decimals as matter."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def duration(value: float) -> str:
+    """`45s`, `12m`, `3h05` or `2d03h`: at most five characters for less than 100 days."""
+    minutes = round(value / 60)
+    if value < 100:
+        return f"{value:.0f}s"
+    if minutes < 100:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
 
 
 def percent(value: float) -> str:
@@ -82,6 +96,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("gen s", "time/wait_rollout", "generate and score", show=seconds, width=6, rank=7, style="cyan"),
     Column("train s", "time/train", show=seconds, rank=7, style="cyan"),
     Column("sync s", "time/sync_weights", show=seconds, width=6, rank=7, style="cyan"),
+    Column("left", "time/left", "until the last step", show=duration, width=5, rank=3),
     Column("step s", "time/step", show=seconds, width=6, rank=1, style="bold cyan"),
     Column("kernel", "time/kernel_overhead", "neither engine nor trainer compute", show=percent, width=6, rank=8),
 )
@@ -109,13 +124,18 @@ class StepLine:
         self._shown: list[Column] = []
         self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
         self._steps = 0
+        #: seconds of the latest steps
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
     def _step_text(self, step: int) -> str:
         return str(step) if self._last_step is None else f"{step:>{len(str(self._last_step))}}/{self._last_step}"
 
     def lines(self, step: int, metrics: Mapping[str, float], width: int) -> Iterator[Text]:
         """The line of one step, below a header if one is due; a legend precedes the first header."""
+        metrics = {**metrics, **self._left(step, metrics)}
         present = [column for column in COLUMNS if column.metric in metrics]
+        if "rollout/reward_mean" not in metrics:  # supervised: the loss is what one looks at
+            present = [replace(c, rank=0, style="bold green") if c.metric == "train/loss" else c for c in present]
         if present != self._present or self._steps % HEADER_EVERY == 0:
             self._present = present
             chosen = fit([(column.rank, column.width) for column in present], width - self._step_width)
@@ -129,6 +149,13 @@ class StepLine:
         for column in self._shown:
             line.append(GAP).append_text(column.cell(metrics))
         yield line
+
+    def _left(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The seconds until the last step, if the latest steps tell."""
+        if (took := metrics.get("time/step")) is None or self._last_step is None:
+            return {}
+        self._recent.append(took)
+        return {"time/left": sum(self._recent) / len(self._recent) * max(0, self._last_step - step)}
 
     def _legend(self, width: int) -> list[Text]:
         """What the shown columns mean, wrapped at `width`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -16,25 +18,30 @@ from slime.observe.evaluation import eval_table
 from slime.observe.metrics import eval_set_names
 from slime.observe.samples import question_text
 from slime.observe.step_line import StepLine
+from slime.raised import ONLY_IN_LOGS
 from slime.types import Sample
+
+logger = logging.getLogger(__name__)
 
 #: width of the output, in characters, if it is not a terminal
 LOG_WIDTH = 140
+#: width of the progress bar
+BAR = 20
 #: at most this many lines of a question or answer are shown
 EXCERPT_LINES = 6
 
 #: what a run folder may hold, in the order it is listed
 CONTENTS: tuple[tuple[str, str], ...] = (
-    ("config.toml", "the resolved configuration, which `slime train` accepts as a run file"),
+    ("config.toml", "the whole configuration: slime train {folder}/config.toml"),
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
-    ("events.out.tfevents.*", "the same for TensorBoard: tensorboard --logdir {parent}"),
+    ("events.out.tfevents.*", "for TensorBoard: tensorboard --logdir {parent}"),
     ("reward_curve.png", "reward over the steps, held-out evaluations marked"),
     ("phases.png", "seconds of each step by phase"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),
     ("checkpoints", "saved states of the run"),
     ("hf", "the trained model in Hugging Face format"),
-    ("logs", "logs of engines and router"),
+    ("logs", "logs of all processes"),
 )
 
 
@@ -49,18 +56,29 @@ class Terminal:
     A terminal gets a progress bar and colours; a file or pipe gets plain lines without escape codes.
     """
 
-    def __init__(self, last_step: int | None = None, *, file: TextIO | None = None, width: int | None = None) -> None:
+    def __init__(
+        self,
+        last_step: int | None = None,
+        *,
+        file: TextIO | None = None,
+        width: int | None = None,
+        quiet: bool = False,
+    ) -> None:
         """Open the output.
 
         Args:
             last_step: Shown behind the step, as in `3/59`.
             file: Where the output goes instead of standard output.
             width: In characters, instead of the terminal's.
+            quiet: Show evaluations, warnings and the end only.
         """
+        self.quiet = quiet
         stream = sys.stdout if file is None else file
         self._console = Console(file=stream, highlight=False, width=width)
         if not self._console.is_terminal and width is None:
-            self._console = Console(file=stream, highlight=False, width=LOG_WIDTH)
+            columns = os.environ.get("COLUMNS", "")
+            width = int(columns) if columns.isdecimal() and int(columns) else LOG_WIDTH
+            self._console = Console(file=stream, highlight=False, width=width)
         self._line = StepLine(last_step)
         self._first_eval: dict[str, float] = {}
         self._progress: Progress | None = None
@@ -70,23 +88,23 @@ class Terminal:
         """Whether the output is a terminal that can show a progress bar."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
-    def say(self, *parts: str | tuple[str, str]) -> None:
-        """Print one line; each part is a text, or a text with its style."""
-        self._print(Text.assemble(*parts))
+    def say(self, *parts: str | tuple[str, str], always: bool = False) -> None:
+        """Print one line, unless the output is quiet; each part is a text, or a text with its style."""
+        self._print(Text.assemble(*parts), always=always)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.say((f"warning: {text}", "yellow"))
+        self.say((f"warning: {text}", "yellow"), always=True)
 
-    def progress(self, activity: str, done: int | None = None, total: int | None = None) -> None:
-        """Show what is being done, as a bar if `total` is known; only on a terminal."""
-        if not self.live:
+    def progress(self, activity: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
+        """Show what is being done, as a bar if `total` is known, and a `note`; only on a terminal."""
+        if not self.live or self.quiet:
             return
         if self._progress is None:
             self._progress = Progress(
                 SpinnerColumn("line"),
                 TextColumn("{task.description}", style="dim"),
-                BarColumn(bar_width=40),
+                BarColumn(bar_width=BAR),
                 TextColumn("{task.fields[count]}"),
                 TimeElapsedColumn(),
                 console=self._console,
@@ -94,7 +112,8 @@ class Terminal:
                 refresh_per_second=4,
             )
             self._progress.start()
-        counted = "" if total is None else f"{done}/{total}"
+        room = max(0, self._console.width - len(activity) - BAR - 16)
+        counted = note[:room] if total is None else f"{done}/{total}"
         for task in self._progress.tasks:
             if task.description != activity:
                 self._progress.remove_task(task.id)
@@ -122,7 +141,7 @@ class Terminal:
             because = f": {printable('; '.join(reasons))}" if reasons else ""
             self.warn(f"{what}: {lost} of {of} samples failed or were aborted{because}")
         for text in tracebacks:
-            self.say((printable(text), "yellow"))
+            self.say((printable(text), "yellow"), always=True)
 
     def examples(self, rollout: int, samples: Sequence[Sample]) -> None:
         """Show a question with its answers and their rewards."""
@@ -140,22 +159,24 @@ class Terminal:
     def eval_finished(self, what: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the results of an evaluation of `what`: a line for each evaluation set."""
         self.hide_progress()
-        self.say((f"eval {what}", "magenta"), (f"  {seconds:.1f} s", "dim"))
+        self.say((f"eval {what}", "magenta"), (f"  {seconds:.1f} s", "dim"), always=True)
         for line in eval_table(metrics, self._first_eval, self._console.width):
-            self._print(line)
+            self._print(line, always=True)
         for name in eval_set_names(metrics):
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
-    def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str]) -> None:
-        """Print how the run ended, where the run folder is and what is in it."""
+    def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str], advice: Sequence[str] = ()) -> None:
+        """Print how the run ended, `advice` on how to continue, where the run folder is and what is in it."""
         self.hide_progress()
         style = "bold green" if outcome == "finished" else "bold red"
-        self.say((outcome, style), (f"  {', '.join(facts)}" if facts else "", ""))
-        self.say("run folder ", (str(run_dir), "bold"))
+        self.say((outcome, style), (f"  {', '.join(facts)}" if facts else "", ""), always=True)
+        for line in advice:
+            self.say(line, always=True)
+        self.say("run folder ", (str(run_dir), "bold"), always=True)
         present = [(name, meaning) for name, meaning in CONTENTS if any(run_dir.glob(name))]
         for name, meaning in present:
             shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
-            self.say(f"  {shown:<22}", (meaning.format(parent=run_dir.parent), "dim"))
+            self.say(f"  {shown:<22}", (meaning.format(parent=run_dir.parent, folder=run_dir), "dim"))
 
     def _field(self, name: str, text: str, style: str) -> None:
         lines = printable(text).split("\n")
@@ -168,7 +189,10 @@ class Terminal:
         if len(lines) > len(shown):
             self.say((f"  {'':>8} │ … {len(lines) - len(shown)} more lines", "dim"))
 
-    def _print(self, text: Text) -> None:
+    def _print(self, text: Text, *, always: bool = False) -> None:
+        logger.info("%s", text.plain, extra={ONLY_IN_LOGS: True})
+        if self.quiet and not always:
+            return
         encoding = self._console.encoding
         try:
             text.plain.encode(encoding)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
-from slime.errors import DeadlineError, EngineError, PluginContractError, SlimeError
+from slime.errors import DeadlineError, EngineError, PluginContractError, SlimeError, writing
 from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
@@ -22,7 +22,7 @@ from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, Checkpo
 from slime.run.engines import Engines
 from slime.run.ray_session import Placement, place
 from slime.run.signals import uninterrupted
-from slime.run.workers import PendingCall, Workers
+from slime.run.workers import PendingCall, Watch, Workers
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -103,7 +103,9 @@ class Run:
         config, fingerprint = self.config, self._plugins.fingerprint()
         checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
         provenance = self._plugins.provenance(config)
-        (self._run_dir / "plugins.json").write_text(json.dumps(provenance, indent=1), encoding="utf-8")
+        path = self._run_dir / "plugins.json"
+        with writing(path):
+            path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
             self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
 
@@ -138,8 +140,8 @@ class Run:
 
     def _wait_started(self) -> None:
         if self._engines.url is not None:
-            self._engines.wait_ready(self._check_building)
-        self._rollout.wait_built()
+            self._engines.wait_ready(self._starting("engines"))
+        self._rollout.wait_built(self._starting("rollout process"))
         if self._engines.url is not None:
             self._rollout.call(
                 "connect",
@@ -148,7 +150,18 @@ class Run:
                 doing="connecting the rollout process to the engines",
                 timeout_s=self.config.cluster.startup_timeout_s,
             )
-        self._trainer.wait_built()
+        self._trainer.wait_built(self._starting("trainer"))
+
+    def _starting(self, part: str) -> Watch:
+        """What is checked and shown while the run waits for `part`."""
+
+        def watch() -> None:
+            self._check_building()
+            if self._engines.urls:
+                self._engines.check_alive()
+            self.observer.still_starting(part)
+
+        return watch
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         # Loaded on resume as well: they are the frozen reference if the checkpoint has none.
@@ -162,6 +175,7 @@ class Run:
         self._weight_version = checkpoint.weight_version
         self._trained_at = checkpoint.trained_at
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
+        self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
 
     def close(self, *, orderly: bool) -> None:
         """End every process of this run, even if ending one of them fails. Safe to call twice.

@@ -1,0 +1,71 @@
+"""`logs/driver.log`, what the driver says with the time of each line, and the last lines of other logs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from slime.errors import without_escapes
+from slime.raised import LOG_FORMAT, ONLY_IN_LOGS
+
+FILE_NAME = "driver.log"
+#: bytes at the end of a log in which its last line is looked for
+_TAIL_BYTES = 4096
+_TIME = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[ T][\d:.,]+[^\s\]]*[\])]?\s*")
+
+
+class DriverLog(logging.FileHandler):
+    """Writes what slime logs, and what the terminal shows, to a file. A full disk loses lines, not the run."""
+
+    def __init__(self, path: Path, *, verbose: bool) -> None:
+        """Begin to write; `verbose` shows whole tracebacks on the terminal as well."""
+        super().__init__(path, delay=True, encoding="utf-8", errors="replace")
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._logger = logging.getLogger("slime")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+        self._shown: logging.Handler | None = None
+        if verbose:
+            self._shown = logging.StreamHandler()
+            self._shown.setFormatter(logging.Formatter("slime: %(levelname)s: %(message)s"))
+            self._shown.addFilter(_shown_if_verbose)
+            self._logger.addHandler(self._shown)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Lose the line."""
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._logger.removeHandler(self)
+        if self._shown is not None:
+            self._logger.removeHandler(self._shown)
+        self._logger.setLevel(self._level)
+        super().close()
+
+
+def _shown_if_verbose(record: logging.LogRecord) -> bool:
+    """Whether a record is shown with --verbose alone: not the warnings and lines that are shown anyway."""
+    by_terminal = record.name == "slime.observe.terminal"
+    return not by_terminal and (record.levelno < logging.WARNING or getattr(record, ONLY_IN_LOGS, False))
+
+
+def start_log(run_dir: Path, *, verbose: bool) -> DriverLog:
+    """Begin the log of a run."""
+    path = run_dir / "logs" / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return DriverLog(path, verbose=verbose)
+
+
+def last_log_line(folder: Path) -> str:
+    """`engine-0: Load weight end`: the last line of the log that was written to last, without its time."""
+    logs = [(one.stat().st_mtime, one) for one in folder.glob("*.log") if one.name != FILE_NAME]
+    for _, path in sorted(logs, reverse=True):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = without_escapes(file.read().decode("utf-8", "replace"))
+        lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+        if lines:
+            return f"{path.stem}: {_TIME.sub('', lines[-1].strip())}"
+    return ""
