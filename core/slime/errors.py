@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -147,26 +148,33 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 # --- full disks ------------------------------------------------------------------------------------
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """In the body `path` is written: a full disk becomes a `DiskFullError` with the file and the free bytes."""
     try:
         yield
-    except OSError as error:
-        if not is_disk_full(error):
+    except DiskFullError:
+        raise
+    except Exception as error:
+        # Libraries such as safetensors raise their own error with the system's text.
+        if not is_disk_full(error) and not any(os.strerror(number) in str(error) for number in _FULL):
             raise
         raise DiskFullError(disk_full(error, path)) from None
 
 
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
     """Whether an error says that there is no space left, or none of the quota."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
-def disk_full(error: OSError, path: Path | None = None) -> str:
+def disk_full(error: Exception, path: Path | None = None) -> str:
     """The message about a full disk, in one line. Without `path`, that of the error, if it has one."""
-    file = path if path is not None else None if error.filename is None else Path(str(error.filename))
-    what = "the quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+    named = getattr(error, "filename", None)
+    file = path if path is not None else None if named is None else Path(str(named))
+    what = "the quota is used up" if os.strerror(errno.EDQUOT) in str(error) else "the disk is full"
     if file is None:
         return f"{what}: {one_line(error)}"
     folder = next((parent for parent in file.absolute().parents if parent.is_dir()), Path("/"))

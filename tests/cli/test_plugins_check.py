@@ -56,7 +56,7 @@ def test_without_ids_all_components_and_broken_plugins_are_checked(
     assert run(["check", "--kind", "reward"]) == 1
     out = capsys.readouterr().out
     assert "ok      reward math/boxed" in out
-    assert "broken  plugin bad (slime-reward-bad 0.3.1) is broken: ModuleNotFoundError" in out
+    assert "broken  plugin bad (slime-reward-bad 0.3.1) is broken: " in out and "ModuleNotFoundError" in out
 
 
 def test_a_component_of_a_broken_plugin_is_refused(install_reward: Any) -> None:

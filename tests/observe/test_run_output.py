@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,23 @@ def test_samples_on_a_full_disk_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "000001.partial").symlink_to("/dev/full")
     with pytest.raises(DiskFullError, match=rf"^the disk is full: {tmp_path}/000001.jsonl cannot be written; .* free"):
         write_whole(tmp_path / "000001.jsonl", json.dumps({"a": 1}).encode())
+
+
+EXPORT_ON_A_FULL_DISK = """
+import sys
+from pathlib import Path
+import torch
+from slime.weights.hf_save import _write_file
+_write_file(Path(sys.argv[1]) / "model.safetensors", {"weight": torch.zeros(100_000)})
+"""
+
+
+def test_an_export_to_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    run = (
+        f"mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec {sys.executable} -c '{EXPORT_ON_A_FULL_DISK}' {tmp_path}"
+    )
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", run], capture_output=True, text=True, timeout=100, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"this machine mounts no file system for a user: {done.stderr}")
+    full = rf"the disk is full: {tmp_path}/model.safetensors cannot be written; [\d,]+ bytes are free in {tmp_path}"
+    assert re.search(rf"DiskFullError: {full}$", done.stderr.strip())

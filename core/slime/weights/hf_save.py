@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, writing
 from slime.weights.families import architecture
 from slime.weights.families.hf_config import HFConfig, read_hf_config
 from slime.weights.mapping import first_names
@@ -85,7 +85,8 @@ def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        with writing(path):
+            save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be written: {error}.") from error
 
