@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.support.scoring import health
@@ -25,9 +24,8 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 class Spinning:
     """Computes in a separate task until the test has seen the report, or until `end` if the test fails."""
 
-    def __init__(self, note: Path) -> None:
-        self.note = note
-        self.seen: list[str] = []
+    def __init__(self) -> None:
+        self.told: list[str | None] = []
 
     async def generate(
         self,
@@ -41,20 +39,19 @@ class Spinning:
 
     async def spin(self) -> None:
         end = time.monotonic() + 20
-        while not self.seen and time.monotonic() < end:
-            if self.note.exists():
-                self.seen.append(self.note.read_text(encoding="utf-8"))
+        while not self.told and time.monotonic() < end:
+            pass
 
 
 @pytest.mark.timeout(60)
 def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    generator = Spinning(tmp_path / "stalled.txt")
+    generator = Spinning()
 
     async def main() -> list[Sample]:
         boundary = SampleGenerator(generator, health("generator spinning", "generator"), timeout_s=60, concurrency=4)
-        watch = StallWatch({"generator spinning": generator}, stall_s=0.3, note=generator.note)
+        watch = StallWatch({"generator spinning": generator}, stall_s=0.3, tell=generator.told.append)
         watch.start()
         try:
             return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchContext(None, SAMPLING, 42))
@@ -62,7 +59,8 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
             watch.close()
 
     assert [sample.status for sample in asyncio.run(main())] == [Status.COMPLETED]
-    [note] = generator.seen
+    note = generator.told[0]
+    assert note is not None
     assert re.match(r"generator spinning has not returned for \d+ s, at \S+test_stall\.py:\d+ in Spinning\.spin$", note)
     assert "generator spinning has not returned" in caplog.text and "in spin" in caplog.text  # the stack
 
@@ -85,31 +83,31 @@ def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptur
 
 
 @pytest.mark.timeout(60)
-def test_the_note_names_a_filter_while_it_blocks_the_loop(tmp_path: Path) -> None:
-    note, seen = tmp_path / "stalled.txt", list[str]()
+def test_a_filter_that_blocks_the_loop_is_named_until_it_returns() -> None:
+    told: list[str | None] = []
 
     class Slow:
         def select(self, buffer: Sequence[Group], want: int) -> Selection:
             end = time.monotonic() + 10
-            while not seen and time.monotonic() < end:
+            while not told and time.monotonic() < end:
                 time.sleep(0.01)
-                seen.extend([note.read_text(encoding="utf-8")] if note.exists() else [])
             return Selection(list(range(len(buffer)))[:want])
 
     async def main() -> None:
-        watch = StallWatch({}, stall_s=0.2, note=note)
+        watch = StallWatch({}, stall_s=0.2, tell=told.append)
         watch.start()
         GroupFilter(Slow(), "buffer filter p/slow").select([], 0)
         end = time.monotonic() + 10
-        while note.exists() and time.monotonic() < end:
+        while len(told) < 2 and time.monotonic() < end:
             await asyncio.sleep(0.01)
         watch.close()
 
     asyncio.run(main())
+    first, last = told
+    assert first is not None and last is None
     assert re.match(
-        r"buffer filter p/slow has not returned for \d+ s, at \S+test_stall\.py:\d+ in .*Slow\.select", seen[0]
+        r"buffer filter p/slow has not returned for \d+ s, at \S+test_stall\.py:\d+ in .*Slow\.select", first
     )
-    assert not note.exists()
 
 
 def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:

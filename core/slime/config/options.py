@@ -132,6 +132,8 @@ class ClusterOptions(Section):
     """Time limit for starting engines and ranks, in seconds."""
     step_timeout_s: Seconds = 3600.0
     """Time limit for one phase of a step, in seconds."""
+    hang_timeout_s: Seconds = 20.0
+    """Seconds without a sign of life after which a process of the run counts as hung."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
     """Timeout of collective operations between ranks, in minutes."""
     threads_per_rank: Count | None = None

@@ -12,6 +12,7 @@ line does not offer all policies and would show the keys.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -29,6 +30,7 @@ from slime.engine.control import call
 from slime.engine.keys import EngineKeys
 from slime.errors import SlimeError
 from slime.kit.processes import end_with_parent
+from slime.kit.processes.pulse import STACK_SIGNAL
 
 #: seconds in which the server must listen, and between two attempts
 _FREEZE_S = 10.0
@@ -74,6 +76,7 @@ def _fork_instead_of_spawn() -> None:
 
 def serve(arguments: Sequence[str], keys: EngineKeys | None) -> None:
     """Run SGLang's server until it ends, as `sglang.launch_server` does, for clients that present `keys`."""
+    faulthandler.register(STACK_SIGNAL, all_threads=True)  # forked processes inherit it
     # Its processes unpickle what arrives at their sockets in the temporary folder, which may be /tmp.
     os.umask(0o077)
     if keys is not None:

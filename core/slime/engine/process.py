@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,8 +114,8 @@ class SupervisedProcess(ABC):
         assert self._ended_at is not None
         return f"{self.name} {how} after {self._ended_at - self._started_at:.0f} s. {self._log_excerpt()}"
 
-    def wait_ready(self, timeout_s: float) -> None:
-        """Return once the process is ready.
+    def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
+        """Return once the process is ready. `watch` is called meanwhile, and may raise.
 
         Raises:
             EngineError: If it ends first, with its last log lines.
@@ -129,6 +129,8 @@ class SupervisedProcess(ABC):
                 return
             if time.monotonic() > deadline:
                 raise DeadlineError(f"{self.name} was not ready after {timeout_s:.0f} s. {self._log_excerpt()}")
+            if watch is not None:
+                watch()
             time.sleep(_POLL_S)
 
     def log_tail(self, lines: int = 20) -> str:

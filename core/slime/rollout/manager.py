@@ -23,7 +23,7 @@ from slime.rollout.failures import PassiveChecks, common_reasons
 from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import Rollout, oldest_weights, rollout_metrics
-from slime.rollout.stall import STALL_NOTE, StallWatch
+from slime.rollout.stall import StallWatch
 from slime.rollout.tasks import all_or_first_error
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RolloutManager:
         if not evaluates_only:
             self._prepare_training()
         self._evaluation = self._build.evaluation(self._pipeline)
-        self._stall_watch = StallWatch(self._build.in_loop, note=run_dir / STALL_NOTE)
+        self._stall_watch = StallWatch(self._build.in_loop, stall_s=config.cluster.hang_timeout_s)
 
     def _prepare_training(self) -> None:
         build, rollout = self._build, self._config.rollout

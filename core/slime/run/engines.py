@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from slime.config import RunConfig
@@ -13,26 +16,49 @@ from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
-from slime.errors import EngineError, EngineStartError
+from slime.errors import EngineError, EngineStartError, SlimeError
 from slime.kit.processes import ForkServer
+from slime.kit.processes.pulse import PULSE
+from slime.run.host_watch import Part
+from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
+
+#: seconds between two questions to a server
+ASK_S = 2.0
 
 
 class EngineProcess(EngineServer):
     """An engine that ends with the worker process that started it."""
 
-    def __init__(self, spec: EngineSpec, reachable: bool, timeout_s: float) -> None:
+    def __init__(self, index: int, spec: EngineSpec, reachable: bool, timeout_s: float) -> None:
         """Start the server and wait until it answers, for at most `timeout_s`.
 
         `reachable`: listen on this node's address, for a router on another node, instead of loopback.
         """
         super().__init__(replace(spec, host=node_address()) if reachable else spec)
+        self._title = f"engine {index}"
+        PULSE.each_beat(self._tell_group)
         try:
             self.start()
             self.wait_ready(timeout_s)
+            for sign, question in (("server_at", self.control.health), ("scheduler_at", self.control.server_info)):
+                Thread(target=self._ask, args=(sign, question), name=f"slime-{sign}", daemon=True).start()
         except BaseException:
             self.stop()
             raise
+
+    def _tell_group(self) -> None:
+        """Say which processes belong to the engine."""
+        if (pid := self.pid) is not None:
+            PULSE.say(engine={"name": self._title, "group": pid, "log": str(self.log_path)})
+
+    def _ask(self, sign: str, question: Callable[[], object]) -> None:
+        """Ask the server again and again, and say when it last answered. Ends with the process."""
+        while True:
+            with suppress(SlimeError):  # it has ended, or is slow: the watch decides
+                question()
+                PULSE.say(**{sign: time.monotonic()})
+            time.sleep(ASK_S)
 
     def address(self) -> str:
         """URL of the server."""
@@ -44,9 +70,10 @@ class EngineProcess(EngineServer):
 class Engines:
     """All engines and the router. Owned by the driver."""
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        """Describe the engines; `start` starts them."""
+    def __init__(self, config: RunConfig, run_dir: Path, watch: RunWatch) -> None:
+        """Describe the engines; `start` starts them, and `watch` gets their processes."""
         self._config = config
+        self._watch = watch
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
         self.keys = EngineKeys.random()
@@ -56,7 +83,9 @@ class Engines:
         self.urls: list[str] = []
         self.tp_size = config.cluster.rollout_num_gpus_per_engine
         self._log_dir = run_dir / "logs"
-        self._workers = Workers(config, "engines", self._log_dir / "engine-{index}-actor.log")
+        self._workers = Workers(
+            config, "engines", self._log_dir / "engine-{index}-actor.log", enlist=watch.enlist("engine")
+        )
         self._fork_server: ForkServer | None = None
         self._router: RouterServer | None = None
         self._failures: PendingCall | None = None
@@ -70,7 +99,7 @@ class Engines:
             self._fork_server.start()
         self._workers.start(placement)
         timeout_s = self._config.cluster.startup_timeout_s
-        engines = [(self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
+        engines = [(index, self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
         self._workers.build("slime.run.engines:EngineProcess", engines, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
@@ -102,7 +131,9 @@ class Engines:
             self.urls, self.keys, port=self._port, host=self._host, log_path=self._log_dir / "router.log"
         )
         self._router.start()
-        self._router.wait_ready(self._config.cluster.startup_timeout_s)
+        if self._router.pid is not None:
+            self._watch.add(Part("the router", "router", self._router.pid, self._router.log_path, supervised=True))
+        self._router.wait_ready(self._config.cluster.startup_timeout_s, watch)
 
     def check_alive(self) -> None:
         """Raise `EngineError` if an engine or the router has ended.

@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
-from slime.errors import DeadlineError, EngineError, PluginContractError, SlimeError, writing
+from slime.errors import EngineError, PluginContractError, SlimeError, writing
 from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
-from slime.rollout.stall import STALL_NOTE
 from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, CheckpointWriter, read_checkpoint
 from slime.run.engines import Engines
 from slime.run.ray_session import Placement, place
 from slime.run.signals import uninterrupted
+from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers
 
 Role = Literal["trainer", "engines", "rollout"]
@@ -62,10 +62,21 @@ class Run:
         if not plugins.find("generator", config.generator_name).spec.needs_engine:
             self._roles.discard("engines")
         self._placement: Placement | None = None
-        self._engines = Engines(config, run_dir)
-        logs, watch = run_dir / "logs", self._engines.check_alive
-        self._trainer = Workers(config, "trainer", logs / "trainer-{index}.log", watch=watch)
-        self._rollout = Workers(config, "rollout process", logs / "rollout.log", watch=watch, asynchronous=True)
+        self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
+        self._engines = Engines(config, run_dir, watch)
+        watch.supervise(self._engines.check_alive)
+        logs = run_dir / "logs"
+        self._trainer = Workers(
+            config, "trainer", logs / "trainer-{index}.log", watch=watch, enlist=watch.enlist("trainer")
+        )
+        self._rollout = Workers(
+            config,
+            "rollout process",
+            logs / "rollout.log",
+            watch=watch,
+            enlist=watch.enlist("rollout"),
+            asynchronous=True,
+        )
         self._writer: CheckpointWriter | None = None
         self._weight_version = 0
         self._rollouts_trained = 0
@@ -84,8 +95,8 @@ class Run:
     def __enter__(self) -> Run:
         try:
             self._start()
-        except BaseException:
-            self.close(orderly=False)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -94,7 +105,7 @@ class Run:
     ) -> None:
         try:
             if isinstance(error, SlimeError):
-                self._blame_dead_engine(error)
+                self._blame_first_cause(error)
         finally:
             self.close(orderly=error is None)
 
@@ -117,6 +128,7 @@ class Run:
             f"{ranks} trainer rank(s)": ranks > 0,
         }
         self.observer.starting(", ".join(part for part, present in parts.items() if present))
+        self._watch.add_ray()
         self._placement = place(config, ranks=ranks, num_engines=num_engines)
         if num_engines:
             self._engines.start(self._placement.engines)
@@ -157,8 +169,6 @@ class Run:
 
         def watch() -> None:
             self._check_building()
-            if self._engines.urls:
-                self._engines.check_alive()
             self.observer.still_starting(part)
 
         return watch
@@ -186,6 +196,7 @@ class Run:
             orderly: Whether the trainer's ranks may leave their process groups together; not after an error.
         """
         with uninterrupted(), ExitStack() as last_to_first:
+            self._watch.close()
             if self._placement is not None:
                 last_to_first.callback(self._placement.release)
                 self._placement = None
@@ -196,24 +207,28 @@ class Run:
     # --- supervision -----------------------------------------------------------------------------
 
     def _check_building(self) -> None:
-        """Raise the error of a trainer or rollout process that failed while the engines start."""
+        """Raise the error of a trainer or rollout process that failed, or hangs, while the engines start."""
+        self._watch()
         self._trainer.check_building()
         self._rollout.check_building()
 
-    def _blame_dead_engine(self, error: SlimeError) -> None:
-        """If an engine has died, raise that instead of the error that it caused elsewhere."""
-        try:
-            failures = self._engines.failures()
-        except SlimeError:
-            return  # the engines' processes do not answer either, so the original error is more useful
-        if failures and failures[0] not in str(error):
-            raise EngineError("\n".join(failures)) from error
+    def _blame_first_cause(self, error: SlimeError) -> None:
+        """If a part of the run has ended or hangs, raise that instead of the error that it caused elsewhere."""
+        cause = self._watch.explain()
+        if cause is None:
+            try:
+                failures = self._engines.failures()
+            except SlimeError:
+                return  # the engines' processes do not answer either, so the original error is more useful
+            cause = EngineError("\n".join(failures)) if failures else None
+        if cause is not None and str(cause).partition("\n")[0] not in str(error):
+            raise cause from error
 
     def _wait_rollout(self, pending: PendingCall, activity: str) -> Any:
         """Wait for the rollout process, showing its progress."""
 
         def watch() -> None:
-            self._engines.check_alive()
+            self._watch()
             if self._asked_progress is not None and self._asked_progress.finished:
                 [(done, total)] = self._asked_progress.wait()
                 self._asked_progress = None
@@ -221,13 +236,7 @@ class Run:
             if self._asked_progress is None:
                 self._asked_progress = self._rollout.begin("progress", doing=pending.doing)
 
-        try:
-            [result] = replace(pending, watch=watch).wait()
-        except DeadlineError as error:
-            note = self._run_dir / STALL_NOTE
-            if not note.is_file():
-                raise
-            raise DeadlineError(f"{error} {note.read_text(encoding='utf-8')}.") from None
+        [result] = replace(pending, watch=watch).wait()
         return result
 
     @contextmanager
@@ -290,7 +299,7 @@ class Run:
         self._weight_version += 1
         self._trained_at[self._weight_version] = self._rollouts_trained
         version = str(self._weight_version)
-        with self._timed("time/sync_weights"):
+        with self._timed("time/sync_weights"), self._watch.during_sync():
             self._trainer.call(
                 "sync_weights",
                 self._engines.urls,

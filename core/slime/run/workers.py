@@ -32,21 +32,32 @@ from slime.errors import (
     disk_full,
     is_disk_full,
 )
+from slime.kit.processes.pulse import PULSE
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.raised import LOG_FORMAT, Raised, log_of_this_process
 
 #: called about every `TICK_S` seconds during a wait; raises to end it, for example if an engine has died
 Watch = Callable[[], None]
 
+#: called with a process's index, its log file, and the reference to the answer of its `Worker.identify`
+Enlist = Callable[[int, Path, Any], None]
+
 TICK_S = 0.25
+#: seconds that the other processes have to fail too when one fails with an error that may come from losing them
+OTHERS_S = 2.0
 
 
 class Worker:
     """One process: redirects its output to a log file, builds an object and calls its methods."""
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, hang_s: float) -> None:
         redirect_output(log_path)
+        self._page = PULSE.start(hang_s)
         self._object: Any = None
+
+    def identify(self) -> tuple[int, int, str]:
+        """This process's id, the descriptor of its pulse's page, and Ray's id of its node."""
+        return os.getpid(), self._page, ray.get_runtime_context().get_node_id()
 
     def free_address(self) -> tuple[str, int]:
         """This node's address and a free port on it."""
@@ -128,9 +139,10 @@ class PendingCall:
         return len(self.returned()) == len(self.refs)
 
     def check(self) -> None:
-        """Raise the error of a worker that has already failed; never blocks."""
-        for ref in self.returned():
-            self._result(ref)
+        """Raise the error of a worker that has already failed."""
+        returned = self.returned()
+        if errors := self._errors(returned):
+            raise self._first_cause(errors, [ref for ref in self.refs if ref not in returned])
 
     def returned(self) -> list[Any]:
         """References to the results so far; never blocks."""
@@ -151,8 +163,8 @@ class PendingCall:
         pending = list(self.refs)
         while pending:
             returned, pending = ray.wait(pending, num_returns=len(pending), timeout=TICK_S if self.watch else 1.0)
-            for ref in returned:
-                self._result(ref)
+            if errors := self._errors(returned):
+                raise self._first_cause(errors, pending)
             if pending and self.watch is not None:
                 self.watch()
             if pending and time.monotonic() > deadline:
@@ -161,6 +173,29 @@ class PendingCall:
                     f"{self.timeout_s:.0f} s. Their logs are under logs/ in the run folder."
                 )
         return [self._result(ref) for ref in self.refs]
+
+    def _errors(self, returned: Sequence[Any]) -> list[SlimeError]:
+        errors = []
+        for ref in returned:
+            try:
+                self._result(ref)
+            except SlimeError as error:
+                errors.append(error)
+        return errors
+
+    def _first_cause(self, errors: list[SlimeError], pending: list[Any]) -> SlimeError:
+        """The error that caused the others.
+
+        A process that fails or dies breaks its neighbours' connections, and their errors may arrive first: bare
+        exceptions of the communication library. What a process raised on purpose, and a death, come before those.
+        """
+        deadline = time.monotonic() + OTHERS_S
+        while all(type(error) is UnexpectedError for error in errors) and pending and time.monotonic() < deadline:
+            returned, pending = ray.wait(pending, num_returns=len(pending), timeout=TICK_S)
+            errors += self._errors(returned)
+            if self.watch is not None:
+                self.watch()
+        return next((error for error in errors if type(error) is not UnexpectedError), errors[0])
 
     def _result(self, ref: Any) -> Any:
         try:
@@ -171,7 +206,7 @@ class PendingCall:
                 raise UnexpectedError(f"{self.doing}: {cause}") from None
             if isinstance(cause, SlimeError):
                 raise cause from None
-            raise SlimeError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
+            raise UnexpectedError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
         except RayActorError as error:
             # The first line says what Ray noticed; the last one has the exception if the process failed at its start.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -191,6 +226,7 @@ class Workers:
         log_path: Path,
         *,
         watch: Watch | None = None,
+        enlist: Enlist | None = None,
         asynchronous: bool = False,
     ) -> None:
         """Describe the processes, which `start` starts. If it is not called, there are none, and calls do nothing.
@@ -200,12 +236,14 @@ class Workers:
             role: How messages name the processes.
             log_path: Where they write their output; `{index}` in the name stands for the process's index.
             watch: Called regularly during a wait.
+            enlist: Called for each process that is started, so that it is watched.
             asynchronous: Calls run side by side in an event loop, instead of one after the other.
         """
         self._config = config
         self._role = role
         self._log_path = log_path
         self._watch = watch
+        self._enlist = enlist
         self._actor_class = AsyncWorker if asynchronous else Worker
         self._actors: list[Any] = []
         self._building = PendingCall([], "", 0.0)
@@ -215,7 +253,9 @@ class Workers:
         actor = ray.remote(self._actor_class)
         for index, options in enumerate(placement):
             log_path = self._log_path.with_name(self._log_path.name.format(index=index))
-            self._actors.append(actor.options(**options).remote(log_path))
+            self._actors.append(actor.options(**options).remote(log_path, self._config.cluster.hang_timeout_s))
+            if self._enlist is not None:
+                self._enlist(index, log_path, self._actors[-1].identify.remote())
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""

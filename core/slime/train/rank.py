@@ -15,6 +15,7 @@ from slime.data import loss_weights
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import ConfigError, TrainerError
+from slime.kit.processes.pulse import PULSE
 from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import advantage_metrics, check_agreement, check_finite, estimate, required, whiten
@@ -204,7 +205,8 @@ class MegatronRank:
             if self._estimator_needs_kl and ref is not None and old is not None:
                 kl = [kl_per_token(a, b, algorithm.kl_reward_type) for a, b in zip(old, ref, strict=True)]
             passive = self._rollouts_seen < self.config.rollout.passive_checks
-            estimated = estimate(self._estimator, batch, kl, values, passive=passive)
+            with PULSE.inside(f"estimator {self.config.algorithm.advantage_estimator}"):
+                estimated = estimate(self._estimator, batch, kl, values, passive=passive)
             advantages = estimated.advantages
             if algorithm.normalize_advantages:
                 advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])

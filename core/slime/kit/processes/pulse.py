@@ -1,0 +1,170 @@
+"""What a process says about itself to those who watch it: a page of memory that a thread of its own renews.
+
+A watcher on the same machine reads the page as `/proc/PID/fd/N`, even while the process is stopped or native code keeps
+its interpreter busy. Nothing is on disk, so a full disk stops no pulse, and nothing is left when the process ends.
+
+A beat that stays away is not yet a hang: on a busy machine the thread may wait for its turn. `idle_too_long` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+#: seconds between two beats
+BEAT_S = 0.5
+#: makes a process write the stacks of all its threads to its log
+STACK_SIGNAL = signal.SIGUSR2
+#: share of a time limit that a process must have computed, or slept through, before it counts as hung: a process that
+#: merely waits for a turn on a busy machine does neither
+_COMPUTED_SHARE = 0.25
+_PAGE = 4096
+
+
+def idle_too_long(silent_s: float, computed_s: float, state: str, limit_s: float) -> bool:
+    """Whether something that should have been heard of `silent_s` ago hangs.
+
+    Args:
+        silent_s: Seconds since its last sign of life.
+        computed_s: Seconds of processor time that it has used since.
+        state: Its state in `/proc/PID/stat`: S sleeps, D waits for a disk, R computes or waits for a processor.
+        limit_s: Seconds that it may be silent.
+    """
+    return silent_s >= limit_s and (state == "S" or computed_s >= _COMPUTED_SHARE * limit_s)
+
+
+class ThreadClock:
+    """How long one thread of this process has been silent."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        """`thread` must be running; its last sign of life is now."""
+        assert thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(thread.ident)
+        self._stat = f"/proc/self/task/{thread.native_id}/stat"
+        self.alive()
+
+    def alive(self) -> None:
+        """Record a sign of life."""
+        self.at, self._computed = time.monotonic(), time.clock_gettime(self._clock)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self.at
+
+    def hangs(self, limit_s: float) -> bool:
+        """Whether the thread hangs: see `idle_too_long`."""
+        if self.silent_s < limit_s:
+            return False
+        state = Path(self._stat).read_text().rpartition(")")[2].split()[0]
+        return idle_too_long(self.silent_s, time.clock_gettime(self._clock) - self._computed, state, limit_s)
+
+
+class Pulse:
+    """This process's page."""
+
+    def __init__(self) -> None:
+        """Nothing beats, and nobody reads the page, before `start`."""
+        self._fields: dict[str, Any] = {}
+        self._page: int | None = None
+        self._each_beat: list[Callable[[], None]] = []
+        #: the call of a component: its name, its thread, and a clock that started with the call
+        self._inside: tuple[str, int, ThreadClock] | None = None
+
+    def start(self, stall_s: float) -> int:
+        """Begin to beat, and answer `STACK_SIGNAL`.
+
+        Args:
+            stall_s: Seconds that one call of a component may take: see `inside`.
+
+        Returns:
+            The page's descriptor.
+        """
+        faulthandler.register(STACK_SIGNAL, all_threads=True)
+        self._page = os.memfd_create("slime-pulse")
+        self._stall_s = stall_s
+        self._write()
+        threading.Thread(target=self._beat, name="slime-pulse", daemon=True).start()
+        return self._page
+
+    def say(self, **fields: Any) -> None:
+        """Set fields of the page, from the next beat on."""
+        self._fields = {**self._fields, **fields}
+
+    def each_beat(self, action: Callable[[], None]) -> None:
+        """Call `action` before every beat."""
+        self._each_beat.append(action)
+
+    @contextlib.contextmanager
+    def inside(self, component_name: str) -> Iterator[None]:
+        """Mark a call of a component by this thread; if it does not return, the page says so as `stalled`."""
+        self._inside = component_name, threading.get_ident(), ThreadClock(threading.current_thread())
+        try:
+            yield
+        finally:
+            self._inside = None
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            for action in self._each_beat:
+                action()
+            self._look_inside()
+            self._write()
+
+    def _look_inside(self) -> None:
+        inside = self._inside
+        if inside is None:
+            return
+        name, thread, clock = inside
+        frame = sys._current_frames().get(thread)
+        if clock.hangs(self._stall_s) and frame is not None and self._inside is inside:
+            self.say(stalled=f"{name} has not returned for {clock.silent_s:.0f} s, at {position(frame)}")
+
+    def _write(self) -> None:
+        assert self._page is not None
+        text = json.dumps({"beat": time.monotonic(), **self._fields})
+        os.pwrite(self._page, text.ljust(_PAGE).encode(), 0)
+
+
+#: the page of this process
+PULSE = Pulse()
+
+
+def read_pulse(pid: int, page: int) -> dict[str, Any] | None:
+    """What a process of this machine says; None if it has ended, or is just writing."""
+    try:
+        with Path(f"/proc/{pid}/fd/{page}").open("rb") as file:
+            said: dict[str, Any] = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return said
+
+
+def position(frame: FrameType) -> str:
+    """`FILE:LINE in FUNCTION` of the innermost code that is not the standard library's."""
+    outside = (caller for caller in callers(frame) if package_of(caller) not in sys.stdlib_module_names)
+    caller = next(outside, frame)
+    return f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}"
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def package_of(frame: FrameType) -> str:
+    """The top-level package of a frame's code."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

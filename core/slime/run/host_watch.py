@@ -1,0 +1,297 @@
+"""The processes of a run on one machine: which of them have ended, are stopped, or hang.
+
+What counts as hung must not hit a process that is merely slow: one that computes for minutes in native code, compiles,
+loads a model, or waits for its turn on a busy machine. So:
+
+- A process that is stopped (SIGSTOP) does nothing by definition.
+- A Python process whose pulse stays away hangs if it has computed meanwhile, in code that keeps all other threads from
+  running, or if all its threads sleep. Native code that lets other threads run does not stop the pulse.
+- A component that blocks the event loop, or an estimator that does not return, is reported by its own process.
+- An engine whose HTTP server does not answer hangs by the same rule as a pulse. If only its scheduler does not answer,
+  it hangs if it does not compute.
+
+Suspicion is counted in small steps between looks. If this process itself was stopped or busy, or the machine slept, the
+gap counts as one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+
+from slime.kit.processes import living_members
+from slime.kit.processes.pulse import STACK_SIGNAL, idle_too_long, read_pulse
+
+#: seconds that a process may be stopped. A debugger, or a person, may stop one for a moment.
+STOPPED_S = 10.0
+#: a scheduler that uses more of a processor than this computes; an idle or stuck one uses less
+_BUSY_SHARE = 0.05
+#: the longest gap between two looks that counts in full
+_GAP_S = 2.0
+#: seconds that a process gets to write its stacks
+_STACK_S = 1.0
+_ENDED = "has ended: it crashed, or was killed by a person or by the kernel for lack of memory"
+_STACK_LINES = 12
+#: innermost frames of threads that have nothing to do
+_WAITS_FOR_WORK = re.compile(r"/(threading|selectors|queue|pulse|concurrent/futures/thread|ray/_private/worker)\.py\"")
+_TAIL_LINES = 20
+_TAIL_BYTES = 64 * 1024
+
+Kind = Literal["trainer", "engine", "router", "rollout", "ray"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the run."""
+
+    #: for messages: "trainer rank 1"
+    name: str
+    kind: Kind
+    pid: int
+    log: Path | None = None
+    #: the descriptor of its pulse's page, if it has one
+    pulse: int | None = None
+    #: a supervisor reports its end, with its exit status
+    supervised: bool = False
+    #: of the processes of an engine: their process group, which is the id of the HTTP server
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A process that has ended or hangs."""
+
+    part: Part
+    kind: Literal["ended", "stopped", "hung"]
+    #: what is the matter: "has ended"
+    what: str
+
+    def describe(self) -> str:
+        """The whole message: the process, what is the matter, its stack if it hangs, and its last log lines."""
+        part = self.part
+        lines = [f"{part.name} (pid {part.pid} on {os.uname().nodename}) {self.what}."]
+        if self.kind == "hung" and (stack := stack_of(part)):
+            lines.append(f"Where it is (all threads: {part.log}):\n{stack}")
+        lines.append(log_excerpt(part.log))
+        return "\n".join(lines).rstrip()
+
+
+@dataclass
+class _Record:
+    """What has been seen of one process so far."""
+
+    part: Part
+    #: None: it had ended before it was looked at
+    process: psutil.Process | None
+    stopped_s: float = 0.0
+    #: per sign of life (field of the pulse): its latest value, seconds since, and the processor time at that moment
+    signs: dict[str, tuple[Any, float, float]] = field(default_factory=dict)
+
+
+class HostWatch:
+    """Looks at the processes of one machine."""
+
+    def __init__(self, hang_s: float) -> None:
+        """`hang_s`: seconds without a sign of life after which a process counts as hung."""
+        self._hang_s = hang_s
+        self._records: dict[int, _Record] = {}
+        self._looked_at = time.monotonic()
+
+    def add(self, part: Part) -> None:
+        """Watch one more process. If it has ended already, the next `look` says so."""
+        if part.pid in self._records:
+            return
+        try:
+            self._records[part.pid] = _Record(part, psutil.Process(part.pid))
+        except psutil.NoSuchProcess:
+            self._records[part.pid] = _Record(part, None)
+
+    def look(self, *, syncing: bool = False, at_once: bool = False) -> list[Trouble]:
+        """What is wrong now.
+
+        Args:
+            syncing: Weights are being sent. Meanwhile a scheduler waits for the trainer, and answers nobody.
+            at_once: Report a stopped process at once, because something has failed already.
+        """
+        now = time.monotonic()
+        passed_s, self._looked_at = min(now - self._looked_at, _GAP_S), now
+        troubles = []
+        for record in list(self._records.values()):
+            if (trouble := self._look_at(record, passed_s, syncing, at_once)) is not None:
+                troubles.append(trouble)
+        return troubles
+
+    def _look_at(self, record: _Record, passed_s: float, syncing: bool, at_once: bool) -> Trouble | None:
+        part = record.part
+        try:
+            state, computed_s = _state_of(record.process)
+        except (psutil.Error, OSError):
+            state, computed_s = "X", 0.0
+        if state in "ZX":
+            return None if part.supervised or self._ended_with_server(part) else Trouble(part, "ended", _ENDED)
+        if state in "Tt":
+            record.stopped_s += passed_s
+            if at_once or record.stopped_s >= min(STOPPED_S, self._hang_s):
+                return Trouble(part, "stopped", "is stopped (SIGSTOP; SIGCONT would continue it)")
+            return None
+        record.stopped_s = 0.0
+        said = None if part.pulse is None else read_pulse(part.pid, part.pulse)
+        if said is None:
+            return None
+        if (engine := said.get("engine")) is not None:
+            self._add_engine(engine)
+        if (stalled := said.get("stalled")) is not None:
+            return Trouble(part, "hung", f"hangs: {stalled}")
+        if self._silent(record, "beat", said["beat"], passed_s, computed_s, state):
+            what = f"hangs: none of its Python code has run for {record.signs['beat'][1]:.0f} s"
+            return Trouble(part, "hung", what)
+        return None if engine is None else self._judge_engine(engine, said, passed_s, syncing)
+
+    def _silent(self, record: _Record, sign: str, value: Any, passed_s: float, computed_s: float, state: str) -> bool:
+        """Whether one sign of life has stayed away for too long."""
+        known, silent_s, computed_then = record.signs.get(sign, (None, 0.0, 0.0))
+        if value != known:
+            record.signs[sign] = value, 0.0, computed_s
+            return False
+        record.signs[sign] = value, silent_s + passed_s, computed_then
+        return idle_too_long(silent_s + passed_s, computed_s - computed_then, state, self._hang_s)
+
+    # --- engines: their processes are the children of one that is watched -------------------------
+
+    def _add_engine(self, engine: dict[str, Any]) -> None:
+        """Watch the processes of an engine: the HTTP server and those that SGLang names."""
+        group = engine["group"]
+        for pid in living_members(group):
+            role = "HTTP server" if pid == group else _sglang_role(pid)
+            if role is not None and pid not in self._records:
+                name, log = f"{engine['name']}'s {role}", Path(engine["log"])
+                self.add(Part(name, "engine", pid, log, supervised=pid == group, group=group))
+
+    def _ended_with_server(self, part: Part) -> bool:
+        """Whether the HTTP server of this process's engine has ended too, which the engine's supervisor reports."""
+        server = None if part.group is None else self._records.get(part.group)
+        return server is not None and (server.process is None or not _runs(server.process))
+
+    def _judge_engine(
+        self, engine: dict[str, Any], said: dict[str, Any], passed_s: float, syncing: bool
+    ) -> Trouble | None:
+        """Whether the HTTP server or a scheduler has not answered the engine's supervisor for too long."""
+        for record in [one for one in self._records.values() if one.part.group == engine["group"]]:
+            is_server = record.part.pid == engine["group"]
+            sign, question = ("server_at", "/health") if is_server else ("scheduler_at", "/server_info")
+            if said.get(sign) is None or (not is_server and (syncing or "scheduler" not in record.part.name)):
+                continue
+            if (trouble := self._not_answering(record, sign, said[sign], passed_s, question)) is not None:
+                return trouble
+        return None
+
+    def _not_answering(self, record: _Record, sign: str, at: float, passed_s: float, question: str) -> Trouble | None:
+        try:
+            state, computed_s = _state_of(record.process)
+        except (psutil.Error, OSError):
+            return None
+        if state in "TtZX" or not self._silent(record, sign, at, passed_s, computed_s, state):
+            return None
+        _, silent_s, computed_then = record.signs[sign]
+        if sign == "scheduler_at" and computed_s - computed_then > _BUSY_SHARE * silent_s:
+            return None  # it computes: a long prompt, for example
+        return Trouble(record.part, "hung", f"hangs: it has not answered {question} for {silent_s:.0f} s")
+
+
+def _state_of(process: psutil.Process | None) -> tuple[str, float]:
+    """`T` stopped, `Z` or `X` ended, `S` if all threads sleep, else `R` or `D`; and its seconds of processor time."""
+    if process is None or not process.is_running():
+        return "X", 0.0
+    states = set()
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            states.add(Path(task, "stat").read_text().rpartition(")")[2].split()[0])
+    state = next((state for state in ("Z", "X", "T", "t", "R", "D") if state in states), "S" if states else "X")
+    return state, sum(process.cpu_times()[:2])
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _sglang_role(pid: int) -> str | None:
+    """What SGLang calls one of its processes, `scheduler_TP0` for example; None for others."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return None
+    return title.removeprefix("sglang::").strip() if title.startswith("sglang::") else None
+
+
+# --- what a process has written -------------------------------------------------------------------
+
+
+def log_excerpt(path: Path | None) -> str:
+    """The last lines of a log, under a line that names the file; empty without a log."""
+    if path is None:
+        return ""
+    lines = [line for line in _tail(path) if line.strip()][-_TAIL_LINES:]
+    return f"Last lines of {path}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {path}."
+
+
+def _tail(path: Path, since: int | None = None) -> list[str]:
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _TAIL_BYTES) if since is None else min(since, size))
+            return log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def stack_of(part: Part) -> str:
+    """The stack of a hung Python process's main thread, innermost first; empty if it has no handler for the signal.
+
+    The process writes the stacks of all threads to its log, even while native code keeps its interpreter busy.
+    """
+    if part.log is None or not _answers_stack_signal(part.pid):
+        return ""
+    since = part.log.stat().st_size if part.log.exists() else 0
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(part.pid, STACK_SIGNAL)
+    deadline = time.monotonic() + _STACK_S
+    lines: list[str] = []
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        if (written := _tail(part.log, since)) and written == lines:
+            break
+        lines = written
+    return "\n".join(_busy_thread(lines)[:_STACK_LINES])
+
+
+def _busy_thread(lines: Sequence[str]) -> list[str]:
+    """The frames of the thread that matters in faulthandler's output: the oldest that does not just wait for work."""
+    threads: list[list[str]] = []
+    for line in lines:
+        if re.match(r"(Current thread|Thread) 0x", line):
+            threads.append([])
+        elif threads and line.startswith("  File "):
+            threads[-1].append(line)
+    busy = [frames for frames in threads if frames and not _WAITS_FOR_WORK.search(frames[0])]
+    return busy[-1] if busy else []
+
+
+def _answers_stack_signal(pid: int) -> bool:
+    """Whether the process has a handler: without one, the signal would end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught.group(1), 16) >> (STACK_SIGNAL - 1) & 1)

@@ -1,0 +1,187 @@
+"""The watch over a whole run: every wait of the driver calls it, and it ends the wait if a part has died or hangs.
+
+The driver looks at the processes of its own machine itself, and asks an actor on every other machine. Of several parts
+in trouble it names the one that most likely caused the rest: a rank whose neighbour was killed fails as well, with an
+error about its connection.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from slime.errors import ClusterError, EngineError, SlimeError, TrainerError
+from slime.run.host_watch import HostWatch, Kind, Part, Trouble
+
+#: seconds between two looks
+LOOK_S = 0.5
+#: seconds that the watch on another machine has to answer when an error is to be explained
+_ANSWER_S = 3.0
+#: of parts that ended together, the one named is the first of these: without Ray all others end
+_CAUSES: tuple[Kind, ...] = ("ray", "trainer", "engine", "router", "rollout")
+#: a stopped or dead part explains a hung one
+_TROUBLES = ("ended", "stopped", "hung")
+_ERRORS: dict[Kind, type[SlimeError]] = {
+    "ray": ClusterError,
+    "trainer": TrainerError,
+    "engine": EngineError,
+    "router": EngineError,
+}
+#: a part in trouble, and what makes the message about it
+Found: TypeAlias = tuple[Trouble, Callable[[], str]]
+_NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
+_RAY_DAEMONS = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
+
+
+class RunWatch:
+    """Watches the processes of a run, from its start to its end."""
+
+    def __init__(self, hang_s: float) -> None:
+        """`hang_s`: seconds without a sign of life after which a process counts as hung."""
+        self._hang_s = hang_s
+        self._here = HostWatch(hang_s)
+        self._others: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        #: what processes will say of themselves: `Worker.identify`
+        self._unknown: list[tuple[str, Kind, Path, Any]] = []
+        self._supervisors: list[Callable[[], None]] = []
+        self._looked_at = 0.0
+        self._syncing = False
+
+    def add(self, part: Part) -> None:
+        """Watch a process of this machine."""
+        self._here.add(part)
+
+    def add_ray(self) -> None:
+        """Watch the daemons of a Ray that this process started."""
+        for child in psutil.Process().children():
+            if (name := _RAY_DAEMONS.get(child.name())) is not None:
+                self._here.add(Part(name, "ray", child.pid))
+
+    def enlist(self, kind: Kind) -> Callable[[int, Path, Any], None]:
+        """What adds the workers of one kind, each as soon as it has said which process it is."""
+
+        def add(index: int, log: Path, identity: Any) -> None:
+            self._unknown.append((_NAMES[kind].format(index), kind, log, identity))
+
+        return add
+
+    def supervise(self, check: Callable[[], None]) -> None:
+        """Call `check` before every look; it raises if what it supervises has ended."""
+        self._supervisors.append(check)
+
+    @contextmanager
+    def during_sync(self) -> Iterator[None]:
+        """In the body weights are sent, and an engine's scheduler waits for them."""
+        self._syncing = True
+        try:
+            yield
+        finally:
+            self._syncing = False
+
+    def __call__(self) -> None:
+        """Raise if a part has ended or hangs. Called several times a second during every wait."""
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        for check in self._supervisors:
+            check()
+        self._meet()
+        self._raise(self._look(at_once=False))
+
+    def explain(self) -> SlimeError | None:
+        """The part in trouble that explains an error, if there is one. A stopped part counts at once."""
+        self._meet()
+        try:
+            self._raise(self._look(at_once=True))
+        except SlimeError as cause:
+            return cause
+        return None
+
+    def _look(self, *, at_once: bool) -> list[Found]:
+        here = self._here.look(syncing=self._syncing, at_once=at_once)
+        return [(trouble, trouble.describe) for trouble in here] + self._ask_others(at_once)
+
+    def _ask_others(self, at_once: bool) -> list[Found]:
+        """The answers to the last questions, or with `at_once` to new ones, of the watches on other machines."""
+        found: list[Found] = []
+        for node, actor in self._others.items():
+            asked = self._asked.pop(node, None)
+            if asked is None or at_once:
+                asked = actor.look.remote(self._syncing, at_once)
+            ready, _ = ray.wait([asked], timeout=_ANSWER_S if at_once else 0)
+            if not ready:
+                self._asked[node] = asked
+                continue
+            try:
+                found += [(trouble, partial(str, text)) for trouble, text in ray.get(asked)]
+            except RayError:
+                continue  # its machine is gone: Ray reports the death of the run's processes on it
+        return found
+
+    def _meet(self) -> None:
+        """Begin to watch the workers that have said which process they are."""
+        for entry in list(self._unknown):
+            name, kind, log, identity = entry
+            ready, _ = ray.wait([identity], timeout=0)
+            if not ready:
+                continue
+            self._unknown.remove(entry)
+            try:
+                pid, page, node = ray.get(identity)
+            except RayError:
+                continue  # it died at once: the wait for it reports that
+            self._watch_of(node, Part(name, kind, pid, log, page))
+
+    def _watch_of(self, node: str, part: Part) -> None:
+        if node == ray.get_runtime_context().get_node_id():
+            self._here.add(part)
+            return
+        if node not in self._others:
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
+            self._others[node] = actor.remote(self._hang_s)
+        self._others[node].add.remote(part)
+
+    def _raise(self, found: Sequence[Found]) -> None:
+        if not found:
+            return
+        trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), _CAUSES.index(one[0].part.kind)))
+        others = [other.part.name for other, _ in found if other is not trouble]
+        note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
+        raise _ERRORS.get(trouble.part.kind, SlimeError)(describe() + note)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for actor in self._others.values():
+            ray.kill(actor)
+        self._others, self._asked, self._unknown = {}, {}, []
+        self._here = HostWatch(self._hang_s)
+
+
+class RemoteWatch:
+    """The actor that looks at the processes of another machine."""
+
+    def __init__(self, hang_s: float) -> None:
+        self._watch = HostWatch(hang_s)
+
+    def add(self, part: Part) -> None:
+        """Watch one more process, and the node service of Ray that started it."""
+        self._watch.add(part)
+        parent = psutil.Process(os.getppid())
+        if parent.name() in _RAY_DAEMONS:
+            self._watch.add(Part(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
+
+    def look(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
+        """What is wrong, and the message for each."""
+        return [(trouble, trouble.describe()) for trouble in self._watch.look(syncing=syncing, at_once=at_once)]

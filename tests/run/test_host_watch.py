@@ -1,0 +1,144 @@
+"""Processes that ended, are stopped or hang are found and named; those that are only slow are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.kit.processes.pulse import idle_too_long
+from slime.run.host_watch import HostWatch, Part, Trouble, log_excerpt
+
+HANG_S = 1.0
+Start = Callable[[str], Part]
+
+PULSE = f"""
+import hashlib, itertools, sys, time
+from slime.kit.processes.pulse import PULSE
+print(PULSE.start({HANG_S}), flush=True)
+"""
+KEEPS_THE_INTERPRETER = "print('in it', file=sys.stderr); time.sleep(1); sum(itertools.count())"
+#: hashing lets other threads run
+COMPUTES = "block = bytes(2**28)\nwhile True: hashlib.sha256(block)"
+NEVER_RETURNS = """
+def spin():
+    while True: pass
+with PULSE.inside("estimator p/spinning"): spin()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that beats and then runs some code."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(code: str) -> Part:
+        log = tmp_path / f"{len(children)}.log"
+        with log.open("w") as out:
+            argv = [sys.executable, "-c", PULSE + code]
+            child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=out, text=True)
+        children.append(child)
+        assert child.stdout is not None
+        page = int(child.stdout.readline())
+        return Part(f"part {len(children) - 1}", "trainer", child.pid, log, page)
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def look_for(watch: HostWatch, seconds: float) -> list[Trouble]:
+    """The first troubles that are found, if there are any in this time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if troubles := watch.look():
+            return troubles
+        time.sleep(0.05)
+    return []
+
+
+def watching(*parts: Part) -> HostWatch:
+    watch = HostWatch(HANG_S)
+    for part in parts:
+        watch.add(part)
+    return watch
+
+
+def test_a_process_that_ended_is_named_with_its_pid_host_and_log(start: Start) -> None:
+    well, ended = start("time.sleep(60)"), start("sys.exit('out of luck')")
+    [trouble] = look_for(watching(well, ended), 10)
+    assert (trouble.part, trouble.kind) == (ended, "ended")
+    text = trouble.describe()
+    assert text.startswith(f"part 1 (pid {ended.pid} on {os.uname().nodename}) has ended")
+    assert str(ended.log) in text and "out of luck" in text
+
+
+def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error(start: Start) -> None:
+    part = start("time.sleep(60)")
+    watch = watching(part)
+    os.kill(part.pid, signal.SIGSTOP)
+    while not (at_once := watch.look(at_once=True)):
+        time.sleep(0.01)
+    assert [trouble.kind for trouble in at_once] == ["stopped"]
+    assert watching(part).look() == []
+    [trouble] = look_for(watch, 10)
+    assert "is stopped (SIGSTOP" in trouble.describe()
+    os.kill(part.pid, signal.SIGCONT)
+    assert look_for(watch, 2 * HANG_S) == []
+
+
+def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: Start) -> None:
+    part = start(KEEPS_THE_INTERPRETER)
+    [trouble] = look_for(watching(part), 20)
+    assert trouble.kind == "hung"
+    text = trouble.describe()
+    assert "none of its Python code has run" in text
+    assert 'File "<string>", line 5 in <module>' in text  # the line of `sum`
+
+
+def test_native_code_that_lets_other_threads_run_is_no_hang(start: Start) -> None:
+    assert look_for(watching(start(COMPUTES)), 3 * HANG_S) == []
+
+
+def test_a_component_that_does_not_return_is_named_with_its_line(start: Start) -> None:
+    [trouble] = look_for(watching(start(NEVER_RETURNS)), 20)
+    assert trouble.kind == "hung"
+    assert "estimator p/spinning has not returned for" in trouble.what
+    assert trouble.what.endswith("at <string>:7 in spin")
+
+
+def test_a_gap_between_looks_is_not_counted_as_silence(start: Start) -> None:
+    part = start("time.sleep(60)")
+    watch = HostWatch(10.0)
+    watch.add(part)
+    os.kill(part.pid, signal.SIGSTOP)
+    watch.look()
+    watch._looked_at -= 3600  # as if this machine had slept
+    assert watch.look() == []
+
+
+@pytest.mark.parametrize(
+    ("computed_s", "state", "hangs"),
+    [(0.1, "S", True), (6.0, "R", True), (0.1, "R", False), (0.1, "D", False)],
+    ids=["sleeps", "computes", "waits for a processor", "waits for a disk"],
+)
+def test_silence_is_a_hang_only_of_what_sleeps_or_computes(computed_s: float, state: str, hangs: bool) -> None:
+    assert idle_too_long(21.0, computed_s, state, 20.0) is hangs
+    assert not idle_too_long(19.0, computed_s, state, 20.0)
+
+
+def test_the_end_of_a_log_is_shown_under_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("".join(f"line {number}\n\n" for number in range(100)))
+    assert log_excerpt(log).splitlines()[0] == f"Last lines of {log}:"
+    assert log_excerpt(log).splitlines()[-1] == "line 99" and "line 50" not in log_excerpt(log)
+    assert log_excerpt(None) == ""
