@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
-.PHONY: install quickstart test test-all lint types check clean
+.PHONY: install quickstart test test-all faults lint types check clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,10 @@ test: install
 
 test-all: install
 	$(PYTEST)
+
+# Kills, stops and breaks every part of small real runs; writes the table of docs/reliability.md (three quarters of an hour).
+faults: install
+	$(BIN)/python -m tests.faults --write
 
 lint: install
 	$(BIN)/ruff check .

@@ -25,6 +25,8 @@ WATCHERS = (
     "engine/server.py",
     "engine/router.py",
     "run/engines.py",
+    "run/host_watch.py",
+    "run/watch.py",
 )
 BEGIN, END = "<!-- traced: begin -->", "<!-- traced: end -->"
 

@@ -13,7 +13,7 @@ import pytest
 from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
 
-from slime.errors import EngineError
+from slime.errors import DeadlineError, EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.plugins.contracts import Snapshot, check_generated
@@ -321,6 +321,38 @@ def test_cancellation_from_outside_propagates() -> None:
             await task
 
     asyncio.run(main())
+
+
+class LatePolicy(NeverAborted):
+    """A policy whose engines do not answer in time, as the HTTP client says it."""
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
+    ) -> Generation:
+        raise DeadlineError("POST http://127.0.0.1:1/generate: no answer within 600 s")
+
+
+class Wrapping(OneTurn):
+    """A generator that turns every error into its own."""
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        try:
+            return await super().generate(sample, sampling, policy)
+        except Exception as error:
+            raise ValueError("the agent failed") from error
+
+
+@pytest.mark.parametrize("generator", [OneTurn(), Wrapping()], ids=["plain", "wrapping"])
+def test_a_request_that_the_engines_do_not_answer_is_no_fault_of_the_generator(generator: OneTurn) -> None:
+    async def main() -> tuple[list[Sample], dict[str, float]]:
+        boundary = SampleGenerator(generator, health("generator g", "generator"), timeout_s=5, concurrency=1)
+        samples = await boundary.generate(pending(), BatchContext(LatePolicy(), SAMPLING, 42))
+        return samples, boundary.metrics()
+
+    [sample], metrics = asyncio.run(main())
+    assert sample.status is Status.ABORTED
+    assert "no answer of the engines" in (sample.failure or "")
+    assert metrics == {}
 
 
 def test_a_generator_that_cancels_itself_fails_its_sample() -> None:

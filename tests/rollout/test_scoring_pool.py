@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -146,6 +148,17 @@ def test_a_blocked_parent_is_not_mistaken_for_a_hanging_worker(tmp_path: Path) -
         return pool.restarts
 
     assert with_pool(tmp_path, work, timeout_s=1.0) == 0
+
+
+def test_a_stopped_worker_is_replaced_and_its_call_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.kit.processes.pool.STOPPED_S", 0.3)
+
+    async def work(pool: IsolatedReward) -> list[Result]:
+        assert values(await score(pool, [sample()])) == [1.0]
+        os.kill(pool.pool.pids[0], signal.SIGSTOP)
+        return await score(pool, [sample()] * 3)
+
+    assert values(with_pool(tmp_path, work)) == [1.0] * 3
 
 
 def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:

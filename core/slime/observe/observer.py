@@ -28,6 +28,7 @@ from slime.raised import ONLY_IN_LOGS, Raised
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+    from slime.errors import SlimeError
     from slime.plugins.plugin_set import PluginSet
     from slime.rollout.evaluation import EvalReport
     from slime.rollout.record import Rollout
@@ -155,6 +156,11 @@ class RunObserver:
                     self._metrics.append(row)
                     for tracker in self._trackers:
                         tracker.log(step, {n: v for n, v in numbers.items() if n not in ("step", "unix_time")})
+
+    def ending(self, error: SlimeError) -> None:
+        """The run ends because of `error`, and its processes are being ended, which takes seconds."""
+        with self._sink("terminal"):
+            self.terminal.say((f"ending the run: {str(error).partition(chr(10))[0]}", "red"))
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes have started."""

@@ -122,7 +122,7 @@ class SampleGenerator:
             expired, limit = session.deadline.expired(), self._health.option("timeout_s")
             hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
             fault = fault_of(self.component_name, error, hung)
-            if fault.cause is Cause.HUNG and session.waiting:
+            if session.unanswered is not None or (fault.cause is Cause.HUNG and session.waiting):
                 reason = f"no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
                 mark([sample], Status.ABORTED, f"{self.component_name}: {reason}")
                 fault = None

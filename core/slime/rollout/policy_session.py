@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from slime.errors import EngineError, PluginContractError
+from slime.errors import DeadlineError, EngineError, PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, SamplingParams
 from slime.types import Sample
@@ -118,7 +118,17 @@ class PolicySession:
     - `engine_error` keeps an `EngineError`, even if the generator catches it.
     """
 
-    __slots__ = ("_context", "_loop_time", "_timeout_s", "cut_short", "deadline", "engine_error", "recorded", "waiting")
+    __slots__ = (
+        "_context",
+        "_loop_time",
+        "_timeout_s",
+        "cut_short",
+        "deadline",
+        "engine_error",
+        "recorded",
+        "unanswered",
+        "waiting",
+    )
 
     def __init__(self, context: BatchContext, timeout_s: float, recorded: list[Generation] | None = None) -> None:
         """
@@ -136,6 +146,8 @@ class PolicySession:
         #: whether a response was aborted because the batch was full
         self.cut_short = False
         self.engine_error: EngineError | None = None
+        #: the latest request ended without an answer in time, which is no fault of the generator
+        self.unanswered: DeadlineError | None = None
         #: requests without an answer, including one that exceeded the deadline
         self.waiting = 0
 
@@ -151,10 +163,14 @@ class PolicySession:
         except EngineError as error:
             self.engine_error = error
             raise
+        except DeadlineError as error:
+            self.unanswered = error
+            raise
         finally:
             self._context.engine_clock.stop()
             self.waiting -= not self.deadline.expired()
             self._move_deadline(0.0)
+        self.unanswered = None
         if self._context.stopping and answer.finish_reason == "abort":
             self.cut_short = True
         if self.recorded is not None:

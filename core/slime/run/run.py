@@ -213,16 +213,20 @@ class Run:
         self._rollout.check_building()
 
     def _blame_first_cause(self, error: SlimeError) -> None:
-        """If a part of the run has ended or hangs, raise that instead of the error that it caused elsewhere."""
-        cause = self._watch.explain()
-        if cause is None:
-            try:
-                failures = self._engines.failures()
-            except SlimeError:
-                return  # the engines' processes do not answer either, so the original error is more useful
-            cause = EngineError("\n".join(failures)) if failures else None
-        if cause is not None and str(cause).partition("\n")[0] not in str(error):
-            raise cause from error
+        """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
+        cause = self._watch.explain() or self._dead_engine()
+        if cause is None or str(cause).partition("\n")[0] in str(error):
+            self.observer.ending(error)
+            return
+        self.observer.ending(cause)
+        raise cause from error
+
+    def _dead_engine(self) -> EngineError | None:
+        try:
+            failures = self._engines.failures()
+        except SlimeError:
+            return None  # the engines' processes do not answer either, so the original error is more useful
+        return EngineError("\n".join(failures)) if failures else None
 
     def _wait_rollout(self, pending: PendingCall, activity: str) -> Any:
         """Wait for the rollout process, showing its progress."""

@@ -4,6 +4,7 @@ Which call is responsible when a worker hangs or dies?
 
 - If calls do not overlap, the oldest one without an answer: workers answer in order and immediately.
 - If calls overlap and the event loop is blocked, the call that the worker reports to be in.
+- If the process was stopped (SIGSTOP), none: somebody else did it.
 - Otherwise (the process died, or is in C code that never returns) all its calls are suspected. Each is made again alone
   in a worker, and is responsible if that worker hangs or dies too.
 
@@ -43,6 +44,8 @@ SLOW_FACTOR = 20.0
 SLOW_S = 0.5
 #: seconds added to the deadline, because the start of a call is not known exactly
 GRACE_S = 0.25
+#: seconds that a worker may be stopped by a signal before it is replaced
+STOPPED_S = 5.0
 #: workers in a row that ended without one answer before the pool gives up
 BAD_STARTS = 3
 
@@ -329,6 +332,9 @@ class WorkerPool:
         silent_s = worker.silent_s()
         if worker.exited():
             worker.end()
+        elif worker.stopped_s() > STOPPED_S:
+            logger.warning("%s: the worker process %s was stopped (SIGSTOP) and is replaced", self._title, worker.pid)
+            self._spawn(worker.kill())
         elif not worker.ready:
             if silent_s > self._startup_timeout_s:
                 if worker.pid is None:  # the imports hang

@@ -61,6 +61,8 @@ class Worker:
     ending: bool = False
     #: it was killed because it ran past a deadline
     overdue: bool = False
+    #: since when it has been stopped by a signal, which is no fault of its calls; None: it is not
+    stopped_at: float | None = None
     answers: int = 0
     timeouts: int = 0
     #: why it could not be built
@@ -171,8 +173,23 @@ class Worker:
         """Seconds without a message while a call or its start is pending."""
         return time.monotonic() - self.active_at if self.calls or not self.ready else 0.0
 
+    def stopped_s(self) -> float:
+        """Seconds since its process was first seen stopped (SIGSTOP)."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has not been forked yet, or has ended
+            state = ""
+        if state not in ("T", "t"):
+            self.stopped_at = None
+            return 0.0
+        now = time.monotonic()
+        self.stopped_at = now if self.stopped_at is None else self.stopped_at
+        return now - self.stopped_at
+
     def culprit(self) -> int | None:
         """The call that was running when it ended; None if unknown."""
+        if self.stopped_at is not None:
+            return None
         if not self.overlaps or self.tries_suspect:
             return next(iter(self.calls), None)
         return (self._inside.result() or None) if self._inside.done() else None
