@@ -156,9 +156,10 @@ def test_a_stopped_worker_is_replaced_and_its_call_made_again(tmp_path: Path, mo
     async def work(pool: IsolatedReward) -> list[Result]:
         assert values(await score(pool, [sample()])) == [1.0]
         os.kill(pool.pool.pids[0], signal.SIGSTOP)
-        return await score(pool, [sample()] * 3)
+        async with asyncio.timeout(45):  # the deadline of a call is longer
+            return await score(pool, [sample()] * 3)
 
-    assert values(with_pool(tmp_path, work)) == [1.0] * 3
+    assert values(with_pool(tmp_path, work, timeout_s=100.0)) == [1.0] * 3
 
 
 def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:
