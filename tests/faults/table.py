@@ -108,7 +108,7 @@ _PARTS = {
     "engine-0": ("engine, HTTP server", r"engine 0"),
     "scheduler": ("engine, scheduler", r"engine 0"),
     "detokenizer": ("engine, detokenizer", r"engine 0"),
-    "router": ("router", r"router"),
+    "router": ("router", r"the router (at|\(pid)"),
     "rollout": ("rollout process", r"rollout process"),
     "raylet": ("Ray's raylet", r"raylet"),
     "gcs_server": ("Ray's GCS", r"gcs_server|GCS"),

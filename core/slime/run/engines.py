@@ -143,15 +143,19 @@ class Engines:
         if self._failures is None:
             self._failures = self._ask_failures() if self.urls else None
         elif self._failures.finished:
-            failures, self._failures = _named(self._failures.wait()), None
-            if self._router is not None and (failure := self._router.failure()) is not None:
-                failures.append(f"router: {failure}")
-            if failures:
+            answered, self._failures = self._failures, None
+            if failures := self._failures_in(answered):
                 raise EngineError(failures[0])
 
     def failures(self) -> list[str]:
-        """How each dead engine ended, to explain errors that its death caused in other processes."""
-        return _named(self._ask_failures().wait())
+        """How each dead engine, and the router, ended: to explain errors that this caused in other processes."""
+        return self._failures_in(self._ask_failures())
+
+    def _failures_in(self, asked: PendingCall) -> list[str]:
+        failures = _named(asked.wait())
+        if self._router is not None and (failure := self._router.failure()) is not None:
+            failures.append(f"router: {failure}")
+        return failures
 
     def _ask_failures(self) -> PendingCall:
         return self._workers.begin("failure", doing="checking the engines", timeout_s=5.0)
