@@ -8,9 +8,10 @@ error about its connection.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -157,6 +158,9 @@ class RunWatch:
         if not found:
             return
         trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), _CAUSES.index(one[0].part.kind)))
+        if trouble.part.kind == "ray" and trouble.kind == "stopped":
+            with suppress(ProcessLookupError):
+                os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
         others = [other.part.name for other, _ in found if other is not trouble]
         note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
         raise _ERRORS.get(trouble.part.kind, SlimeError)(describe() + note)
