@@ -177,7 +177,7 @@ def _at_start(_: Target) -> None:
 def _others() -> list[Fault]:
     save = ("--save", "/mnt/saved", "--save-interval", "1")
     return [
-        Fault("Ctrl-C", "steps", _interrupt(1), "interrupt", DEAD_S, exit_codes=(130,), core=True),
+        Fault("Ctrl-C", "steps", _interrupt(1), "interrupt", DEAD_S, exit_codes=(130,)),
         Fault("Ctrl-C three times", "steps", _interrupt(3), "interrupt", DEAD_S, exit_codes=(130, -2)),
         Fault(
             "no Ray at --ray-address", "starting", _at_start, "--ray-address", 15.0, ("--ray-address", "127.0.0.1:1")

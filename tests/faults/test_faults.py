@@ -1,0 +1,62 @@
+"""Some of the faults of `make faults`, with limits that hold on a busy machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.__main__ import PAGE, table_with
+from tests.faults.measure import Outcome, measure
+from tests.faults.table import FAULTS, Fault
+from tests.faults.target import Bench
+
+#: how many times longer than promised a fault may stay unnoticed here, where other tests compute too
+SLACK = 3.0
+CORE = [fault for fault in FAULTS if fault.core]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """What the runs share."""
+    return Bench.make(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("fault", CORE, ids=lambda fault: f"{fault.name} while {fault.phase}")
+def test_the_part_at_fault_is_named_in_time_and_nothing_is_left(fault: Fault, bench: Bench, tmp_path: Path) -> None:
+    outcome = measure(fault, bench, tmp_path / "run", slack=SLACK)
+    assert outcome.found_s is not None, outcome.output
+    assert outcome.found_s < SLACK * fault.within_s, outcome.output
+    assert outcome.code in fault.exit_codes, outcome.output
+    assert outcome.left == []
+    assert "[36m" not in outcome.output
+
+
+def test_five_faults_are_tried_here() -> None:
+    assert len(CORE) == 5
+
+
+def test_a_fault_is_one_row_of_the_page_and_measured_again_it_replaces_the_row() -> None:
+    fault = CORE[0]
+
+    def outcome(seconds: float) -> Outcome:
+        message = "slime: error: trainer rank 1 (pid 77 on here) has ended | see /tmp/slime-faults-x/0/outputs/run"
+        return Outcome(fault, seconds, seconds, 1, message, [], "")
+
+    page = PAGE.read_text(encoding="utf-8")
+    once = table_with(page, [outcome(1.25)])
+    twice = table_with(once, [outcome(2.5)])
+    assert "| 1.2 s |" in once and "| 1.2 s |" not in twice and "| 2.5 s |" in twice
+    assert "(pid N on HOST) has ended \\| see …" in twice
+    assert twice.count(f"| {fault.name} | {fault.phase} |") == 1
+
+
+def test_the_rows_of_the_page_are_those_of_the_table() -> None:
+    measured = PAGE.read_text(encoding="utf-8").partition("measured: begin")[2].partition("measured: end")[0]
+    known = {f"| {fault.name} | {fault.phase} |" for fault in FAULTS}
+    rows = [line for line in measured.splitlines() if line.startswith("| ") and "found after" not in line]
+    rows = [line for line in rows if not line.startswith("| ---")]
+    assert [row for row in rows if not any(row.startswith(key) for key in known)] == []
