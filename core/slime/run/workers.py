@@ -261,7 +261,7 @@ class Workers:
         """The first process's node and a free port there."""
         refs = [self._actors[0].free_address.remote()]
         timeout_s = self._config.cluster.startup_timeout_s
-        address: tuple[str, int] = PendingCall(refs, f"starting the {self._role}", timeout_s).wait()[0]
+        address: tuple[str, int] = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch).wait()[0]
         return address
 
     def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
