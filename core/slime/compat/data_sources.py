@@ -118,7 +118,9 @@ class LocalDataSource:
             if not samples or not all(isinstance(sample, Sample) for sample in samples):
                 kind = "an empty list" if item == [] else f"a {type(item).__name__}"
                 raise PluginContractError(
-                    f"returned {kind} in the list of get_samples, expected Samples or one list of Samples per prompt"
+                    f"returned {kind} in the list of get_samples, expected Samples or one list of Samples per prompt."
+                    " dataset.sample returns prompts; write: return [Sample(prompt=prompt) for prompt in"
+                    " self.dataset.sample(num_samples)]"
                 )
             alone = self._in_lists or samples[0].group_index is None
             families.setdefault(("new", position) if alone else samples[0].group_index, []).extend(samples)

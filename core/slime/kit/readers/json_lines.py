@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import orjson
 
+from slime.errors import DataError
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.reader import BadRow, LocatedRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
@@ -18,6 +19,10 @@ from slime.kit.readers.unpacked import Unpacked
 #: bytes of a block; a line belongs to the block in which it begins
 BLOCK = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
+#: most bytes of a line; a longer one is not JSON lines, and reading it could take all memory
+LONGEST_LINE = 64 * 2**20
+#: opening brackets from which on a row's nesting is counted, and the most levels that may be nested
+_BRACKETS, _DEEPEST = 50, 50
 #: bytes between positions whose line numbers are kept
 _STRIDE = 4 * 1024
 
@@ -95,18 +100,28 @@ class JsonLines(Reader):
         if low > self._start:
             # Start one byte earlier and skip to the next line: a line belongs to the block in which it begins.
             file.seek(low - 1)
-            position += len(file.readline()) - 1
+            position += len(self._line(file, low)) - 1
         else:
             file.seek(low)
         if position >= high:
             return
         text = file.read(high - position)
         if not text.endswith(b"\n"):
-            text += file.readline()
+            text += self._line(file, high)
         for line in text.split(b"\n"):
             if line.strip():
                 yield position, line
             position += len(line) + 1
+
+    def _line(self, file: BinaryIO, position: int) -> bytes:
+        """The rest of a line. Raises `DataError` if it does not end soon."""
+        line = file.readline(LONGEST_LINE)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            raise DataError(
+                f"{self.name}: the line around byte {position} has more than {LONGEST_LINE // 2**20} MiB; expected one"
+                " JSON object per line"
+            )
+        return line
 
     def _line_number(self, position: int) -> int:
         """The line number at a position. Lines are counted once, and the counts kept for every `_STRIDE` bytes."""
@@ -126,8 +141,45 @@ class JsonLines(Reader):
                 line.decode()
             except UnicodeDecodeError as wrong:
                 return BadRow(f" is not UTF-8: {wrong.reason} at byte {wrong.start} of the line: {_excerpt(line)}")
-            return BadRow(f" is not valid JSON: {error.msg} at column {error.colno}: {_excerpt(line)}")
-        return self.checked(value)
+            return BadRow(
+                f" is not valid JSON: {error.msg} at column {error.colno}: {_excerpt(line)}{self._remedy(line)}"
+            )
+        if line.count(b"[") + line.count(b"{") > _BRACKETS and _too_deep(value):
+            return BadRow(f" has lists or objects that are nested more than {_DEEPEST} levels deep")
+        row = self.checked(value)
+        if isinstance(row, BadRow) and isinstance(value, list) and value and isinstance(value[0], dict):
+            return BadRow(f"{row.reason}. If the whole file is one JSON list: {self._convert('.[]')}")
+        return row
+
+    def _remedy(self, line: bytes) -> str:
+        """What to do about a line that is not JSON, if it looks like a known form of wrong data."""
+        text, form = line.strip(), self._form()
+        if text.startswith((b"{'", b"{ '")):
+            return f". This is Python's notation, and JSON has double quotes: {form}. Write rows with json.dumps"
+        begins = self._beginning()
+        if begins.startswith((b"{", b"[")) and not text.endswith(b"}"):
+            convert = self._convert(".[]" if begins.startswith(b"[") else ".")
+            return f". If the file is JSON over several lines, put each object on one line, as in {form}: {convert}"
+        return "" if text.startswith(b"{") else f". Expected one object per line, such as {form}"
+
+    def _beginning(self) -> bytes:
+        file = self._opened()
+        file.seek(self._start)
+        return file.read(BLOCK).removeprefix(_BOM).lstrip()
+
+    def _form(self) -> str:
+        """A row as it should be."""
+        label = "" if self.columns.label_key is None else f', "{self.columns.label_key}": "..."'
+        return f'{{"{self.columns.input_key}": "..."{label}}}'
+
+    def _convert(self, selected: str) -> str:
+        return f"jq -c '{selected}' {self.name} > rows.jsonl"
+
+
+def _too_deep(value: object, level: int = 0) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and (level == _DEEPEST or any(_too_deep(one, level + 1) for one in value))
 
 
 def _excerpt(line: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from slime.errors import DataError
@@ -11,12 +12,14 @@ from slime.kit.readers.parquet import RowGroups, unpack_parquet
 from slime.kit.readers.prompt_source import HUB, PromptSource
 from slime.kit.readers.reader import Reader
 from slime.kit.readers.rows import Columns
-from slime.kit.readers.unpacked import unpack_gzip
+from slime.kit.readers.unpacked import gzip_beginning, unpack_gzip
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 #: first bytes of archive formats that slime does not read
 _PACKED = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 EXPECTED = "expected JSON lines (also with gzip), Parquet, or the folder of a data set"
+#: ends of names of other formats -> how to convert one
+_TABLES = {".csv": "", ".tsv": ", sep='\\t'"}
 
 
 def open_reader(
@@ -42,10 +45,11 @@ def open_reader(
         if begin.startswith(_PARQUET):
             reader = (RowGroups if by_block else unpack_parquet)(name, str(path), columns)
         else:
-            _refuse_binary(path, begin)
+            packed = begin.startswith(_GZIP)
+            _refuse_other(path, gzip_beginning(path, len(begin)) if packed else begin)
             # A slice can be anywhere in the file.
             most = None if source.sliced else most_unpacked
-            unpacked = unpack_gzip(path, most) if begin.startswith(_GZIP) else None
+            unpacked = unpack_gzip(path, most) if packed else None
             reader = JsonLines(name, str(path) if unpacked is None else unpacked.path, columns, unpacked)
             reader.incomplete = unpacked is not None and most is not None and unpacked.size >= most
     try:
@@ -61,6 +65,9 @@ def open_reader(
 
 def _first_bytes(path: Path) -> bytes:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            # Reading a pipe would wait for its writer, and its rows could be read only once.
+            raise DataError(f"{path} is a pipe, a device or a socket, {EXPECTED}: write the rows to a file")
         with path.open("rb") as file:
             return file.read(4096)
     except FileNotFoundError:
@@ -75,7 +82,8 @@ def _as_name(path: Path) -> str:
     return f". A data set of the Hugging Face Hub is {HUB}{path}" if named else ""
 
 
-def _refuse_binary(path: Path, begin: bytes) -> None:
+def _refuse_other(path: Path, begin: bytes) -> None:
+    """Refuse what is not text in lines of JSON, by its first bytes (of a gzip file, after unpacking)."""
     packed = next((kind for magic, kind in _PACKED.items() if begin.startswith(magic)), None)
     if packed is not None:
         raise DataError(f"{path} is a {packed} file, {EXPECTED}: unpack it first")
@@ -83,5 +91,11 @@ def _refuse_binary(path: Path, begin: bytes) -> None:
         raise DataError(f"{path} is not a valid Parquet file: its first bytes are wrong")
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{path} is text in UTF-16, expected UTF-8: convert it")
-    if b"\0" in begin and not begin.startswith(_GZIP):
+    if b"\0" in begin or begin.startswith(_GZIP):
         raise DataError(f"{path} is a binary file, {EXPECTED}")
+    separator = _TABLES.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+    if separator is not None and not begin.lstrip().startswith(b"{"):
+        raise DataError(
+            f'{path} is a table as text, {EXPECTED}. Convert it: python -c "import pandas;'
+            f" pandas.read_csv('{path}'{separator}).to_json('{path.stem}.jsonl', orient='records', lines=True)\""
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def parse_sources(texts: Sequence[str]) -> list[PromptSource]:
         raise DataError(f"{without} has no weight and {weighted[0]} has one: give every file a weight, or none")
     seen: set[tuple[str, int | None, int | None]] = set()
     for source in sources:
-        path = source.path if source.path.startswith(HUB) else str(Path(source.path).resolve())
+        path = source.path if source.path.startswith(HUB) else os.path.realpath(source.path)
         key = (path, source.start, source.stop)
         if key in seen:
             raise DataError(f"{source} is named twice: name it once, with the sum of its weights")

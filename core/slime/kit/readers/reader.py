@@ -183,12 +183,17 @@ def _without_nulls(value: Any, keep: str | None = None) -> Any:
 
 
 def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
-    """The rows of an Arrow table or batch. Arrow does not validate UTF-8: rows with invalid text are bad."""
+    """The rows of an Arrow table or batch.
+
+    Arrow validates neither UTF-8 nor dates, such as those beyond the year 9999: rows that Python cannot hold are bad.
+    """
     try:
         rows: list[dict[str, Any] | BadRow] = table.to_pylist()
-    except UnicodeDecodeError as error:
+    except (ValueError, OverflowError) as error:
         if table.num_rows == 1:
-            return [not_utf8(error)]
+            if isinstance(error, UnicodeDecodeError):
+                return [not_utf8(error)]
+            return [BadRow(f": it has a value that cannot be read: {' '.join(str(error).split())}")]
         return [row for number in range(table.num_rows) for row in rows_of(table.slice(number, 1))]
     return rows
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from slime.errors import DataError, did_you_mean, json_type
+
+_CHAT = '[{"role": "user", "content": "..."}]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,47 @@ def wanted_columns(names: Sequence[str], columns: Columns, table: str) -> list[s
         if key is not None and key not in names:
             raise DataError(
                 f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, names)) or 'none'}."
-                f"{did_you_mean(key, names)}"
+                f"{_instead(names, key, flag)}"
             )
     keys = (columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key)
     return [name for name in names if name in keys]
 
 
+#: flag -> keys under which other tools' data sets have the same
+_OTHER_KEYS = {
+    "--input-key": (
+        "messages",
+        "conversations",
+        "conversation",
+        "question",
+        "problem",
+        "instruction",
+        "query",
+        "input",
+    ),
+    "--label-key": ("answer", "ground_truth", "solution", "target", "output", "completion", "response"),
+}
+
+
 def _missing(row: Mapping[str, Any], key: str, flag: str) -> Any:
     keys = ", ".join(map(repr, row)) or "none"
-    raise RowError(f" has no key {key!r} ({flag}). Its keys: {keys}.{did_you_mean(key, row)}")
+    raise RowError(f" has no key {key!r} ({flag}). Its keys: {keys}.{_instead(row, key, flag)}")
+
+
+def _instead(names: Collection[str], key: str, flag: str) -> str:
+    """A suggestion for a key that is missing."""
+    other = next((name for name in _OTHER_KEYS[flag] if name in names), None)
+    near = did_you_mean(key, names)
+    without = " If there are no labels: --label-key none" if flag == "--label-key" and not near else ""
+    return near or (f" Did you mean {flag} {other}?" if other else "") or without
 
 
 def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         if not value:
             raise RowError(f": {key!r} is an empty string, expected a prompt")
+        if value.startswith(("[{", "[ {")) and _is_chat(value):
+            raise RowError(f": {key!r} is a chat as JSON text, expected the list itself: {_CHAT}")
         return value
     if not isinstance(value, list) or not value:
         got = "an empty list" if value == [] else json_type(value)
@@ -104,8 +132,19 @@ def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
                 f": {key!r}[{i}] is {json_type(message)}, expected a message like {{'role': 'user', 'content': '...'}}"
             )
         if not isinstance(message.get("role"), str) or "content" not in message:
-            raise RowError(f": {key!r}[{i}] has the keys {sorted(message)}, expected 'role' (a string) and 'content'")
+            raise RowError(
+                f": {key!r}[{i}] has the keys {sorted(message)}, expected 'role' (a string) and 'content': {_CHAT}"
+            )
     return value
+
+
+def _is_chat(text: str) -> bool:
+    """Whether text is a list of chat messages in JSON: trained on as it is, the model would learn to read JSON."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return all(isinstance(message, dict) and "role" in message and "content" in message for message in value)
 
 
 def _label(value: Any, key: str) -> str:

@@ -7,9 +7,10 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from slime.errors import DataError
 
@@ -59,23 +60,36 @@ class Unpacked:
 
 
 def unpack_gzip(path: Path, most: int | None = None) -> Unpacked:
-    """Unpack a gzip file, or its first `most` bytes up to the end of a line.
+    """Unpack a gzip file, or its first `most` bytes and at most as many up to the end of a line.
 
     Raises:
         DataError: The file is damaged or truncated.
     """
 
     def write(target: BinaryIO) -> None:
-        try:
-            with gzip.open(path, "rb") as source:
-                if most is None:
-                    shutil.copyfileobj(source, target, _PIECE)
-                else:
-                    target.write(source.read(most))
-                    target.write(source.readline())
-        except EOFError:
-            raise DataError(f"{path} is a gzip file that ends too early: it is truncated. Copy it again") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path} is a damaged gzip file: {error}") from None
+        with _gzip(path) as source:
+            if most is None:
+                shutil.copyfileobj(source, target, _PIECE)
+            else:
+                target.write(source.read(most))
+                target.write(source.readline(most))
 
     return Unpacked(write, str(path))
+
+
+def gzip_beginning(path: Path, size: int) -> bytes:
+    """The first `size` unpacked bytes of a gzip file. Raises `DataError` if it is damaged or truncated there."""
+    with _gzip(path) as source:
+        return source.read(size)
+
+
+@contextmanager
+def _gzip(path: Path) -> Iterator[BinaryIO]:
+    """A gzip file whose damage becomes a `DataError`."""
+    try:
+        with gzip.open(path, "rb") as source:
+            yield cast(BinaryIO, source)
+    except EOFError:
+        raise DataError(f"{path} is a gzip file that ends too early: it is truncated. Copy it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is a damaged gzip file: {error}") from None
