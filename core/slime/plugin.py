@@ -185,6 +185,8 @@ class GeneratorSpec(ComponentSpec):
     #: `Sample.tokens` by at most max_new_tokens - response_length tokens, and keeps the tokens, mask, log-probs and
     #: weight versions that are there (--partial-rollout needs this)
     resumes: bool = False
+    #: whether a conversation has exactly one turn, so that --max-turns would change nothing
+    single_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,3 +75,19 @@ def test_the_run_file_has_the_same_settings(dry_run: Slime, refused: Callable[..
     assert "[plugins] autoload is off" in refused(str(run), "--reward", "math/boxed")
     run.write_text("[plugins]\nstrictly = true\n")
     assert "strictly" in refused(str(run))
+
+
+def test_turns_of_a_generator_with_one_turn_are_refused(refused: Callable[..., str], dry_run: Slime) -> None:
+    message = refused("--max-turns", "3")
+    assert "error: --max-turns 3 has no effect: generator generators/single_turn (slime-rl" in message
+    assert "has no effect" not in dry_run("--max-turns", "3", "--generator", "tool_loop").err
+
+
+def test_options_of_engines_are_noted_in_a_run_without_any(slime: Slime, base_words: list[str]) -> None:
+    words = [word for word in base_words if word not in ("--advantage-estimator", "grpo", "--reward", "exact_match")]
+    words += ["--loss-type", "sft_loss", "--rollout-temperature", "0.5", "--sglang-log-level", "info"]
+    ended = slime("train", "--dry-run", *words, "--engine-port", "19014")
+    assert ended.code == 0, ended.err
+    notes = [line for line in ended.out.splitlines() if "starts no engines" in line]
+    stated = [line.removeprefix("notes").strip().split(" has no effect")[0] for line in notes]
+    assert stated == ["--engine-port 19014", "--rollout-temperature 0.5", "--sglang-log-level"]

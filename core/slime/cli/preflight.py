@@ -28,7 +28,7 @@ from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.eval_sets import eval_sets
-from slime.config.run_config import nvidia_devices
+from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 from slime.plugins.plugin_set import PluginSet
@@ -102,7 +102,11 @@ def preflight(
     _check_checkpoints(config, checked.plugins, problems)
     stop_on(problems)
     assert model is not None
-    notes = [*length_notes(config, model), *_machine_notes(config, with_engines=with_engines, trains=trains)]
+    notes = [
+        *length_notes(config, model),
+        *_engine_notes(config, with_engines=with_engines),
+        *_machine_notes(config, with_engines=with_engines, trains=trains),
+    ]
     return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes)
 
 
@@ -207,6 +211,32 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
     for what, folder in folders.items():
         if folder is not None and (problem := unwritable(Path(folder))) is not None:
             yield f"{what} {folder} {problem}"
+
+
+#: options of engines, and of what only engines generate
+_OF_ENGINES = (
+    "router_port",
+    "engine_port",
+    "rollout_num_gpus",
+    "rollout_num_gpus_per_engine",
+    "rollout_temperature",
+    "rollout_top_p",
+    "rollout_top_k",
+    "rollout_stop",
+    "rollout_stop_token_ids",
+    *(name for name, section in SECTION_OF.items() if section == "sync"),
+)
+
+
+def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
+    """Options of engines in a run without any."""
+    if with_engines:
+        return
+    # One engine's worth of devices is what `resolve` fills in.
+    derived = {f"--rollout-num-gpus {config.cluster.rollout_num_gpus_per_engine}"}
+    for flag in (*config.stated(*_OF_ENGINES), *(f"--sglang-{name.replace('_', '-')}" for name in config.sglang)):
+        if flag not in derived:
+            yield f"{flag} has no effect: the generator {config.generator_name} starts no engines"
 
 
 def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:

@@ -45,6 +45,12 @@ def check_plugins(config: RunConfig, functions: PlacedFunctions) -> CheckedPlugi
         except SlimeError as error:
             checked.refused[use.slot] = error
     problems += _unused_options(config)
+    generator_used = checked.used.get("generator")
+    if config.rollout.max_turns is not None and generator_used and generator_used.component.spec.single_turn:
+        problems.append(
+            f"--max-turns {config.rollout.max_turns} has no effect: {generator_used.component.title} has one turn per"
+            " conversation. Drop it, or choose a --generator with several"
+        )
     if not (problems or checked.refused or functions.problems):
         try:
             check_critic_options([one.component for one in checked.used.values()], config)

@@ -12,6 +12,7 @@ from typing import Any
 from slime.config.choices import choice_problems
 from slime.config.eval_sets import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
+from slime.config.megatron_effects import dependent_notes, refused_effects
 from slime.config.run_config import KEEPING_OPTIONS, RunConfig, batch_shape
 from slime.errors import ConfigError
 from slime.plugins.reference import is_reference
@@ -24,7 +25,7 @@ def config_problems(config: RunConfig) -> list[str]:
 
 def config_notes(config: RunConfig) -> list[str]:
     """Warnings: what the user should know, although the run can start."""
-    return [*algorithm_notes(config), *evaluation_notes(config)]
+    return [*algorithm_notes(config), *evaluation_notes(config), *dependent_notes(config)]
 
 
 def required_options(config: RunConfig) -> Iterator[str]:
@@ -293,4 +294,5 @@ CHECKS: tuple[Check, ...] = (
     lengths,
     export_folder,
     *MEGATRON_CHECKS,
+    refused_effects,
 )

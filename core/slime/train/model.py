@@ -207,7 +207,8 @@ def take_step(
     lr = float(optimizer.param_groups[0]["lr"])
     updated, norm, _ = optimizer.step()
     scheduler.step(increment=1)
-    norm = float(norm)
+    # Megatron has no norm for gradients that overflowed in float16.
+    norm = math.nan if norm is None else float(norm)
     if not math.isfinite(norm) and (updated or not scaled):
         raise TrainerError(
             f"{step_name}: the gradient norm is {norm} at loss {sums['loss']:g} and learning rate {lr:g}."

@@ -17,6 +17,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
             factory="slime_generators.single_turn:SingleTurn",
             summary="one response of the policy to each prompt",
             resumes=True,
+            single_turn=True,
         ),
         GeneratorSpec(
             name="supervised",
@@ -24,6 +25,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
             options=SupervisedOptions,
             summary="the label as the response, for supervised fine-tuning",
             needs_engine=False,
+            single_turn=True,
         ),
         GeneratorSpec(
             name="tool_loop",

@@ -1,0 +1,146 @@
+"""Every option that the trainer reads, and what it does to the numbers of a training step.
+
+An option that is in none of these tables, and that `slime.config` neither refuses nor notes, fails
+`test_every_flag.py`: new options of slime or of another Megatron must be classified here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Megatron option -> (value that moves a number, options beside it)
+MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lr": (2e-2, {}),
+    "weight_decay": (0.5, {}),
+    "adam_beta1": (0.5, {}),
+    "adam_beta2": (0.9, {}),
+    "adam_eps": (1e-2, {}),
+    "decoupled_weight_decay": (False, {"weight_decay": 0.5}),
+    "apply_wd_to_qk_layernorm": (True, {"weight_decay": 0.5}),
+    "optimizer": ("sgd", {}),
+    "sgd_momentum": (0.1, {"optimizer": "sgd"}),
+    "clip_grad": (0.01, {}),
+    "lr_decay_style": ("linear", {}),
+    "min_lr": (5e-3, {"lr_decay_style": "linear"}),
+    "lr_decay_iters": (30, {"lr_decay_style": "linear"}),
+    "lr_warmup_iters": (1, {}),
+    "lr_warmup_fraction": (0.5, {}),
+    "decoupled_lr": (5e-2, {}),
+    "decoupled_min_lr": (2e-2, {"lr_decay_style": "linear", "decoupled_lr": 5e-2}),
+    "bf16": (True, {}),
+    "fp16": (True, {"initial_loss_scale": 16.0}),
+    "loss_scale": (2.0**40, {"fp16": True}),
+    "initial_loss_scale": (2.0**40, {"fp16": True}),
+    "min_loss_scale": (2.0**39, {"fp16": True, "initial_loss_scale": 2.0**40, "hysteresis": 1}),
+    "hysteresis": (1, {"fp16": True, "initial_loss_scale": 2.0**18}),
+    "loss_scale_window": (1.0, {"fp16": True, "initial_loss_scale": 16.0}),
+}
+
+#: (Megatron options, why they move no number); a star stands for any letters
+NEUTRAL: tuple[tuple[str, str], ...] = (
+    ("barrier_with_L1_time config_logger_dir", "for logs and timers of Megatron's own training loop"),
+    ("log_num_zeros_in_grad check_for_nan_in_grad check_for_large_grads", "a check, or a count for logs"),
+    ("deterministic_mode enable_autocast", "slower or equal kernels for the same numbers, in the parameters' type"),
+    (
+        "recompute_activations recompute_granularity recompute_method recompute_num_layers recompute_modules"
+        " distribute_saved_activations",
+        "memory: activations are computed again instead of stored",
+    ),
+    (
+        "cross_entropy_loss_fusion cross_entropy_fusion_impl masked_softmax_fusion bias_activation_fusion"
+        " bias_dropout_fusion memory_efficient_layer_norm",
+        "speed: the fused form of the same computation, or a form that slime replaces by its own",
+    ),
+    ("attention_softmax_in_fp32", "slime's attention always computes the softmax in float32"),
+    ("disable_bf16_reduced_precision_matmul", "acts on matrix products of GPUs only"),
+    (
+        "async_tensor_model_parallel_allreduce pipeline_model_parallel_comm_backend overlap_p2p_comm batch_p2p_comm"
+        " batch_p2p_sync deallocate_pipeline_outputs num_microbatches_with_partial_activation_checkpoints"
+        " clone_scatter_output_in_embedding",
+        "speed and memory of communication between ranks",
+    ),
+    (
+        "use_distributed_optimizer overlap_grad_reduce align_param_gather bucket_size pad_buckets_for_high_nccl_busbw"
+        " reduce_scatter_with_fp32_accumulation gradient_reduce_div_fusion grad_reduce_in_fp32",
+        "how gradients of several ranks are added up; slime always adds them in float32 unless told otherwise",
+    ),
+    (
+        "cuda_graph_use_single_mempool cuda_graph_retain_backward_graph cuda_graph_warmup_steps cuda_graph_impl"
+        " cuda_graph_scope",
+        "speed of launching kernels on GPUs",
+    ),
+    ("transformer_impl attention_backend", "another implementation of the same layers"),
+    ("make_vocab_size_divisible_by", "the rows added to the vocabulary take no part in the softmax"),
+    ("tokenizer_type", "has one value"),
+)
+#: neutral options that need a GPU, or values that exclude each other
+NOT_TOGETHER = {
+    "transformer_impl": "needs a GPU",
+    "attention_backend": "needs a GPU",
+    "cuda_graph_scope": "needs CUDA graphs",
+    "config_logger_dir": "writes files into the working folder",
+    "recompute_method": "needs full recomputation, tested alone below",
+    "recompute_num_layers": "needs full recomputation",
+    "distribute_saved_activations": "needs tensor parallelism",
+    "recompute_modules": "its default is all that a dense model has",
+    "recompute_granularity": "the same as recompute_activations",
+    "use_distributed_optimizer": "its default here is on",
+}
+#: Megatron options that describe the model: a value that config.json contradicts is refused
+DESCRIBES = (
+    "vocab_size num_layers hidden_size num_attention_heads num_query_groups ffn_hidden_size kv_channels normalization"
+    " layernorm_epsilon layernorm_zero_centered_gamma add_bias_linear add_qkv_bias qk_layernorm rotary_interleaved"
+    " gated_linear_unit position_embedding_type rotary_percent rotary_base rope_scaling_factor use_rope_scaling"
+    " untie_embeddings_and_output_weights swiglu squared_relu quick_geglu group_query_attention"
+    " use_rotary_position_embeddings no_position_embedding"
+)
+#: Megatron options of lengths: limits of prompts and engines, which the trainer does not read
+LENGTHS = "max_position_embeddings seq_length"
+#: Megatron options of the parallel layout, under which the numbers stay the same (`test_layouts.py`)
+LAYOUT = (
+    "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size sequence_parallel"
+    " overlap_param_gather virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage"
+)
+
+_KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.5}
+_TIS = {"use_tis": True}
+_PPO = {"advantage_estimator": "ppo"}
+#: slime's own option -> (value that moves a number, options beside it)
+OWN_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "loss_type": ("sft_loss", {}),
+    "advantage_estimator": ("dr_grpo", {}),
+    "eps_clip": (1e-3, {}),
+    "eps_clip_high": (1e-3, {"eps_clip": 0.2}),
+    "eps_clip_c": (1.0001, {"eps_clip": 0.2, "eps_clip_high": 0.2}),
+    "normalize_advantages": (True, {}),
+    "use_rollout_logprobs": (True, {}),
+    "use_kl_loss": (True, {"kl_loss_coef": 0.5}),
+    "kl_loss_coef": (2.0, _KL_LOSS),
+    "kl_loss_type": ("k2", _KL_LOSS),
+    "use_unbiased_kl": (True, _KL_LOSS),
+    "kl_coef": (0.5, {"advantage_estimator": "reinforce_plus_plus"}),
+    "kl_reward_type": ("k3", {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.5}),
+    "ref_update_interval": (1, _KL_LOSS),
+    "entropy_coef": (0.1, {}),
+    "calculate_per_token_loss": (True, {}),
+    "loss_constant_length": (7, {}),
+    "use_tis": (True, {}),
+    "tis_threshold": (0.5, _TIS),
+    "tis_threshold_low": (0.9, _TIS),
+    "off_policy_correction": ("mask", {}),
+    "off_policy_level": ("sequence", _TIS),
+    "off_policy_sequence_delta": (1e-6, {}),
+    "critic_lr": (1e-4, _PPO),
+    "critic_load": ("OTHER", _PPO),
+    "value_clip": (1e-4, _PPO),
+    "num_critic_only_steps": (1, _PPO),
+    "micro_batch_size": (1, {}),
+    "max_tokens_per_gpu": (64, {}),
+    "rollout_temperature": (0.5, {}),
+    "ref_load": ("OTHER", _KL_LOSS),
+}
+#: slime's own option -> why it moves no number of the trainer
+OWN_NEUTRAL = {
+    "true_on_policy_mode": "it only stops the run (`tests/integration/test_true_on_policy.py`)",
+    "true_on_policy_tolerance": "a bound of --true-on-policy-mode",
+}
