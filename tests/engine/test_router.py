@@ -167,6 +167,10 @@ def test_without_living_engines_the_client_soon_gets_an_error(router: Callable[.
     with pytest.raises(EngineError, match="/generate: status 503"):
         generate(front.url, [None])
     assert time.monotonic() - started < 10
+    assert "\x1b" not in front.log_tail()
+    front.stop()
+    log = front.log_path.read_text()
+    assert "request failed" in log and "\x1b" not in log  # no colours in a file
 
 
 def test_a_router_in_front_of_a_missing_engine_is_not_ready(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tests.train.harness import Centred, make_batch
 
-from slime.errors import PluginContractError
+from slime.errors import PluginContractError, PluginError
 from slime.plugin import Advantages, EstimatorBatch
-from slime.train.advantages import estimate
+from slime.train.advantages import NamedEstimator, estimate
+from slime.train.loss import policy_loss
 
 
 class Answer:
@@ -109,3 +112,29 @@ def test_a_contract_violation_names_estimator_token_found_and_expected(
     with pytest.raises(PluginContractError, match=message) as error:
         estimate(Answer(make), batch)
     assert "Answer.advantages" in str(error.value)
+
+
+class Raising:
+    """An estimator that fails."""
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:  # noqa: ARG002 - the interface
+        raise SystemExit("no advantage")
+
+    def objective(self, tokens: Any) -> Any:  # noqa: ARG002 - the interface
+        raise KeyError("no loss")
+
+
+def test_an_estimator_that_raises_is_named_with_package_and_line() -> None:
+    estimator = NamedEstimator(Raising(), "estimator mine/raising (slime-mine 1.2)")
+    line = Raising.advantages.__code__.co_firstlineno + 1
+    message = rf"^estimator mine/raising \(slime-mine 1.2\).advantages: {__file__}:{line}: SystemExit: no advantage\n"
+    with pytest.raises(PluginError, match=message):
+        estimate(estimator, make_batch(samples=4))
+    tokens: Any = SimpleNamespace(log_probs=torch.zeros(3))
+    with pytest.raises(PluginError, match=rf"\(slime-mine 1.2\).objective: {__file__}:\d+: KeyError: 'no loss'"):
+        policy_loss(tokens, estimator)
+
+
+def test_a_named_estimator_has_an_objective_only_if_its_estimator_has_one() -> None:
+    assert hasattr(NamedEstimator(Raising(), "x"), "objective")
+    assert not hasattr(NamedEstimator(Centred(), "x"), "objective")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, without_escapes
 from slime.kit.processes import Child, DirectChild, describe_exit, in_memory_file, kill_group
 
 _POLL_S = 0.05
@@ -139,7 +139,7 @@ class SupervisedProcess(ABC):
             with self.log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - _TAIL_BYTES))
-                text = log.read().decode(errors="replace")
+                text = without_escapes(log.read().decode(errors="replace"))
         except FileNotFoundError:
             return ""
         return "\n".join(text.splitlines()[-lines:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from slime.engine.control import call
 from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.process import SupervisedProcess, launch_child
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, without_escapes
 from slime.kit.processes import Child
 
 #: No request may time out inside the router, which would send it again while the first engine still works on it. The
@@ -86,6 +87,12 @@ class RouterServer(SupervisedProcess):
         """Start the process."""
         arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys)
         return launch_child("router", [], secret=arguments, env=os.environ, log_path=self.log_path)
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End it, and remove the colours from its log, which it cannot be told to leave out."""
+        super().stop(grace_s)
+        with suppress(OSError):  # the log of a router that was never started
+            self.log_path.write_text(without_escapes(self.log_path.read_text(errors="replace")))
 
     def is_ready(self) -> bool:
         """Whether it knows every engine, and all of them are healthy."""
