@@ -31,6 +31,13 @@ def test_value_loss_by_hand(value: float, old: float, target: float, loss: float
     assert values.grad is not None and values.grad.item() == pytest.approx(slope)
 
 
+def test_rounding_is_no_clipped_value() -> None:
+    draw = torch.Generator().manual_seed(0)
+    values, old, targets = torch.rand(3, 1000, generator=draw) * 0.2
+    _, held = value_loss(values, old, targets, 0.2)
+    assert held.sum() == 0
+
+
 def columns(**parts: list[float]) -> ValueColumns:
     return ValueColumns(**{name: torch.tensor(values) for name, values in parts.items()})
 

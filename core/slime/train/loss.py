@@ -286,12 +286,15 @@ def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, weights: Tensor) -> 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is larger, [M].
 
+    Within the range both errors are the same number, which rounding must not call different.
+
     The clipped value loss of Schulman et al.'s own implementation (see Engstrom et al., 2020, arXiv 2005.12729,
     section 3): a token whose value has moved more than `clip` towards the return has no gradient any more.
     """
     plain = (values - returns).square()
-    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
-    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).float()
+    moved = values - old_values
+    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), ((clipped > plain) & (moved.abs() > clip)).float()
 
 
 #: the trainer's own metrics, whose names an estimator's objective must not use

@@ -363,6 +363,9 @@ class TrainableModel:
         norms = []
         for step in steps:
             with timed(seconds, "time/forward_backward"):
+                # Without the distributed optimizer, the last step's gradients are still in the parameters and would be
+                # counted a second time.
+                self.optimizer.zero_grad()
                 micro_batches = self._micro_batches(batch, np.flatnonzero(batch.step_ids == step).tolist())
                 sums = sum_over_ranks(self._pipeline.train(micro_batches, loss))
                 sums["micro_batches"] = len(micro_batches)
