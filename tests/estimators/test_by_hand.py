@@ -182,3 +182,19 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient(
     assert slope.item() == pytest.approx(-weight * advantage)
     assert (metrics["clip_fraction_low"].item(), metrics["clip_fraction_high"].item()) == (low, high)
     assert metrics["clip_fraction"].item() == low + high
+
+
+def test_cispo_counts_no_weight_that_is_exactly_at_a_bound() -> None:
+    at_one = TokenBatch(
+        log_probs=torch.tensor([-1.0]),
+        old_log_probs=torch.tensor([-1.0]),
+        log_ratio=torch.zeros(1),
+        advantages=torch.ones(1),
+        loss_mask=torch.ones(1),
+        sequence_ids=torch.zeros(1, dtype=torch.int64),
+        num_sequences=1,
+        eps_clip=0.0,
+        eps_clip_high=0.0,
+    )
+    _, metrics = make("cispo").objective(at_one)
+    assert [values.item() for values in metrics.values()] == [0.0, 0.0, 0.0]
