@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
-.PHONY: install quickstart test test-all faults lint types check clean
+.PHONY: install quickstart test test-all faults lint types check mutants clean
 
 install: $(VENV)/.installed
 
@@ -47,6 +47,10 @@ types: install
 	$(BIN)/mypy
 
 check: lint types test
+
+# Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
+mutants: install
+	nice $(BIN)/python -m tests.mutants $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
