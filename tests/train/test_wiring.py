@@ -119,11 +119,11 @@ def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> li
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_line_trains_as_the_textbook_does(name: str, textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(CASES[name])
-    [got] = run_ranks(slime_training, 1, load_config(argv), groups, tmp_path)
+    [got] = run_ranks(slime_training, 1, load_config(argv), groups, tmp_path, timeout_s=240)
     start = TextbookRun(parse_flags(argv)).weights()
     assert not differences(got, expected, start)
 
@@ -138,12 +138,12 @@ def stopped_or_trained(launcher: RankLauncher, config: RunConfig, groups: list[l
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("tolerance", [[], ["--true-on-policy-tolerance", "0.1"]], ids=["default", "wide"])
 def test_true_on_policy_mode_trains_or_stops(tolerance: list[str], textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(Case("--advantage-estimator rloo", noise=0.01))
     config = load_config([*argv, "--true-on-policy-mode", *tolerance])
-    [got] = run_ranks(stopped_or_trained, 1, config, groups, tmp_path)
+    [got] = run_ranks(stopped_or_trained, 1, config, groups, tmp_path, timeout_s=240)
     if tolerance:
         assert not differences(got, expected, TextbookRun(parse_flags(argv)).weights())
     else:
@@ -187,7 +187,7 @@ def test_every_flag_of_the_algorithm_section_has_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flag", sorted(COVERED.keys() - REFUSING))
 def test_leaving_a_flag_out_would_be_noticed(flag: str, textbooks: Textbooks) -> None:
     name = flag.rpartition(" ")[2]
