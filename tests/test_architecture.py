@@ -19,15 +19,16 @@ SOURCES = sorted(
 )
 CORE_SOURCES = sorted(CORE.rglob("*.py"))
 
-_BASE = frozenset({"types", "errors", "raised", "plugin"})
+_BASE = frozenset({"types", "errors", "raised", "redaction", "plugin"})
 _CONFIGURED = _BASE | {"plugins", "config"}
 _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
 #: because they load nothing. `plugins` may not import `config`, so that plugins can be loaded without a run.
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
-    "errors": frozenset(),
-    "raised": frozenset({"errors"}),
+    "redaction": frozenset(),
+    "errors": frozenset({"redaction"}),
+    "raised": frozenset({"errors", "redaction"}),
     "plugin": frozenset({"types", "errors"}),
     "hookspecs": _BASE,
     "plugins": _BASE | {"hookspecs"},

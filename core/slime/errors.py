@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
 
+from slime.redaction import without_credentials
+
 
 class SlimeError(Exception):
     """Root of everything slime raises on purpose.  `exit_code` is what the command line returns."""
@@ -112,9 +114,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def one_line(error: BaseException) -> str:
-    """`ValueError: the message`, in one line and without colours. Never raises, whatever the error's `str()` does."""
+    """`ValueError: the message`, in one line, without colours and credentials in addresses.
+
+    Never raises, whatever the error's `str()` does.
+    """
     try:
-        message = " ".join(without_escapes(str(error)).split())
+        message = without_credentials(" ".join(without_escapes(str(error)).split()))
     except Exception as broken:  # noqa: BLE001 - somebody else's code
         message = f"(its str() raises {type(broken).__name__})"
     if isinstance(error, BaseExceptionGroup):

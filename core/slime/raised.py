@@ -24,6 +24,7 @@ from slime.errors import (
     one_line,
     without_escapes,
 )
+from slime.redaction import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,8 @@ def _installed_in(file: str) -> str | None:
 
 def _formatted(error: BaseException) -> str:
     entry = _entry(error.__traceback__) or error.__traceback__
-    return without_escapes("".join(traceback.format_exception(type(error), error, entry))).rstrip()
+    text = without_escapes("".join(traceback.format_exception(type(error), error, entry)))
+    return without_credentials(text).rstrip()
 
 
 def _remedy(file: str, where: str) -> str:

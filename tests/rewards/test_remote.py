@@ -161,6 +161,21 @@ def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         build("remote", url="http://x", token_env="REWARD_TOKEN")
 
 
+def test_credentials_in_the_address_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return web.Response(status=400)
+
+    with serving(refuse) as service:
+        address = service.url.replace("http://", "http://user:canary@") + "/score?api_key=canary"
+        with pytest.raises(RuntimeError, match=r"http://127.0.0.1:\d+/score answered 400") as caught:
+            ask(build("remote", url=address, **FAST), samples("a"))
+    assert "canary" not in str(caught.value)
+    assert service.headers[0]["Authorization"] == "Basic dXNlcjpjYW5hcnk="
+    monkeypatch.setenv("REWARD_TOKEN", "hunter2")
+    with pytest.raises(ConfigError, match="http://x has user and password, and token_env is set too"):
+        build("remote", url="http://user:canary@x", token_env="REWARD_TOKEN")
+
+
 def test_a_cancelled_call_does_not_affect_its_batch() -> None:
     async def slow(number: int, content: Any) -> Any:
         await asyncio.sleep(0.3)

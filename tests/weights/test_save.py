@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +70,21 @@ def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folde
         save_hf(tmp_path / "out", iter(part), source)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert _tensors(tmp_path / "out").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755)])
+def test_the_folder_has_the_rights_that_the_umask_gives(
+    umask: int, mode: int, model_folder: Folders, tmp_path: Path
+) -> None:
+    source = model_folder("llama")
+    before = os.umask(umask)
+    try:
+        save_hf(tmp_path / "out", iter(_tensors(source).items()), source)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+    for file in (tmp_path / "out").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) & umask == 0, file
 
 
 def test_an_existing_folder_is_replaced(model_folder: Folders, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from slime.cli.train_help import flag_lines
 from slime.compat.functions import PlacedFunctions, place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble
-from slime.config.checks import engine_devices, ports
+from slime.config.checks import engine_devices, lost_secrets, ports
 from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
 from slime.config.eval_options import EvalOptions
@@ -214,7 +214,7 @@ def _exporting(stated: RunConfig, checkpoint: Checkpoint | None) -> RunConfig:
 
 def _problems(config: RunConfig) -> list[str]:
     """Everything wrong with the options of an evaluation."""
-    checks = (_required, choice_problems, engine_devices, ports, evaluation, rewards_of_sets)
+    checks = (_required, lost_secrets, choice_problems, engine_devices, ports, evaluation, rewards_of_sets)
     return [problem for check in checks for problem in check(config)]
 
 

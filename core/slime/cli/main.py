@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from slime import __version__
 from slime.errors import SlimeError, did_you_mean, disk_full, is_disk_full
 from slime.raised import ONLY_IN_LOGS
+from slime.redaction import without_credentials
 
 #: name -> (module with `run(argv) -> int`, summary)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -82,7 +83,7 @@ class _Warning(logging.Formatter):
     """Formats a log record like an error message: `slime: warning: ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"slime: {record.levelname.lower()}: {super().format(record)}"
+        return f"slime: {record.levelname.lower()}: {without_credentials(super().format(record))}"
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def _warnings_to_stderr() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"slime: error: {message}", file=sys.stderr)
+    print(f"slime: error: {without_credentials(message)}", file=sys.stderr)
     return code
 
 

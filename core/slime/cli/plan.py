@@ -9,6 +9,7 @@ from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
+from slime.redaction import redacted
 
 
 def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
@@ -124,4 +125,4 @@ def _checkpoints(config: RunConfig) -> Iterator[str]:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())
+    return ", ".join(f"{key}={value}" for key, value in redacted(values).items())

@@ -16,6 +16,7 @@ from slime.config.choices import choice_problems
 from slime.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError, SlimeError
 from slime.plugin import API_VERSION
 from slime.plugins.resolve import Use
+from slime.redaction import redacted
 
 
 def print_used(words: Sequence[str], *, json: bool) -> int:
@@ -54,7 +55,7 @@ def _row(use: Use, checked: CheckedPlugins) -> UseRow:
         known |= {"id": component.id, "distribution": found.distribution, "version": found.version}
     if (error := checked.refused.get(use.slot)) is not None:
         return UseRow(**known, status=_status(error), problem=str(error))
-    return UseRow(**known, status="ok", options=checked.used[use.slot].options.model_dump(mode="json"))
+    return UseRow(**known, status="ok", options=redacted(checked.used[use.slot].options.model_dump(mode="json")))
 
 
 def _status(error: SlimeError) -> Literal["missing", "clash", "broken", "refused"]:

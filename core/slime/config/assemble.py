@@ -21,6 +21,7 @@ from slime.config.run_file import parse_run_file, read_run_file
 from slime.config.values import explain, is_union, unusable
 from slime.errors import ConfigError
 from slime.plugins.kinds import SLOTS, Slot
+from slime.redaction import redacted
 
 
 class _Foreign(Section):
@@ -112,12 +113,13 @@ def _checked(options: type[Section], items: Mapping[str, Setting], problems: lis
         out_of_range = {details["loc"][0] for details in errors if details["type"] in _BOUND_ERRORS}
         for details in errors:
             key, *inner = details["loc"]
+            details["input"] = redacted(details["input"], str((inner or [key])[-1]))
             setting = items[str(key)]
             if setting.flag is not None and is_union(setting.flag.type.annotation):
                 if key in out_of_range and details["type"] not in _BOUND_ERRORS:
                     continue
                 # pydantic reports one error per type of a union; one message for all of them is enough.
-                inner, details["input"] = [], setting.value
+                inner, details["input"] = [], redacted(setting.value, str(key))
             # An item of a plain list is identified by its value, a key of a nested table by its path: "[1].weight".
             nested = any(isinstance(step, str) for step in inner)
             path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inner) if nested else ""

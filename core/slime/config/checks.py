@@ -13,9 +13,10 @@ from slime.config.choices import choice_problems
 from slime.config.eval_sets import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
-from slime.config.run_config import KEEPING_OPTIONS, RunConfig, batch_shape
+from slime.config.run_config import KEEPING_OPTIONS, SECTIONS, RunConfig, batch_shape
 from slime.errors import ConfigError
 from slime.plugins.reference import is_reference
+from slime.redaction import MARK, places_of_mark
 
 
 def config_problems(config: RunConfig) -> list[str]:
@@ -26,6 +27,18 @@ def config_problems(config: RunConfig) -> list[str]:
 def config_notes(config: RunConfig) -> list[str]:
     """Warnings: what the user should know, although the run can start."""
     return [*algorithm_notes(config), *evaluation_notes(config), *dependent_notes(config)]
+
+
+def lost_secrets(config: RunConfig) -> Iterator[str]:
+    """Secrets in whose place a saved configuration has only a mark."""
+    again = "this secret is not in the saved configuration. Give it again:"
+    for slot, options in config.component_options.items():
+        for option in places_of_mark(options):
+            flag = f"--{slot}.{option.replace('_', '-')}"
+            yield f"{flag}: {again} add {flag} VALUE, or write it into the run file in place of {MARK}"
+    values = {name: getattr(config, name).model_dump() for name in SECTIONS}
+    for place in places_of_mark({**values, "megatron": config.megatron, "sglang": config.sglang}):
+        yield f"{place}: {again} write it into the run file in place of {MARK}"
 
 
 def required_options(config: RunConfig) -> Iterator[str]:
@@ -278,6 +291,7 @@ def export_folder(config: RunConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
+    lost_secrets,
     required_options,
     choice_problems,
     dependent_options,

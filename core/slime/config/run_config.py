@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from slime.config.eval_options import EvalOptions
 from slime.config.options import (
@@ -29,6 +29,7 @@ from slime.config.options import (
 )
 from slime.errors import ConfigError
 from slime.plugins.kinds import SLOTS
+from slime.redaction import redacted
 
 #: options that, besides over-sampling, let finished groups stay in the buffer
 KEEPING_OPTIONS = (
@@ -128,6 +129,15 @@ class RunConfig(BaseModel):
     #: options of the component in each slot ("estimator", "reward", "datasource", ...): slot -> name -> value
     component_options: Mapping[str, Mapping[str, Any]] = {}
 
+    @model_serializer(mode="wrap")
+    def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Trackers and others write what `model_dump` returns."""
+        shown: dict[str, Any] = redacted(dump(self))
+        return shown
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return self.model_dump().items()
+
     def stated(self, *names: str) -> list[str]:
         """Those of the named options that differ from their defaults, as users write them: `--flag value`.
 
@@ -216,7 +226,7 @@ class RunConfig(BaseModel):
         return self.rollout.generator or DEFAULT_GENERATORS[self.algorithm.loss_type]
 
     def to_toml(self) -> str:
-        """The text of a run file with this configuration."""
+        """The text of a run file with this configuration, without its secrets."""
         tables: dict[str, dict[str, Any]] = {
             name: getattr(self, name).model_dump(by_alias=True, exclude_none=True) for name in SECTIONS
         }
@@ -229,7 +239,7 @@ class RunConfig(BaseModel):
                 options = dict(self.component_options.get(slot.name, {}))
                 tables[slot.name] = named | tables.get(slot.name, {}) | options
         tables |= {"megatron": dict(self.megatron), "sglang": dict(self.sglang)}
-        blocks = [_toml({name: table}, name) for name, table in tables.items() if table]
+        blocks = [_toml({name: table}, name) for name, table in redacted(tables).items() if table]
         return "\n".join(blocks)
 
 

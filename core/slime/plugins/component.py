@@ -18,6 +18,7 @@ from slime.plugins.find import GROUP, FoundPlugin
 from slime.plugins.kinds import KINDS
 from slime.plugins.reference import LocalFunction
 from slime.raised import Raised, report
+from slime.redaction import redacted
 
 #: the distribution of a user's own functions, which come in no package
 LOCAL_DISTRIBUTION = "local"
@@ -214,4 +215,4 @@ def _problem(entry: dict[str, Any], known: list[str]) -> str:
         return f"no option {name!r}.{did_you_mean(name, known)} Options: {', '.join(known) or 'none'}"
     if entry["type"] == "missing":
         return f"{name!r} is required"
-    return f"{name!r} is {entry['input']!r}: {entry['msg']}"
+    return f"{name!r} is {redacted(entry['input'], name)!r}: {entry['msg']}"

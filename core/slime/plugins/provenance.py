@@ -19,6 +19,7 @@ from slime.plugins.component import LIMITED_KINDS, LOCAL_DISTRIBUTION, Component
 from slime.plugins.find import FoundPlugin
 from slime.plugins.load import LoadedPlugin
 from slime.plugins.resolve import Resolved
+from slime.redaction import redacted
 
 FORMAT = 2
 #: entry-point groups of SGLang's own plugins, which change the engines when they are installed
@@ -52,7 +53,7 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
                 "weight": resolved.use.weight,
                 **resolved.component.found.identity,
                 "factory": resolved.component.spec.factory,
-                "options": resolved.options.model_dump(mode="json"),
+                "options": redacted(resolved.options.model_dump(mode="json")),
                 "limits": resolved.limits.model_dump(mode="json") if resolved.use.kind in LIMITED_KINDS else {},
                 "source": source_of(resolved.component.found),
             }

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pluggy
+from pydantic import SecretStr
 
 from slime.errors import PluginLoadError, did_you_mean, one_line
 from slime.plugin import API_VERSION, EstimatorSpec, GeneratorSpec, Options, RewardSpec
@@ -22,6 +23,7 @@ from slime.plugins.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.observers import hook_of
 from slime.plugins.requirements import parse_requirement
+from slime.redaction import is_secret
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
 ACCEPTED_APIS = tuple(number for number in (API_VERSION - 1, API_VERSION) if number >= 1)
@@ -144,6 +146,12 @@ def check_spec(spec: object, kind: Kind) -> None:
             f"{title} has the option {reserved[0]}, a name that slime uses for an option of every {kind.title}",
             f"Rename it; --{kind.name}.{reserved[0].replace('_', '-')} is an option of slime itself.",
         )
+    for name, option in spec.options.model_fields.items():
+        if _holds_secret(option.annotation) and not is_secret(name):
+            raise Defect(
+                f"{title} has the secret option {name}, whose name does not say so",
+                f"Name it e.g. {name}_password: slime keeps what is named so out of files and messages.",
+            )
     expected: dict[str, tuple[bool, str]] = {
         "requires": (isinstance(spec.requires, list | tuple), "a tuple of PEP 508 requirements")
     }
@@ -172,6 +180,11 @@ def check_spec(spec: object, kind: Kind) -> None:
             parse_requirement(text)
         except ValueError as error:
             raise Defect(f'{title} requires {error}; expected e.g. "sympy>=1.12"') from None
+
+
+def _holds_secret(annotation: Any) -> bool:
+    """Whether a type is pydantic's `SecretStr`, alone or as a part."""
+    return annotation is SecretStr or any(_holds_secret(part) for part in get_args(annotation))
 
 
 def _is_number(value: object) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
 from slime.kit.readers.prompt_source import content_digest, parse_sources
+from slime.redaction import redacted
 
 FORMAT = 3
 TRAINER_PART = "megatron"
@@ -146,7 +147,7 @@ def data_order(config: RunConfig) -> dict[str, Any]:
     ]
     # As text, because `5` in a run file and the word "5" after a flag set the same value.
     options = config.component_options.get("datasource", {})
-    order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
+    order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in redacted(options).items()}
     return order
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from contextlib import suppress
@@ -49,9 +50,9 @@ def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard
 def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int) -> None:
     config = read_hf_config(source_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    work = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+    work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
-        work.chmod(0o755)
         _copy_companions(source_folder, work)
         files = _write_tensors(work, named, max_shard_bytes)
         _check_complete(folder, {name for tensors in files.values() for name, _, _ in tensors}, config)

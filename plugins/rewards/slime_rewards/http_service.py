@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from slime.errors import ConfigError
 from slime_rewards.options import ServiceOptions
@@ -36,11 +38,19 @@ class HttpService:
             key: Sent as `Authorization: Bearer KEY`, unless the options name a token.
 
         Raises:
-            ConfigError: The environment lacks the variable that `token_env` names.
+            ConfigError: The environment lacks the variable that `token_env` names, or the URL has credentials too.
         """
-        self.url = url
+        address = URL(url)
+        self._address = address.with_user(None)
+        #: the address for messages, without credentials
+        self.url = str(self._address.with_query(None))
         self._options = options
+        if address.user is not None and options.token_env is not None:
+            raise ConfigError(f"url {self.url} has user and password, and token_env is set too; set only one of them")
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        if address.user is not None:
+            login = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
+            self._headers["Authorization"] = f"Basic {login}"
         if options.token_env is not None:
             token = os.environ.get(options.token_env)
             if not token:
@@ -81,7 +91,7 @@ class HttpService:
                 timeout=aiohttp.ClientTimeout(total=self._options.request_timeout_s),
                 connector=aiohttp.TCPConnector(limit=0),
             )
-        async with self._session.post(self.url, data=body) as response:
+        async with self._session.post(self._address, data=body) as response:
             text = await response.text(errors="replace")
             return response.status, text, response.headers.get("Retry-After", "")
 

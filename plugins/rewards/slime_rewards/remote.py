@@ -51,10 +51,10 @@ class Remote:
         answer = await self._service.post({"samples": [_as_sent(s) | {"metadata": s.metadata} for s in samples]})
         rewards = answer.get("rewards") if isinstance(answer, Mapping) else answer
         if not isinstance(rewards, list):
-            raise PluginContractError(f"got {answer!r:.100} from {self._options.url}, expected a list of rewards")
+            raise PluginContractError(f"got {answer!r:.100} from {self._service.url}, expected a list of rewards")
         if len(rewards) != len(samples):
             raise PluginContractError(
-                f"got {len(rewards)} rewards from {self._options.url} for {len(samples)} samples, expected one each"
+                f"got {len(rewards)} rewards from {self._service.url} for {len(samples)} samples, expected one each"
             )
         return [self._reward(reward) for reward in rewards]
 
