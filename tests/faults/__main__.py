@@ -36,11 +36,11 @@ def main() -> int:
         for number, fault in enumerate(chosen):
             outcome = measure(fault, bench, folder / str(number))
             outcomes.append(outcome)
+            if options.write:
+                PAGE.write_text(table_with(PAGE.read_text(encoding="utf-8"), [outcome]), encoding="utf-8")
             verdict = "ok" if not outcome.problems else "; ".join(outcome.problems)
             print(f"{fault.name} ({fault.phase}): {_seconds(outcome.found_s)}, code {outcome.code}: {verdict}")
             print(f"    {outcome.message}", flush=True)
-    if options.write:
-        PAGE.write_text(table_with(PAGE.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
     failed = [outcome for outcome in outcomes if outcome.problems]
     for outcome in failed:
         print(f"\n=== {outcome.fault.name} ({outcome.fault.phase}) ===\n{outcome.output[-4000:]}")

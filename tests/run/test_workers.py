@@ -46,6 +46,18 @@ class Part:
             raise TrainerError("no")
         time.sleep(seconds)
 
+    def lose_or_raise(self) -> None:
+        if self.index == 0:
+            raise ConnectionResetError("Connection closed by peer")
+        time.sleep(0.5)
+        raise TrainerError("the loss is nan")
+
+    def lose_or_die(self) -> None:
+        if self.index == 0:
+            raise ConnectionResetError("Connection closed by peer")
+        time.sleep(0.5)
+        os._exit(3)
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -164,6 +176,14 @@ def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
 def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Workers) -> None:
     with pytest.raises(SlimeError, match=r"^training: the process died"):
         workers.call("die", doing="training")
+
+
+@pytest.mark.parametrize(
+    ("method", "cause"), [("lose_or_raise", "the loss is nan"), ("lose_or_die", "the process died")]
+)
+def test_a_lost_connection_is_not_blamed_if_its_other_end_failed(workers: Workers, method: str, cause: str) -> None:
+    with pytest.raises(SlimeError, match=cause):
+        workers.call(method, doing="training")
 
 
 def test_a_wait_ends_at_its_deadline(workers: Workers) -> None:

@@ -1,0 +1,83 @@
+"""Of several parts in trouble, the watch over a run names the one that caused the rest."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slime.errors import ClusterError, EngineError, SlimeError, TrainerError
+from slime.run.host_watch import Kind, Part
+from slime.run.watch import RunWatch
+
+Sleeper = Callable[[str, Kind], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def watch() -> RunWatch:
+    return RunWatch(20.0)
+
+
+@pytest.fixture
+def sleeper(watch: RunWatch) -> Iterator[Sleeper]:
+    """Starts a process that the run watches under a name."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, kind: Kind) -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen(["sleep", "60"]))
+        watch.add(Part(name, kind, children[-1].pid))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def kill(*children: subprocess.Popen[bytes]) -> None:
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def test_nothing_is_wrong_with_processes_that_run(watch: RunWatch, sleeper: Sleeper) -> None:
+    sleeper("trainer rank 0", "trainer")
+    watch()
+    assert watch.explain() is None
+
+
+@pytest.mark.parametrize(("kind", "error"), [("trainer", TrainerError), ("ray", ClusterError), ("router", EngineError)])
+def test_a_dead_part_ends_the_wait(kind: Kind, error: type[SlimeError], watch: RunWatch, sleeper: Sleeper) -> None:
+    sleeper("another", "trainer")
+    kill(sleeper("the part", kind))
+    with pytest.raises(error, match=r"^the part \(pid \d+ on \S+\) has ended"):
+        watch()
+
+
+def test_without_ray_the_others_end_too_so_ray_is_named(watch: RunWatch, sleeper: Sleeper) -> None:
+    kill(sleeper("the rollout process", "rollout"), sleeper("trainer rank 0", "trainer"), sleeper("raylet", "ray"))
+    cause = watch.explain()
+    assert cause is not None and str(cause).startswith("raylet (pid")
+    assert str(cause).endswith("Also in trouble: the rollout process, trainer rank 0.")
+
+
+def test_a_stopped_part_explains_an_error_at_once_but_ends_no_wait_yet(watch: RunWatch, sleeper: Sleeper) -> None:
+    sleeper("trainer rank 0", "trainer").send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while (cause := watch.explain()) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "trainer rank 0" in str(cause) and "is stopped" in str(cause)
+    watch()
+
+
+def test_what_a_supervisor_says_comes_first(watch: RunWatch, sleeper: Sleeper) -> None:
+    def check() -> None:
+        raise EngineError("engine 0: was killed by SIGKILL")
+
+    watch.supervise(check)
+    kill(sleeper("engine 0's scheduler", "engine"))
+    with pytest.raises(EngineError, match="was killed by SIGKILL"):
+        watch()
