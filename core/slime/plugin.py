@@ -273,6 +273,10 @@ class EstimatorBatch:
     kl: list[Tensor] | None = None
     #: N x [T_i] critic values, if the estimator needs a critic; else None
     values: list[Tensor] | None = None
+    #: name -> [N], the parts of the rewards (`rollout/reward/NAME`); NaN where a sample does not have the part
+    reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
+    #: N x metadata of the sample: what its row states and what generator and rewards added
+    metadata: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,18 @@ def test_columns_keep_group_order_and_exact_tokens() -> None:
     assert batch.rollout_ids.tolist() == [0, 1, 1]
 
 
+def test_parts_of_rewards_and_metadata_are_columns() -> None:
+    rewards = [0.5, {"score": 2.0, "fmt": 1.0}, {"score": 1.0, "len": -0.5, "fmt": 0.0}]
+    group = Group(0, [sample(0, n, reward=reward, metadata={"level": n}) for n, reward in enumerate(rewards)])
+    batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
+    assert {name: part.tolist()[1:] for name, part in batch.reward_parts.items()} == {
+        "fmt": [1.0, 0.0],
+        "len": [pytest.approx(np.nan, nan_ok=True), -0.5],
+    }
+    assert all(np.isnan(part[0]) and part.dtype == np.float32 for part in batch.reward_parts.values())
+    assert batch.metadata == [{"level": 0}, {"level": 1}, {"level": 2}]
+
+
 def test_only_trainable_samples_are_in_the_batch() -> None:
     group = Group(0, [sample(0, i, status=status) for i, status in enumerate(Status)])
     batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.train.harness import Centred, make_batch
@@ -51,6 +54,34 @@ def test_the_estimator_gets_kl_if_there_is_a_reference() -> None:
     estimate(Answer(lambda b: seen.append(b) or Advantages(good(b))), batch, kl)
     assert seen[0].kl is not None
     assert all(torch.equal(a, b) for a, b in zip(seen[0].kl, kl, strict=True))
+
+
+def test_the_estimator_gets_parts_of_rewards_and_metadata_of_each_sample() -> None:
+    """Also in another order, and whatever it does to the metadata."""
+
+    def by_part(batch: EstimatorBatch) -> Advantages:
+        levels = [row.pop("level") for row in batch.metadata]
+        assert levels == [0.0 if torch.isnan(part) else float(part) for part in batch.reward_parts["fmt"]]
+        return Advantages([mask * level for mask, level in zip(batch.loss_masks, levels, strict=True)])
+
+    parts = np.array([1, 2, 3, np.nan], dtype=np.float32)
+    levels: list[dict[str, Any]] = [{"level": level} for level in (1, 2, 3, 0)]
+    batch = replace(make_batch(samples=4, group=2), reward_parts={"fmt": parts}, metadata=copy.deepcopy(levels))
+    found = estimate(Answer(by_part), batch, passive=True).advantages
+    assert [float(part.max()) for part in found[:3]] == [1.0, 2.0, 3.0]
+    assert batch.metadata == levels
+
+
+def test_parts_of_rewards_must_not_be_changed() -> None:
+    def scribbled(batch: EstimatorBatch) -> Advantages:
+        batch.reward_parts["fmt"][0] = 7
+        return Advantages(good(batch))
+
+    parts = {"fmt": np.array([1, 2, np.nan, 3], dtype=np.float32)}
+    batch = replace(make_batch(samples=4), reward_parts=parts)
+    with pytest.raises(PluginContractError, match=r"changed batch\.reward_parts"):
+        estimate(Answer(scribbled), batch)
+    estimate(Answer(lambda one: Advantages(good(one))), batch)
 
 
 class ByPlace:

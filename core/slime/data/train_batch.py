@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class TrainBatch:
     sample_ids: NDArray[np.int64]  #: [N], `Sample.index`, by which errors name samples; -1 if it is not set
     #: N x [T_i] log-probs under the engine that sampled the tokens; None unless every sample has them
     rollout_log_probs: list[NDArray[np.float32]] | None
+    #: name -> [N], the parts of the rewards; NaN where a sample does not have the part
+    reward_parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    metadata: list[dict[str, Any]] = field(default_factory=list)  #: N x `Sample.metadata`
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], *, rollout: int, num_steps: int) -> TrainBatch:
@@ -71,7 +74,16 @@ class TrainBatch:
             rollout_log_probs=(
                 [np.asarray(row.sample.rollout_log_probs, dtype=np.float32) for row in rows] if have_log_probs else None
             ),
+            reward_parts=_reward_parts([row.sample for row in rows]),
+            metadata=[row.sample.metadata for row in rows],
         )
+
+
+def _reward_parts(samples: Sequence[Sample]) -> dict[str, NDArray[np.float32]]:
+    """Name -> [N] of every named reward but the score."""
+    named = [sample.reward if isinstance(sample.reward, dict) else {} for sample in samples]
+    names = dict.fromkeys(name for one in named for name in one if name != "score")
+    return {name: np.asarray([one.get(name, np.nan) for one in named], dtype=np.float32) for name in names}
 
 
 def loss_weights(

@@ -6,6 +6,7 @@ author's tests. Messages have no subject; the caller puts the component's name i
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -309,13 +310,17 @@ def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> Est
     import torch
 
     indices = range(len(batch.loss_masks)) if order is None else order
+    index_tensor = torch.tensor(list(indices), dtype=torch.int64)
     columns: dict[str, Any] = {}
     for column in fields(batch):
         value = getattr(batch, column.name)
-        if isinstance(value, list):
-            columns[column.name] = [value[index].clone() for index in indices]
+        if isinstance(value, Mapping):
+            columns[column.name] = {name: part[index_tensor] for name, part in value.items()}
+        elif isinstance(value, list):
+            # `metadata` is empty in batches that authors make without it.
+            columns[column.name] = [copy.deepcopy(value[index]) for index in indices] if value else []
         elif value is not None:
-            columns[column.name] = value[torch.tensor(list(indices), dtype=torch.int64)]
+            columns[column.name] = value[index_tensor]
     return replace(batch, **columns)
 
 
@@ -324,15 +329,19 @@ def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
     import torch
 
     for column in fields(before):
+        if column.name == "metadata":  # nothing reads it after the estimator, and values of any type cannot be compared
+            continue
         old, new = _parts(getattr(before, column.name)), _parts(getattr(after, column.name))
         same = len(old) == len(new) and all(a.shape == b.shape for a, b in zip(old, new, strict=True))
-        if not same or (old and not torch.equal(torch.cat(old), torch.cat(new))):
+        if not same or (old and not torch.allclose(torch.cat(old), torch.cat(new), rtol=0, atol=0, equal_nan=True)):
             raise PluginContractError(
                 f"changed batch.{column.name}; an estimator must not change its input (clone it first)."
             )
 
 
-def _parts(value: Tensor | list[Tensor] | None) -> list[Tensor]:
+def _parts(value: Tensor | list[Tensor] | Mapping[str, Tensor] | None) -> list[Tensor]:
+    if isinstance(value, Mapping):
+        return list(value.values())
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

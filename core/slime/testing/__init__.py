@@ -24,11 +24,13 @@ from slime.testing.samples import (
     make_batch,
     make_group,
     make_sample,
+    make_token_batch,
     make_tokenizer,
     random_batch,
     random_buffer,
 )
 from slime.testing.scripted_policy import Call, Say, ScriptedPolicy
+from slime.testing.tools import call_tool
 from slime.testing.trackers import assert_tracker_contract
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "assert_pickles",
     "assert_reward_contract",
     "assert_tracker_contract",
+    "call_tool",
     "decode",
     "encode",
     "load_module_as_plugin",
@@ -51,6 +54,7 @@ __all__ = [
     "make_context",
     "make_group",
     "make_sample",
+    "make_token_batch",
     "make_tokenizer",
     "random_batch",
     "random_buffer",

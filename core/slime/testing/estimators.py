@@ -12,7 +12,7 @@ from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, T
 from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
 from slime.plugins.costly_contracts import check_permutation
 from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
-from slime.testing.samples import random_batch
+from slime.testing.samples import random_batch, token_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,6 @@ _SHAPES = {
 }
 #: tokens of the sequences of a micro-batch
 _LENGTHS = (5, 1, 9, 3)
-#: the trainer keeps `TokenBatch.log_ratio` within this
-_BOUND = 20.0
 _BEYOND = 30.0
 
 
@@ -139,6 +137,8 @@ class EstimatorContract(Contract):
             group_ids=whole.group_ids[keep],
             rollout_ids=whole.rollout_ids[keep],
             loss_masks=[*masks, tail],
+            reward_parts={name: part[keep] for name, part in whole.reward_parts.items()},
+            metadata=[whole.metadata[index] for index in keep] if whole.metadata else [],
         )
         first = self._answer(whole, "a batch")
         again = self._answer(halves, "the batch with one rollout in two samples").advantages
@@ -228,26 +228,7 @@ class EstimatorContract(Contract):
         self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, lengths: Sequence[int] = _LENGTHS
     ) -> TokenBatch:
         """A micro-batch of whole sequences as the trainer makes it: [M] each; lengths: tokens of every sequence."""
-        import torch
-
-        ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        old = torch.where(mask > 0, old, new.detach())
-        log_ratio = (new - old) * mask
-        if self.spec.ratio == "sequence":
-            zeros = torch.zeros(len(lengths))
-            trained = zeros.index_add(0, ids, mask).clamp(min=1)
-            log_ratio = (zeros.index_add(0, ids, log_ratio) / trained)[ids] * mask
-        return TokenBatch(
-            log_probs=new,
-            old_log_probs=old,
-            log_ratio=log_ratio.clamp(-_BOUND, _BOUND),
-            advantages=advantages * mask,
-            loss_mask=mask,
-            sequence_ids=ids,
-            num_sequences=len(lengths),
-            eps_clip=0.2,
-            eps_clip_high=0.28,
-        )
+        return token_batch(new, old, advantages, mask, lengths, ratio=self.spec.ratio, eps_clip=0.2, eps_clip_high=0.28)
 
     def _gradient(self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         """[M] of the loss that the trainer sums over the mask."""

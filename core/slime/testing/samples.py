@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from slime.plugin import EstimatorBatch
+from slime.plugin import EstimatorBatch, TokenBatch
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PAD, END, START, STOP, UNKNOWN = "<pad>", "<eos>", "<|im_start|>", "<|im_end|>", "<unk>"
 CHARACTERS = (PAD, END, START, STOP, UNKNOWN, "\n", *string.printable[:95])
 _IDS = {character: number for number, character in enumerate(CHARACTERS)}
+#: the trainer keeps `TokenBatch.log_ratio` within this
+_BOUND = 20.0
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -113,6 +115,8 @@ def make_batch(
     kl: Sequence[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
     rollout_ids: Sequence[int] | None = None,
+    reward_parts: Mapping[str, Sequence[float]] | None = None,
+    metadata: Sequence[dict[str, Any]] | None = None,
 ) -> EstimatorBatch:
     """An estimator's input with known numbers.
 
@@ -122,6 +126,8 @@ def make_batch(
         kl: N x [T_i], if the estimator needs it.
         values: N x [T_i], if the estimator needs them.
         rollout_ids: [N]; default: every sample is a rollout of its own.
+        reward_parts: Name -> [N]; default: none.
+        metadata: N dictionaries; default: empty ones.
     """
     import torch
 
@@ -136,6 +142,79 @@ def make_batch(
         loss_masks=rows(masks if masks is not None else [[1, 1]] * len(flat)),
         kl=None if kl is None else rows(kl),
         values=None if values is None else rows(values),
+        reward_parts={name: torch.tensor(part, dtype=torch.float32) for name, part in (reward_parts or {}).items()},
+        metadata=[{} for _ in flat] if metadata is None else list(metadata),
+    )
+
+
+def make_token_batch(
+    log_probs: Sequence[Sequence[float]] = ((-0.5, -1.0), (-2.0,)),
+    *,
+    old_log_probs: Sequence[Sequence[float]] | None = None,
+    advantages: Sequence[Sequence[float]] | None = None,
+    masks: Sequence[Sequence[int]] | None = None,
+    ratio: Literal["token", "sequence"] = "token",
+    eps_clip: float = 0.2,
+    eps_clip_high: float = 0.28,
+    eps_clip_c: float | None = None,
+) -> TokenBatch:
+    """The input of an estimator's `objective`, as the trainer makes it, with known numbers.
+
+    `log_probs` of the batch is a leaf: after `loss.sum().backward()`, `log_probs.grad` has the gradient.
+
+    Args:
+        log_probs: Of each sequence, of each of its tokens: S x [T_i], M tokens in all.
+        old_log_probs: S x [T_i]; default: the same, so that every ratio is 1.
+        advantages: S x [T_i]; default: 1 for every token.
+        masks: S x [T_i]; default: every token is trained on.
+        ratio: That of the estimator's spec.
+        eps_clip: `--eps-clip`.
+        eps_clip_high: `--eps-clip-high`.
+        eps_clip_c: `--eps-clip-c`.
+    """
+    import torch
+
+    def flat(rows: Sequence[Sequence[float]]) -> Tensor:
+        return torch.tensor([value for row in rows for value in row], dtype=torch.float32)
+
+    lengths = [len(row) for row in log_probs]
+    new = flat(log_probs).requires_grad_()
+    ones = [[1] * length for length in lengths]
+    return token_batch(
+        new,
+        flat(log_probs if old_log_probs is None else old_log_probs),
+        flat(ones if advantages is None else advantages),
+        flat(ones if masks is None else masks),
+        lengths,
+        ratio=ratio,
+        eps_clip=eps_clip,
+        eps_clip_high=eps_clip_high,
+        eps_clip_c=eps_clip_c,
+    )
+
+
+def token_batch(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, lengths: Sequence[int], *, ratio: str, **clip: Any
+) -> TokenBatch:
+    """A micro-batch of whole sequences: [M] each; `lengths` are the tokens of every sequence."""
+    import torch
+
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    old = torch.where(mask > 0, old, new.detach())
+    log_ratio = (new - old) * mask
+    if ratio == "sequence":
+        zeros = torch.zeros(len(lengths))
+        trained = zeros.index_add(0, ids, mask).clamp(min=1)
+        log_ratio = (zeros.index_add(0, ids, log_ratio) / trained)[ids] * mask
+    return TokenBatch(
+        log_probs=new,
+        old_log_probs=old,
+        log_ratio=log_ratio.clamp(-_BOUND, _BOUND),
+        advantages=advantages * mask,
+        loss_mask=mask,
+        sequence_ids=ids,
+        num_sequences=len(lengths),
+        **clip,
     )
 
 

@@ -6,6 +6,7 @@ must be present and finite and, in true-on-policy mode, the trainer's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ def estimate(
         loss_masks=[torch.from_numpy(np.array(mask, dtype=np.float32)) for mask in batch.loss_masks],
         kl=None if kl is None else [part.clone() for part in kl],
         values=None if values is None else [part.clone() for part in values],
+        reward_parts={name: torch.from_numpy(np.array(part)) for name, part in batch.reward_parts.items()},
+        metadata=copy.deepcopy(batch.metadata),
     )
     before = copy_batch(given)
     with naming(f"{name_of(estimator)}.advantages"):
