@@ -17,6 +17,7 @@ from tests.support.rewards import ask, build, score
 
 from slime.testing import make_sample
 from slime_rewards import code_tests
+from slime_rewards.code_asserts import Setup
 from slime_rewards.extraction import last_fenced
 
 
@@ -37,13 +38,13 @@ def test_tests_of_programs_are_read(key: str | None) -> None:
         else:
             sample = make_sample("q", "", metadata={key: stated}, index=7)
         try:
-            found = code_tests.tests_of(sample, key or "tests")
+            found = code_tests.tests_of(sample, key or "tests", run_asserts=True)
         except ValueError:
             got: Any = None
         else:
             match found:
-                case code_tests.Asserts(pieces):
-                    got = ("asserts", pieces)
+                case code_tests.Asserts(tests):
+                    got = ("asserts", [step.code for [step] in tests if isinstance(step, Setup)])
                 case code_tests.IOTests(cases):
                     got = ("io", cases)
                 case code_tests.Calls(function, calls):
@@ -53,6 +54,20 @@ def test_tests_of_programs_are_read(key: str | None) -> None:
         if got != expected:
             wrong.append((stated, got, expected))
     assert wrong == []
+
+
+def test_asserts_that_cannot_be_compared_are_refused() -> None:
+    """Whatever else can be read, can be read in either way."""
+    refused = []
+    for stated, expected in programs.FORMS:
+        sample = make_sample("q", "", metadata={"tests": stated}, index=7)
+        try:
+            code_tests.tests_of(sample, "tests")
+        except ValueError:
+            refused += [] if expected is None else [stated]
+        else:
+            assert expected is not None
+    assert refused == programs.NOT_COMPARABLE
 
 
 def test_the_code_of_a_response_is_found() -> None:

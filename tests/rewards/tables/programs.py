@@ -72,6 +72,13 @@ FORMS: list[tuple[Any, Any]] = [
     (json.dumps([{"input": "1"}]), None),
 ]
 
+#: those of the tests above that assert nothing, or are not Python by themselves: read only by `python_tests = "run"`
+NOT_COMPARABLE: list[Any] = [
+    "  assert f(2) == 4",
+    "[f(2)][0]",
+    "{f(2)}",
+]
+
 #: (response, its code)
 BLOCKS: list[tuple[str, str]] = [
     ("print(1)", "print(1)"),
