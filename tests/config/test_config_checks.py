@@ -58,6 +58,7 @@ from slime.config.run_config import nvidia_devices
         ("--tis-threshold-low 0.5", "--tis-threshold-low 0.5 has no effect without --use-tis"),
         ("--off-policy-level sequence", "--off-policy-level sequence has no effect without --use-tis"),
         ("--use-tis --tis-threshold-low 3", "--tis-threshold-low 3.0 is above --tis-threshold 2.0"),
+        ("--quiet --verbose", "--quiet and --verbose exclude each other"),
         ("--use-tis --off-policy-correction mask", "--use-tis and --off-policy-correction mask exclude each other"),
         ("--use-tis --use-rollout-logprobs", "--use-tis and --use-rollout-logprobs exclude each other"),
         (

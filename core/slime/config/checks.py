@@ -135,6 +135,8 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         stated = config.stated(first, second)
         if len(stated) == 2:
             yield f"{' and '.join(stated)} exclude each other: {reason}"
+    if config.run.quiet and config.run.verbose:
+        yield "--quiet and --verbose exclude each other: the terminal shows less or more"
     if config.algorithm.use_kl_loss and "kl_loss_coef" not in config.algorithm.model_fields_set:
         yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
 

@@ -83,12 +83,12 @@ class MetricsWriter:
 def earlier_metrics(checkpoint: Path, run_dir: Path, done: int) -> list[dict[str, Any]]:
     """The rows of the run that saved a checkpoint after `done` rollouts, up to then: what comes before its curve.
 
-    None if the run in `run_dir` continues in the same folder, whose file has them, or has rows already.
+    None if the run in `run_dir` has rows already: it continues in the same folder.
     """
     saved = tomllib.loads((checkpoint / "config.toml").read_text(encoding="utf-8")).get("run", {})
     folders = [Path(saved.get("output_dir", "outputs")) / str(saved.get("run_name", "")), checkpoint.parent.parent]
     earlier = next((folder for folder in folders if (folder / FILE_NAME).is_file()), None)
-    if earlier is None or earlier.resolve() == run_dir.resolve() or (run_dir / FILE_NAME).stat().st_size:
+    if earlier is None or (run_dir / FILE_NAME).stat().st_size:
         return []
     # The evaluation after the last of these rollouts has their number as its step.
     rows = [row for row in read_metrics(earlier) if row["step"] <= done]
