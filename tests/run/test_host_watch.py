@@ -82,6 +82,7 @@ def test_a_process_that_ended_is_named_with_its_pid_host_and_log(start: Start) -
     assert str(ended.log) in text and "out of luck" in text
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error(start: Start) -> None:
     part = start("time.sleep(60)")
     watch = watching(part)
@@ -96,6 +97,7 @@ def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error
     assert look_for(watch, 2 * HANG_S) == []
 
 
+@pytest.mark.slow
 def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: Start) -> None:
     part = start(KEEPS_THE_INTERPRETER)
     [trouble] = look_for(watching(part), 20)
@@ -105,6 +107,7 @@ def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: 
     assert 'File "<string>", line 5 in <module>' in text  # the line of `sum`
 
 
+@pytest.mark.slow
 def test_native_code_that_lets_other_threads_run_is_no_hang(start: Start) -> None:
     assert look_for(watching(start(COMPUTES)), 3 * HANG_S) == []
 
@@ -142,3 +145,72 @@ def test_the_end_of_a_log_is_shown_under_its_name(tmp_path: Path) -> None:
     assert log_excerpt(log).splitlines()[0] == f"Last lines of {log}:"
     assert log_excerpt(log).splitlines()[-1] == "line 99" and "line 50" not in log_excerpt(log)
     assert log_excerpt(None) == ""
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+SLEEPS = "exec -a sglang::scheduler_TP0 sleep 60"
+SPINS = f"exec -a sglang::scheduler_TP0 {sys.executable} -c 'while True: pass'"
+
+
+@pytest.fixture
+def engine(start: Start) -> Iterator[Callable[[str, str], Part]]:
+    """Starts a stand-in for an engine, with a scheduler, and a supervisor that says what it knows of it."""
+    groups: list[int] = []
+
+    def make(scheduler: str, silent: str) -> Part:
+        server = subprocess.Popen(["bash", "-c", f"({scheduler}) & exec sleep 60"], start_new_session=True)
+        groups.append(server.pid)
+        about = {"name": "engine 0", "group": server.pid, "log": "/nowhere"}
+        answers = {"server_at", "scheduler_at"} - {silent}
+        code = f"PULSE.say(engine={about}, {silent}=0)\nwhile True:\n    time.sleep(0.1)\n"
+        return start(code + f"    PULSE.say({', '.join(f'{name}=time.monotonic()' for name in answers)})")
+
+    yield make
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
+        os.waitpid(group, 0)
+
+
+Engine = Callable[[str, str], Part]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("silent", "part", "question"),
+    [("server_at", "HTTP server", "/health"), ("scheduler_at", "scheduler_TP0", "/server_info")],
+)
+def test_an_idle_process_of_an_engine_that_does_not_answer_hangs(
+    silent: str, part: str, question: str, engine: Engine
+) -> None:
+    [trouble] = look_for(watching(engine(SLEEPS, silent)), 10)
+    assert trouble.part.name == f"engine 0's {part}"
+    assert trouble.what.startswith(f"hangs: it has not answered {question} for")
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_computes_or_waits_for_weights_does_not_hang(engine: Engine) -> None:
+    assert look_for(watching(engine(SPINS, "scheduler_at")), 3 * HANG_S) == []
+    waiting, end = watching(engine(SLEEPS, "scheduler_at")), time.monotonic() + 3 * HANG_S
+    while time.monotonic() < end:
+        assert waiting.look(syncing=True) == []
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_dead_scheduler_is_named_and_a_dead_server_is_left_to_its_supervisor(engine: Engine) -> None:
+    supervisor = engine(SLEEPS, "server_at")
+    watch = HostWatch(60.0)
+    watch.add(supervisor)
+    deadline = time.monotonic() + 10
+    while len(watch._records) < 3 and time.monotonic() < deadline:
+        watch.look()
+        time.sleep(0.05)
+    pids = {record.part.name: pid for pid, record in watch._records.items()}
+    os.kill(pids["engine 0's scheduler_TP0"], signal.SIGKILL)
+    [trouble] = look_for(watch, 10)
+    assert (trouble.part.name, trouble.kind) == ("engine 0's scheduler_TP0", "ended")
+    os.kill(pids["engine 0's HTTP server"], signal.SIGKILL)
+    while watch.look() and time.monotonic() < deadline + 10:
+        time.sleep(0.05)
+    assert watch.look() == []
