@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from tests.config.conftest import Load, Refused
 
-from slime.config import config_from_toml, read_config
+from slime.config import config_from_toml, config_notes, read_config
 from slime.config.flag_table import find_flag, flags_of
 from slime.config.sglang_options import sglang_argv
 from slime.config.values import Arity
@@ -142,6 +142,13 @@ def test_options_that_would_open_the_engines_are_refused_without_their_value(
 ) -> None:
     message = refused(flag, "7777")
     assert f"{flag} is set by slime" in message and reason in message and "7777" not in message
+
+
+def test_an_option_that_opens_an_engine_to_others_on_the_machine_is_noted() -> None:
+    for words in (["--sglang-attn-dp-size", "2"], ["--sglang-enable-dp-attention"]):
+        [note] = config_notes(read_config(words))
+        assert words[0] in note and "any user of the machine can run code as you" in note
+    assert config_notes(read_config(["--sglang-attn-dp-size", "1"])) == []
 
 
 def test_the_engine_size_may_be_set_by_the_flag_of_sglang(load: Load) -> None:

@@ -26,7 +26,19 @@ def config_problems(config: RunConfig) -> list[str]:
 
 def config_notes(config: RunConfig) -> list[str]:
     """Warnings: what the user should know, although the run can start."""
-    return [*algorithm_notes(config), *evaluation_notes(config), *dependent_notes(config)]
+    return [*algorithm_notes(config), *evaluation_notes(config), *dependent_notes(config), *open_engines(config)]
+
+
+def open_engines(config: RunConfig) -> Iterator[str]:
+    """Options with which others on the machine can send to the processes inside an engine, which unpickle it."""
+    opened = {"attn_dp_size": config.sglang.get("attn_dp_size", 1) > 1}
+    opened["enable_dp_attention"] = bool(config.sglang.get("enable_dp_attention"))
+    for name, is_open in opened.items():
+        if is_open:
+            yield (
+                f"with --sglang-{name.replace('_', '-')} the processes inside an engine use TCP ports of 127.0.0.1 that"
+                " ask for no key: any user of the machine can run code as you (see SECURITY.md)"
+            )
 
 
 def lost_secrets(config: RunConfig) -> Iterator[str]:
