@@ -113,7 +113,15 @@ def report(component_name: str, error: BaseException) -> str:
 
 
 def log_of_this_process() -> Path | None:
-    """The file that standard error goes to; None if that is a terminal, a pipe or nothing."""
+    """The file that this process's log records go to; None if there is none.
+
+    In the driver it is the log of the run, in other processes the file that standard error goes to.
+    """
+    for handler in logging.getLogger("slime").handlers:
+        if isinstance(handler, logging.FileHandler):
+            return Path(handler.baseFilename)
+    if not logging.getLogger().handlers:
+        return None
     try:
         path = Path(os.readlink("/proc/self/fd/2"))
         return path if path.is_file() else None

@@ -24,6 +24,8 @@ from slime.observe.observer import RunObserver
 from slime.observe.samples import write_whole
 from slime.observe.step_line import StepLine, duration
 from slime.observe.terminal import Terminal
+from slime.observe.trackers import TrackerThread
+from slime.plugin import Tracker
 
 STEP = {"time/step": 60.0, "rollout/reward_mean": 0.5, "train/loss": 0.25, "train/kl": 0.1}
 
@@ -92,6 +94,22 @@ def test_the_log_has_every_line_with_its_time_and_the_error_with_its_traceback(t
     assert any(line.endswith("it is connected") for line in stamped)
     assert "KeyError: 'bug'" in lines and "Traceback (most recent call last):" in lines
     assert not any("driver.log" in str(handler) for handler in logging.getLogger("slime").handlers)
+
+
+def test_the_message_about_a_tracker_that_raises_names_the_log_that_has_the_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer, _ = observed(tmp_path / "run")
+
+    def build() -> Tracker:
+        raise KeyError("no such project")
+
+    TrackerThread("tracker mine", build).join(5.0)
+    observer.run_finished("finished")
+    log = tmp_path / "run/logs/driver.log"
+    [shown] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"tracker mine failed: {__file__}:" in shown and f"The full traceback is in {log}." in shown
+    assert "in build\n" in log.read_text() and "KeyError: 'no such project'" in log.read_text()
 
 
 def test_a_verbose_run_shows_what_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
