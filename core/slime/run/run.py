@@ -215,7 +215,7 @@ class Run:
     def _blame_first_cause(self, error: SlimeError) -> None:
         """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
         cause = self._watch.explain() or self._dead_engine()
-        if cause is None or str(cause).partition(" (pid")[0] in str(error):
+        if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
             self.observer.ending(error)
             return
         self.observer.ending(cause)
