@@ -48,3 +48,12 @@ def test_a_judge() -> None:
 def test_a_reward_model(output: str, tmp_path: Path) -> None:
     reward = build("reward_model", model_path=str(make_tiny_reward_model(tmp_path)), output=output, max_tokens=128)
     assert_reward_contract(reward, spec=spec("reward_model"))
+
+
+def test_code_that_is_compared() -> None:
+    """Made-up samples have labels that assert nothing, so the kit gets its own."""
+    samples = [
+        make_sample("f", f"def f(x):\n    return x + {n % 2}", label=f"assert f({n}) == {n}", index=n) for n in range(4)
+    ]
+    code = RewardSpec(name="code", factory="module:Class", timeout_s=60.0)
+    assert_reward_contract(build("code"), spec=code, samples=samples, good=samples[::2], bad=samples[1::2])

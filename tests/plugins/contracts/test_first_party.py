@@ -20,6 +20,8 @@ OWN = [one for one in survey_plugins().components() if one.found.own and one.id 
 NEEDED: dict[str, dict[str, Any]] = {
     "generators/black_box": {"agent": "tests.support.agents:ask_once"},
     "rewards/given": {"missing": 0.0},
+    # The labels of made-up samples are numbers: Python, but no comparisons.
+    "rewards/code": {"python_tests": "run"},
 }
 #: choices that need a service
 ONLINE = ({"mode": "online"},)
