@@ -70,7 +70,11 @@ AREAS: dict[str, Area] = {
     ),
     "weights": Area(
         ("core/slime/weights/*.py", "core/slime/weights/families/*.py"),
-        (("tests/weights",), ("tests/weights", "tests/train/test_hf_parity.py"), ("tests/train/test_layouts.py",)),
+        (
+            ("tests/weights",),
+            ("tests/weights", "tests/train/test_hf_parity.py"),
+            ("tests/train/test_rank.py", "tests/train/test_layouts.py"),
+        ),
     ),
     "ledger": Area(
         ("core/slime/rollout/prompts.py", "core/slime/rollout/collect.py", "core/slime/rollout/open_batch.py"),

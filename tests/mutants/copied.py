@@ -76,7 +76,7 @@ class Copy:
         if process.exitcode not in (1, 2, 3):
             raise SystemExit(f"pytest {' '.join(tests)} ended with {process.exitcode}:\n{text[-3000:]}")
         named = [line for line in text.split("\n") if line.startswith(("FAILED", "ERROR"))]
-        return named[0].split(" - ")[0] if named else f"exit code {process.exitcode}"
+        return named[0][:300] if named else f"exit code {process.exitcode}"
 
     def _pytest(self, tests: tuple[str, ...], log: Path) -> NoReturn:
         """Of the forked process: run the tests against the copy's packages."""

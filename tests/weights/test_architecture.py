@@ -48,6 +48,11 @@ def test_llama_keywords_come_from_the_configuration() -> None:
     assert model.gpt["share_embeddings_and_output_weights"] is True
 
 
+def test_without_rotary_options_whole_heads_are_rotated_with_the_usual_base() -> None:
+    model = architecture(LLAMA)
+    assert (model.gpt["rotary_base"], model.gpt["rotary_percent"]) == (10000.0, 1.0)
+
+
 def test_qwen3_norms_queries_and_keys_and_sizes_heads_by_itself() -> None:
     model = architecture(QWEN3)
     assert model.transformer["qk_layernorm"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.support.model_folders import Folders
 
 from slime.weights import architecture, read_hf_config
@@ -20,3 +24,12 @@ def test_shapes_are_those_that_transformers_writes(model_folder: Folders, family
     )
     assert {tensor.dtype for tensor in stored.values()} == {"F32"}
     assert list(not_finite(stored, everything=True)) == []
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_only_the_tensor_that_has_a_number_that_is_not_finite_is_named(tmp_path: Path, everything: bool) -> None:
+    wrong = torch.ones(8)
+    wrong[3] = float("nan")
+    tensors = {"before": torch.ones(8), "middle": wrong, "next": torch.ones(8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert list(not_finite(stored_tensors(tmp_path), everything=everything)) == ["middle"]

@@ -49,9 +49,11 @@ def test_an_answer_without_checksums_is_an_error(folder: Path) -> None:
         WeightCheck(read_hf_config(folder), [1]).compare("http://engine:1", {"success": True})
 
 
-def test_an_engine_of_unexpected_size_is_an_error(folder: Path) -> None:
+@pytest.mark.parametrize("draft", [False, True], ids=["one model", "with a draft model"])
+def test_an_engine_of_unexpected_size_is_an_error(draft: bool, folder: Path) -> None:
     check = WeightCheck(read_hf_config(folder), [1])
-    ranks = [{"checksums": {}, "parallelism_info": {"tp_rank": 0, "tp_size": 4}}]
+    info = {"tp_rank": 0, "tp_size": 4}
+    ranks = [{"checksums": {}, "parallelism_info": [info, {"tp_rank": 0, "tp_size": 1}] if draft else info}]
     with pytest.raises(WeightSyncError, match="tensor-parallel size 4"):
         check.compare("http://engine:1", {"ranks": ranks})
 
