@@ -178,9 +178,7 @@ def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Work
         workers.call("die", doing="training")
 
 
-@pytest.mark.parametrize(
-    ("method", "cause"), [("lose_or_raise", "the loss is nan"), ("lose_or_die", " died")]
-)
+@pytest.mark.parametrize(("method", "cause"), [("lose_or_raise", "the loss is nan"), ("lose_or_die", " died")])
 def test_a_lost_connection_is_not_blamed_if_its_other_end_failed(workers: Workers, method: str, cause: str) -> None:
     with pytest.raises(SlimeError, match=cause):
         workers.call(method, doing="training")
