@@ -109,6 +109,12 @@ def test_a_column_of_another_tool_is_suggested(tmp_path: Path) -> None:
     assert "Did you mean --input-key question?" in refused(tmp_path / "t.parquet")
 
 
+def test_a_damaged_name_of_a_column_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "t.parquet", store_schema=False)
+    (tmp_path / "t.parquet").write_bytes((tmp_path / "t.parquet").read_bytes().replace(b"prompt", b"\x97rompt"))
+    assert "is not a valid Parquet file" in refused(tmp_path / "t.parquet")
+
+
 def test_a_date_that_python_cannot_hold_is_a_bad_row(tmp_path: Path) -> None:
     beyond = pa.array([0, 2**62], pa.timestamp("us"))
     metadata = pa.StructArray.from_arrays([beyond], ["at"])

@@ -122,5 +122,5 @@ def _errors(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:  # damaged pages are an OSError
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # damaged pages, damaged names of columns
         raise DataError(f"{name} is not a valid Parquet file: {' '.join(str(error).split())}") from None
