@@ -184,3 +184,12 @@ def disk_full(error: Exception, path: Path | None = None) -> str:
         return f"{what}: {one_line(error)}"
     folder = next((parent for parent in file.absolute().parents if parent.is_dir()), Path("/"))
     return f"{what}: {file} cannot be written; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+
+
+def disk_problem(error: BaseException, path: Path) -> str:
+    """Why `path` cannot be written, in one line and with the free bytes, from the error of any library."""
+    if isinstance(error, Exception) and any(os.strerror(number) in str(error) for number in _FULL):
+        return disk_full(error, path)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
+    return f"{reason}; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from tests.cli.conftest import Slime, split
 
 from slime.config import RunConfig, config_from_toml
 from slime.config.eval_sets import eval_sets
-from slime.run.checkpoint import FORMAT, Checkpoint
+from slime.run.checkpoint import Checkpoint
+from slime.run.checkpoint_writer import CheckpointWriter
 
 Refused = Callable[..., str]
 
@@ -67,14 +67,9 @@ def checkpoint(tmp_path: Path, base_words: list[str], prompts: Path) -> Path:
     from slime.config import load_config
 
     sets = ["--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--save-hf", "hf", "--save", "saved"]
-    folder = tmp_path / "saved" / "rollout_000002"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(load_config([*base_words, *sets]).to_toml())
-    state = {"format": FORMAT, "rollouts_done": 2, "weight_version": 3, "trained_at": [[3, 2]], "data_order": {}}
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / "plugins.json").write_text("{}")
-    (folder.parent / "latest").write_text("rollout_000002\n")
-    return folder.parent
+    writer = CheckpointWriter(tmp_path / "saved", load_config([*base_words, *sets]), {})
+    writer.commit(writer.begin(2), {}, rollouts_done=2, weight_version=3, trained_at={3: 2})
+    return tmp_path / "saved"
 
 
 def test_a_dry_run_prints_what_would_be_evaluated(slime: Slime, words: list[str], described_model: Path) -> None:

@@ -10,7 +10,7 @@ from tests.cli.conftest import Slime, split
 
 from slime.config import load_config
 from slime.plugins.plugin_set import load_plugins
-from slime.run.checkpoint import CheckpointWriter
+from slime.run.checkpoint_writer import CheckpointWriter
 
 
 def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:
@@ -83,7 +83,7 @@ def saved_run(folder: Path, words: Sequence[str], rollouts_done: int) -> Path:
     config = load_config(words)
     writer = CheckpointWriter(folder, config, load_plugins(config.plugins).provenance(config))
     return writer.commit(
-        writer.begin(rollouts_done), rollouts_done=rollouts_done, weight_version=2, trained_at={2: rollouts_done}
+        writer.begin(rollouts_done), {}, rollouts_done=rollouts_done, weight_version=2, trained_at={2: rollouts_done}
     )
 
 

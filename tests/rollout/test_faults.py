@@ -38,7 +38,7 @@ from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
-from slime.run.checkpoint import read_rollout_part, write_rollout_part
+from slime.run.rollout_part import read_rollout_part, write_rollout_part
 
 LIMIT = 16
 FAULTS = 0.05

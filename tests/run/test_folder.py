@@ -11,7 +11,8 @@ import pytest
 
 from slime.config import RunConfig, load_config
 from slime.errors import CheckpointError, ConfigError, DataError
-from slime.run.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, require_own_folder
+from slime.run.checkpoint import Checkpoint, read_checkpoint
+from slime.run.checkpoint_writer import CheckpointWriter, require_export_folder, require_own_folder
 
 Config = Callable[..., RunConfig]
 Saved = Callable[..., Path]
@@ -35,7 +36,7 @@ def config(prompts: Path) -> Config:
 def commit(writer: CheckpointWriter, temporary: Path, rollouts_done: int) -> Path:
     version = rollouts_done + 1
     return writer.commit(
-        temporary, rollouts_done=rollouts_done, weight_version=version, trained_at={1: 0, version: rollouts_done}
+        temporary, {}, rollouts_done=rollouts_done, weight_version=version, trained_at={1: 0, version: rollouts_done}
     )
 
 
@@ -121,14 +122,14 @@ def test_a_folder_without_a_checkpoint_is_refused_with_what_was_expected(tmp_pat
 def test_an_incomplete_checkpoint_is_refused_with_the_missing_file(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2)
     (path / "plugins.json").unlink()
-    with pytest.raises(CheckpointError, match=r"rollout_000002 is incomplete.*plugins\.json"):
+    with pytest.raises(CheckpointError, match=r"rollout_000002/plugins\.json is missing"):
         read_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(saved: Saved, tmp_path: Path) -> None:
     path = saved(tmp_path, 2) / "state.json"
-    path.write_text(path.read_text().replace('"format": 3', '"format": 1'))
-    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 3\. .* --save-hf"):
+    path.write_text(path.read_text().replace('"format": 4', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"has format 1; this slime reads format 4 \(and 3\)\. .* --save-hf"):
         read_checkpoint(tmp_path)
 
 
@@ -220,14 +221,66 @@ def test_a_different_reference_model_is_reported_unless_the_checkpoint_has_the_r
 
 
 def test_a_new_run_does_not_save_to_the_folder_of_another_run(saved: Saved, config: Config, tmp_path: Path) -> None:
-    require_own_folder(config("--save", str(tmp_path)))
+    require_own_folder(config("--save", str(tmp_path)), tmp_path / "run")
     path = saved(tmp_path, 2)
-    require_own_folder(config("--save", str(tmp_path), "--load", str(tmp_path)))
-    require_own_folder(config("--save", str(tmp_path), "--load", str(path)))
-    require_own_folder(config("--save", str(tmp_path / "other"), "--load", str(path)))
+    require_own_folder(config("--save", str(tmp_path), "--load", str(tmp_path)), tmp_path / "run")
+    require_own_folder(config("--save", str(tmp_path), "--load", str(path)), tmp_path / "run")
+    require_own_folder(config("--save", str(tmp_path / "other"), "--load", str(path)), tmp_path / "run")
     message = r"holds checkpoints of another run, up to rollout_000002\. Continue that run with --load"
     with pytest.raises(ConfigError, match=message):
-        require_own_folder(config("--save", str(tmp_path)))
+        require_own_folder(config("--save", str(tmp_path)), tmp_path / "run")
     other = saved(tmp_path / "other", 4)
     with pytest.raises(ConfigError, match=message):
-        require_own_folder(config("--save", str(tmp_path), "--load", str(other)))
+        require_own_folder(config("--save", str(tmp_path), "--load", str(other)), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.toml", r"is the folder of another run \(it has config\.toml\)"),
+        ("state.json", "is a checkpoint"),
+        ("config.json", "is a model folder"),
+    ],
+)
+def test_checkpoints_do_not_go_into_a_folder_of_something_else(
+    config: Config, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=message):
+        require_own_folder(config("--save", str(tmp_path)), tmp_path / "run")
+    if name == "config.toml":  # its own folder, when the run is continued
+        require_own_folder(config("--save", str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize("spelling", ["same", "relative", "link", "inside", "around", "reference"])
+def test_an_export_does_not_replace_a_model_that_the_run_reads(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    model, elsewhere = tmp_path / "models" / "base", tmp_path / "elsewhere"
+    for folder in (model, elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    (tmp_path / "link").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    save = {
+        "same": str(model),
+        "relative": "models/../models/base",
+        "link": "link",
+        "inside": "models/base/trained",
+        "around": "models",
+        "reference": str(model),
+    }[spelling]
+    read = ["--ref-load", str(model)] if spelling == "reference" else ["--hf-checkpoint", str(model)]
+    with pytest.raises(ConfigError, match=r"--save-hf \S+ (would overwrite|and) --(hf-checkpoint|ref-load)"):
+        require_export_folder(config(*read, "--save-hf", save))
+    require_export_folder(config(*read, "--save-hf", str(elsewhere)))  # an earlier export, for example
+
+
+def test_an_export_replaces_no_folder_of_something_else(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no model"):
+        require_export_folder(config("--save-hf", str(tmp_path / "notes")))
+    with pytest.raises(ConfigError, match="is a file"):
+        require_export_folder(config("--save-hf", str(tmp_path / "notes" / "mine.txt")))
+    require_export_folder(config("--save-hf", str(tmp_path / "{rollout}")))

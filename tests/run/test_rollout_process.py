@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime.rollout.record import Rollout
-from slime.run.checkpoint import read_rollout_part
+from slime.run.rollout_part import read_rollout_part
 from slime.run.rollout_process import RolloutProcess
 from slime.types import Group, Sample
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tests.support.full_disk import on_a_small_disk
 from tests.support.model_folders import Folders
 from tests.support.tiny_models import VOCAB_SIZE
 from torch import Tensor
@@ -54,11 +57,44 @@ def test_shards_stay_below_the_limit_and_the_index_adds_them_up(model_folder: Fo
     assert set(index["weight_map"].values()) == {file.name for file in files}
 
 
-def test_the_configuration_states_the_type_that_was_written(model_folder: Folders, tmp_path: Path) -> None:
-    source = model_folder("llama")
-    named = ((name, tensor.bfloat16()) for name, tensor in _tensors(source).items())
-    save_hf(tmp_path / "out", named, source)
+@pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16])
+def test_each_tensor_has_the_type_of_the_original_model(
+    model_folder: Folders, tmp_path: Path, trained: torch.dtype
+) -> None:
+    weights = _tensors(model_folder("llama"))
+    shutil.copytree(model_folder("llama"), tmp_path / "half")
+    # A model in half precision with one tensor in full, as some models keep their norms.
+    half = {name: tensor if name == "model.norm.weight" else tensor.bfloat16() for name, tensor in weights.items()}
+    save_file(half, tmp_path / "half" / "model.safetensors", metadata={"format": "pt"})
+    save_hf(tmp_path / "out", ((name, tensor.to(trained)) for name, tensor in weights.items()), tmp_path / "half")
+    saved = _tensors(tmp_path / "out")
+    assert {name: tensor.dtype for name, tensor in saved.items()} == {name: part.dtype for name, part in half.items()}
+    if trained == torch.float32:
+        assert all(torch.equal(saved[name], half[name]) for name in half)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_original_model_is_never_replaced(model_folder: Folders, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_folder("llama"), model)
+    (tmp_path / "link").symlink_to(model)
+    for target in (model, tmp_path / "link", tmp_path / "x" / ".." / "model"):
+        with pytest.raises(CheckpointError, match="the model that training began with"):
+            save_hf(target, iter(_tensors(model).items()), model)
+    assert (model / "model.safetensors").is_file()
+
+
+def test_a_full_disk_is_named_with_its_free_bytes_and_the_old_export_stays(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    source = model_folder("llama")
+    save_hf(tmp_path / "out", iter(_tensors(source).items()), source)
+    message = on_a_small_disk(save_hf, tmp_path / "out", iter(_tensors(source).items()), source)
+    assert message is not None and "\n" not in message
+    assert re.search(rf"{tmp_path}/\S+ cannot be written: .*; [\d,]+ bytes are free in {tmp_path}", message), message
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert _tensors(tmp_path / "out").keys() == _tensors(source).keys()
+    save_hf(tmp_path / "out", iter(_tensors(source).items()), source)  # it can be repeated
 
 
 def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folder: Folders, tmp_path: Path) -> None:

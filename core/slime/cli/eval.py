@@ -8,6 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.cli.checkpoint_config import (
+    checkpoint_of_user,
+    exporting_config,
+    require_no_foreign_code,
+    saved_settings,
+)
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.text_layout import block, count
 from slime.cli.train import make_run_folder, run_folder
@@ -18,7 +24,6 @@ from slime.config.assemble import assemble
 from slime.config.checks import engine_devices, lost_secrets, ports
 from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
-from slime.config.eval_options import EvalOptions
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
 from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import Flag, Setting, Settings
@@ -32,8 +37,7 @@ from slime.config.options import (
 )
 from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
-from slime.errors import CheckpointError, ConfigError
-from slime.run.checkpoint import Checkpoint, read_checkpoint
+from slime.run.checkpoint import Checkpoint
 
 _USAGE = """\
 usage: slime eval [RUN.toml | CHECKPOINT | MODEL] [--flag value]...
@@ -126,44 +130,44 @@ def run(argv: Sequence[str]) -> int:
 # --- what to evaluate --------------------------------------------------------------------------------
 
 
-def read_request(argv: Sequence[str], default_name: str) -> EvalRequest:
+def read_request(argv: Sequence[str], default_name: str, *, exports: bool = False) -> EvalRequest:
     """Read `[RUN.toml | CHECKPOINT | MODEL] [--flag value]...`; flags override the file or the checkpoint's options.
 
     Args:
         argv: The words after `slime eval`.
         default_name: Name of the run folder, unless a flag sets it.
+        exports: Whether only the weights are wanted, and none of the run's functions.
 
     Raises:
         ConfigError: The words, or what they name, cannot be read.
     """
     line = CommandLine(argv)
-    settings = Settings() if line.file is None else _settings_of(Path(line.file))
+    command = "slime export {} DIR" if exports else "slime eval {}"
+    settings, checkpoint = (Settings(), None) if line.file is None else _settings_of(Path(line.file), command)
     stated = assemble(override(settings, line.settings))
     load = stated.checkpoint.load
-    checkpoint = None if load is None else _read_checkpoint(Path(load))
+    if load is None:
+        checkpoint = None
+    elif checkpoint is None or load != str(checkpoint.path):
+        checkpoint = checkpoint_of_user(Path(load), "--load {}")
     if ("run", "run_name") not in line.settings.items:
         stated = stated.with_options("run", run_name=default_name)
-    functions = place_functions(_without_training(stated))
-    return EvalRequest(resolve(functions.config), functions, checkpoint, resolve(_exporting(stated, checkpoint)))
+    used, exporting = _without_training(stated), exporting_config(stated, checkpoint)
+    if line.file is not None and Path(line.file).is_dir():
+        require_no_foreign_code(settings, line.settings, exporting if exports else used)
+    functions = place_functions(exporting if exports else used)
+    return EvalRequest(resolve(functions.config), functions, checkpoint, resolve(exporting))
 
 
-def _settings_of(path: Path) -> Settings:
+def _settings_of(path: Path, command: str) -> tuple[Settings, Checkpoint | None]:
     """The settings of a run file, of a checkpoint's run with the checkpoint, or of a model folder."""
     if not path.is_dir():
-        return read_run_file(path)
+        return read_run_file(path), None
     if (path / "config.json").is_file():
-        return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))})
-    folder = _read_checkpoint(path).path
-    own = read_run_file(folder / "config.toml")
-    return override(own, Settings({("checkpoint", "load"): Setting(str(folder), str(folder))}))
-
-
-def _read_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint that the user names: problems with it are bad input."""
-    try:
-        return read_checkpoint(folder)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
+        return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))}), None
+    checkpoint = checkpoint_of_user(path, command)
+    folder = str(checkpoint.path)
+    return override(saved_settings(checkpoint), Settings({("checkpoint", "load"): Setting(folder, folder)})), checkpoint
 
 
 def _without_training(stated: RunConfig) -> RunConfig:
@@ -188,26 +192,6 @@ def _without_training(stated: RunConfig) -> RunConfig:
             "checkpoint": CheckpointOptions(hf_checkpoint=stated.checkpoint.hf_checkpoint),
             "components": ComponentOptions(),
             "component_options": {slot: options for slot, options in stated.component_options.items() if slot in slots},
-        }
-    )
-
-
-def _exporting(stated: RunConfig, checkpoint: Checkpoint | None) -> RunConfig:
-    """For training ranks that load weights and train nothing: no estimator, reference or critic."""
-    batch = max(1, stated.data_parallel_size)
-    return stated.model_copy(
-        update={
-            "algorithm": AlgorithmOptions(loss_type="sft_loss", micro_batch_size=stated.algorithm.micro_batch_size),
-            "rollout": RolloutOptions(num_rollout=1, rollout_batch_size=batch),
-            "data": DataOptions(),
-            "reward": RewardOptions(),
-            "evaluation": EvalOptions(),
-            "checkpoint": CheckpointOptions(
-                hf_checkpoint=stated.checkpoint.hf_checkpoint,
-                initial_megatron_checkpoint=None if checkpoint is None else str(checkpoint.path),
-            ),
-            "components": ComponentOptions(),
-            "component_options": {},
         }
     )
 

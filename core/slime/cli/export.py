@@ -9,7 +9,6 @@ from pathlib import Path
 from slime.cli.eval import read_request
 from slime.cli.preflight import preflight
 from slime.cli.train import make_run_folder, run_folder
-from slime.compat.functions import place_functions
 from slime.errors import ConfigError
 
 _USAGE = """\
@@ -50,11 +49,11 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(argv[1]).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder. Choose another DIR.")
-    request = read_request([source, *flags], time.strftime("export_%Y-%m-%d_%H%M%S"))
+    request = read_request([source, *flags], time.strftime("export_%Y-%m-%d_%H%M%S"), exports=True)
     if request.checkpoint is None:
         raise ConfigError(f"{source} is not a checkpoint: expected a folder of --save, or one checkpoint in it")
     config = request.exporting
-    checked = preflight(config, run_folder(config), place_functions(config), problems_of=lambda _: [])
+    checked = preflight(config, run_folder(config), request.functions, problems_of=lambda _: [])
     make_run_folder(checked.run_dir, checked.config)
 
     # It imports Ray, which nothing above this line needs.

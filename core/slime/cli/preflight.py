@@ -33,7 +33,8 @@ from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 from slime.plugins.plugin_set import PluginSet
 from slime.plugins.resolve import Resolved
-from slime.run.checkpoint import read_checkpoint, require_own_folder
+from slime.run.checkpoint import Checkpoint, intact_checkpoint
+from slime.run.checkpoint_writer import require_export_folder, require_own_folder
 from slime.weights.mapping import differences
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,19 @@ class Preflight:
     data: list[DataFacts]
     #: what the user should know, although the run can start
     notes: list[str]
+    checkpoint: Checkpoint | None  #: of --load
+
+    @property
+    def finished(self) -> Checkpoint | None:
+        """The checkpoint of a run in which everything is trained, and of which only the model is exported."""
+        last = self.checkpoint is not None and self.checkpoint.is_last(self.config)
+        return self.checkpoint if last else None
+
+    @property
+    def export_folder(self) -> Path:
+        """The folder of --save-hf at the end of the run."""
+        done = self.config.num_rollout if self.finished is None else self.finished.rollouts_done
+        return Path(str(self.config.checkpoint.save_hf).format(rollout=done))
 
     @property
     def with_engines(self) -> bool:
@@ -99,7 +113,7 @@ def preflight(
                 " with --load and the folder of its checkpoints"
             )
         problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    _check_checkpoints(config, checked.plugins, problems)
+    checkpoint = _check_checkpoints(config, run_dir, checked.plugins, problems)
     stop_on(problems)
     assert model is not None
     notes = [
@@ -107,7 +121,7 @@ def preflight(
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
     ]
-    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes)
+    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint)
 
 
 @contextlib.contextmanager
@@ -171,23 +185,32 @@ def _check_data(
 # --- checkpoints -------------------------------------------------------------------------------------
 
 
-def _check_checkpoints(config: RunConfig, plugins: PluginSet, problems: list[str]) -> None:
-    """Check the checkpoints to start from and the folder for new ones, and that the run may continue that of --load."""
+def _check_checkpoints(config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str]) -> Checkpoint | None:
+    """Check the checkpoints to start from and the folders to write to, and that the run may continue that of --load.
+
+    Returns:
+        The checkpoint of --load.
+    """
     with _collected(problems):
-        require_own_folder(config)
+        require_own_folder(config, run_dir)
+    with _collected(problems):
+        require_export_folder(config)
     if config.checkpoint.initial_megatron_checkpoint is not None:
         with _collected(problems):
-            read_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint))
+            flag = "--initial-megatron-checkpoint"
+            intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
     if config.checkpoint.load is None:
-        return
+        return None
+    checkpoint = None
     with _collected(problems):
-        checkpoint = read_checkpoint(Path(config.checkpoint.load))
-        # A run with other problems cannot be compared.
-        if not problems:
+        checkpoint = intact_checkpoint(Path(config.checkpoint.load), "--load {}")
+        # A run with other problems cannot be compared. A finished one is only exported.
+        if not problems and not (checkpoint.is_last(config) and config.checkpoint.save_hf is not None):
             checkpoint.require_continuable(config)
             plugins.check_resume(checkpoint.plugins, config)
             if (difference := checkpoint.other_reference(config)) is not None:
                 logger.warning("%s", difference)
+    return checkpoint
 
 
 # --- machine -----------------------------------------------------------------------------------------

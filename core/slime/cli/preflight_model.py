@@ -252,7 +252,7 @@ def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
                 return _light_tokenizer(folder, with_template=with_template)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(
             f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime.cli.checkpoint_config import exporting_config
 from slime.cli.plan import plan_text
 from slime.cli.preflight import preflight
 from slime.cli.train_help import engine_help, search_help, train_help
@@ -43,6 +44,8 @@ def run(argv: Sequence[str]) -> int:
     config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
     checked = preflight(place_checkpoints(config), run_folder(config), functions)
     notes += checked.notes
+    if checked.finished is not None:
+        notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
     if _DRY_RUN in argv:
         print(plan_text(checked, notes))
         return 0
@@ -53,6 +56,9 @@ def run(argv: Sequence[str]) -> int:
     # It imports Ray, which nothing above this line needs.
     from slime import loop
 
+    if checked.finished is not None:
+        exporting = resolve(exporting_config(checked.config, checked.finished))
+        return loop.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
     return loop.main(checked.config, checked.run_dir, checked.plugins)
 
 

@@ -18,6 +18,7 @@ from slime.errors import (
     PluginNotFoundError,
     SlimeError,
     did_you_mean,
+    one_line,
 )
 from slime.plugin import Context
 from slime.plugins.component import Component, LocalComponent, checked_options
@@ -212,7 +213,12 @@ class PluginSet:
         Differences are warnings, but for components that are missing now (`PluginNotFoundError`) and, when plugins
         are strict, for other code (`PluginLoadError`).
         """
-        for difference in check_saved(saved, self.provenance(config), self.find, strict=self.strict):
+        try:
+            differences = list(check_saved(saved, self.provenance(config), self.find, strict=self.strict))
+        # A checkpoint may come from somewhere else, and its file may hold any JSON object.
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PluginLoadError(f"plugins.json of the checkpoint is damaged: {one_line(error)}") from error
+        for difference in differences:
             logger.warning("%s", difference)
 
     def fingerprint(self) -> Fingerprint:

@@ -2,34 +2,53 @@
 
     megatron/      model, optimizer, scheduler, random states (written by the trainer ranks)
     rollout/       data source, replay buffer, prompts in flight (written by the rollout process)
-    state.json     rollouts done, weight versions, what the data order depends on
+    state.json     rollouts done, weight versions, what the data order depends on, size and sha256 of every other file
     config.toml    the resolved run configuration
     plugins.json   the plugins the run used
 
 A checkpoint is written under a temporary name and renamed when every part is on disk, so that a crash while saving
-leaves the previous one untouched.
+leaves the previous one untouched. One that replaces another of the same number moves that one aside first, to
+`.rollout_000010.replaced`: a run killed at this moment left the complete old one there, where it is found.
+
+Checkpoints are not trusted: everything that is read from them is JSON, TOML or tensors, checked by type.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
 from slime.kit.readers.prompt_source import content_digest, parse_sources
 from slime.redaction import redacted
+from slime.run.checkpoint_files import (
+    Files,
+    check_files,
+    digest_of_json,
+    read_description,
+    read_json_object,
+)
 
-FORMAT = 3
+logger = logging.getLogger(__name__)
+
+FORMAT = 4
+#: checkpoints without hashes, of earlier versions
+_UNHASHED_FORMAT = 3
 TRAINER_PART = "megatron"
 ROLLOUT_PART = "rollout"
-_STATE, _GROUPS = "state.json", "groups.jsonl"
+STATE, PLUGINS, CONFIG, LATEST = "state.json", "plugins.json", "config.toml", "latest"
+#: the name of a checkpoint, and the name under which one waits to be deleted
+_NAME = re.compile(r"rollout_(\d+)")
+_ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
 #: options of [data] that the order of the prompts depends on
 _DATA_ORDER = (
     "data_source",
@@ -46,6 +65,27 @@ _DATA_ORDER = (
 _PROMPT_FILES = "prompt_data"
 
 
+class _PromptFile(TypedDict):
+    path: str
+    weight: str
+    sha256: str
+
+
+class _State(BaseModel):
+    """The content of state.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    rollouts_done: NonNegativeInt
+    weight_version: NonNegativeInt
+    trained_at: list[list[NonNegativeInt]]
+    data_order: dict[str, Any]
+    files: Files | None = None
+    #: of all the rest
+    sha256: str = ""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint on disk."""
@@ -57,6 +97,8 @@ class Checkpoint:
     trained_at: dict[int, int]
     plugins: dict[str, Any]
     data_order: dict[str, Any]
+    #: None: saved by a version that kept no hashes
+    files: Files | None = None
 
     @property
     def trainer_part(self) -> Path:
@@ -67,6 +109,21 @@ class Checkpoint:
     def rollout_part(self) -> Path:
         """What the rollout process wrote."""
         return self.path / ROLLOUT_PART
+
+    def check_files(self) -> None:
+        """Compare every file with its size and hash in state.json; it takes about 0.6 s for a GB and a core.
+
+        Raises:
+            CheckpointError: Files are damaged; the message names them.
+        """
+        if self.files is None:
+            logger.warning("%s was saved by a version of slime that kept no hashes: damage is not noticed", self.path)
+        else:
+            check_files(self.path, self.files)
+
+    def is_last(self, config: RunConfig) -> bool:
+        """Whether nothing is left to train in a run with `config`."""
+        return self.rollouts_done >= config.num_rollout
 
     def require_continuable(self, config: RunConfig) -> None:
         """Check that a run with `config` can continue from here, with the prompts that come next in the saved run.
@@ -85,10 +142,11 @@ class Checkpoint:
                 f" here: {'; '.join(different)}. Use the saved values, or start a new run from its weights with"
                 " --initial-megatron-checkpoint."
             )
-        if self.rollouts_done >= config.num_rollout:
+        if self.is_last(config):
             raise ConfigError(
                 f"{self.path} was saved after {self.rollouts_done} rollouts and --num-rollout is {config.num_rollout}:"
-                " nothing is left to do. Raise --num-rollout, the total number of rollouts."
+                " nothing is left to do. Raise --num-rollout, the total number of rollouts, or export the model with"
+                " --save-hf."
             )
 
     def other_reference(self, config: RunConfig) -> str | None:
@@ -99,7 +157,7 @@ class Checkpoint:
         algorithm = config.algorithm
         if not (algorithm.use_kl_loss or algorithm.kl_coef) or (self.trainer_part / "reference").is_dir():
             return None
-        saved = config_from_toml((self.path / "config.toml").read_text(encoding="utf-8"))
+        saved = config_from_toml(read_description(self.path / CONFIG), self.path / CONFIG)
         was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (saved, config))
         if was == now:
             return None
@@ -107,27 +165,6 @@ class Checkpoint:
             f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
             f" {now} (--ref-load, else --hf-checkpoint)"
         )
-
-
-def require_own_folder(config: RunConfig) -> None:
-    """Check that the folder of `--save` holds no checkpoints of another run.
-
-    New checkpoints would reset `latest` and replace those with the same number.
-
-    Raises:
-        ConfigError: It holds checkpoints of a run that `config` does not continue.
-    """
-    if config.checkpoint.save is None:
-        return
-    root = Path(config.checkpoint.save)
-    saved = sorted(root.glob("rollout_*"))
-    load = config.checkpoint.load
-    if not saved or (load is not None and Path(load).resolve() in (root.resolve(), *(one.resolve() for one in saved))):
-        return
-    raise ConfigError(
-        f"--save {root} holds checkpoints of another run, up to {saved[-1].name}. Continue that run with --load {root},"
-        " or choose another folder."
-    )
 
 
 def data_order(config: RunConfig) -> dict[str, Any]:
@@ -173,90 +210,52 @@ def _different_files(before: Sequence[Mapping[str, str]], after: Sequence[Mappin
             yield f"--prompt-data: {is_now['path']} has another weight: was {was['weight']}, is {is_now['weight']}"
 
 
-class CheckpointWriter:
-    """Writes checkpoints to the folder of `--save`."""
+def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
+    """Read the description of a checkpoint and compare all of its files with their hashes.
 
-    def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
-        """Read the prompt files, whose content is saved as a digest. Raises `DataError` if one cannot be read."""
-        self._root = root
-        self._config = config
-        self._plugins = plugins
-        self._data_order = data_order(config)
+    Args:
+        folder: As for `read_checkpoint`.
+        command: How a user names a checkpoint here, with braces for its path: `--load {}`.
 
-    def begin(self, rollouts_done: int) -> Path:
-        """Make a temporary folder for the parts of trainer ranks and rollout process. Raises `CheckpointError`."""
-        temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
-        with _writing(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
-            (temporary / TRAINER_PART).mkdir(parents=True)
-        return temporary
-
-    def commit(
-        self, temporary: Path, *, rollouts_done: int, weight_version: int, trained_at: Mapping[int, int]
-    ) -> Path:
-        """Complete the checkpoint, rename the folder to its final name and point `latest` at it.
-
-        Args:
-            temporary: The folder that `begin` made, with both parts in it.
-            rollouts_done: How many rollouts have been trained on.
-            weight_version: The engines' current weight version.
-            trained_at: Weight version -> rollouts that had been trained on when the engines got it.
-
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            CheckpointError: It cannot be written; `latest` still names the previous checkpoint.
-        """
-        state = {
-            "format": FORMAT,
-            "rollouts_done": rollouts_done,
-            "weight_version": weight_version,
-            "trained_at": list(trained_at.items()),
-            "data_order": self._data_order,
-        }
-        final = self._root / f"rollout_{rollouts_done:06d}"
-        with _writing(final):
-            _write(temporary / _STATE, [json.dumps(state, indent=1)])
-            _write(temporary / "plugins.json", [json.dumps(self._plugins, indent=1)])
-            _write(temporary / "config.toml", [self._config.to_toml()])
-            # `latest` may name a checkpoint of this number. It is moved first, because deleting it takes time.
-            replaced = self._root / f".{final.name}.replaced"
-            shutil.rmtree(replaced, ignore_errors=True)
-            if final.exists():
-                final.rename(replaced)
-            try:
-                temporary.rename(final)
-            except OSError:
-                if replaced.exists():
-                    replaced.rename(final)
-                raise
-            pointer = self._root / ".latest.partial"
-            _write(pointer, [final.name, "\n"])
-            pointer.replace(self._root / "latest")
-            shutil.rmtree(replaced, ignore_errors=True)
-        return final
-
-
-@contextmanager
-def _writing(checkpoint: Path) -> Iterator[None]:
-    """Report errors of the disk with the checkpoint's name, and not as a bug."""
+    Raises:
+        CheckpointError: It is missing or damaged; the message names the file, and the newest checkpoint beside it that
+            is intact.
+    """
     try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {checkpoint} could not be written: {error}") from error
+        checkpoint = read_checkpoint(folder)
+        checkpoint.check_files()
+    except CheckpointError as error:
+        message = str(error).rstrip(".")
+        raise CheckpointError(f"{message}.{_advice(folder, command)}") from error
+    return checkpoint
 
 
-def _write(path: Path, parts: Iterable[str]) -> None:
-    """Write a file and flush it to disk, so that a checkpoint only becomes visible when its bytes are there."""
-    with path.open("w", encoding="utf-8") as handle:
-        handle.writelines(parts)
-        handle.flush()
-        os.fsync(handle.fileno())
+def _advice(damaged: Path, command: str) -> str:
+    """The newest intact checkpoint of the same run, as the end of a message."""
+    root = damaged.parent if _NAME.fullmatch(damaged.name) else damaged
+    found = checkpoints_in(root)
+    for path in found:
+        try:
+            read_checkpoint(path).check_files()
+        except CheckpointError:
+            continue
+        return f" The newest intact checkpoint is {path}: {command.format(path)}"
+    return f" None of the {len(found)} checkpoints in {root} is intact." if len(found) > 1 else ""
+
+
+def checkpoints_in(root: Path) -> list[Path]:
+    """The checkpoints of a `--save` folder, newest first."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except OSError:
+        return []
+    complete = {name for name in names if _NAME.fullmatch(name)}
+    aside = {match[1] for name in names if (match := _ASIDE.fullmatch(name))}
+    return [root / name for name in sorted(complete | aside, key=lambda name: int(name[8:]), reverse=True)]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the description of a checkpoint.
+    """Read the description of a checkpoint; its other files are not looked at.
 
     Args:
         folder: A checkpoint, or a `--save` folder whose `latest` names one.
@@ -264,70 +263,87 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: There is none, it is incomplete, or it has another format.
     """
-    path = folder
-    if not (folder / _STATE).is_file():
-        pointer = folder / "latest"
-        if not pointer.is_file():
-            saved = sorted(p.name for p in folder.glob("rollout_*")) if folder.is_dir() else []
-            raise CheckpointError(
-                f"no checkpoint in {folder}: expected `latest` or `state.json` there. "
-                + (f"Folders found: {', '.join(saved)}; name one of them." if saved else "Was it written by --save?")
-            )
-        path = folder / pointer.read_text(encoding="utf-8").strip()
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        plugins = json.loads((path / "plugins.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {state.get('format')!r}; this slime reads format {FORMAT}. Continue with the"
-            " slime that wrote it, or start a new run from the model that it exports with --save-hf."
-        )
+        path = _find(folder)
+        state = _read_state(path / STATE)
+        plugins = read_json_object(path / PLUGINS)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {error.strerror}") from error
     return Checkpoint(
         path=path,
-        rollouts_done=state["rollouts_done"],
-        weight_version=state["weight_version"],
-        trained_at=dict(state["trained_at"]),
+        rollouts_done=state.rollouts_done,
+        weight_version=state.weight_version,
+        trained_at={pair[0]: pair[1] for pair in state.trained_at},
         plugins=plugins,
-        data_order=state["data_order"],
+        data_order=state.data_order,
+        files=state.files,
     )
 
 
-# --- the rollout part: state.json with the data source's state and counts, groups.jsonl with one line a group -----
+def _find(folder: Path) -> Path:
+    """The checkpoint that `folder` is, or that its `latest` names."""
+    path = _standing(folder)
+    if path is not None:
+        return path
+    pointer = folder / LATEST
+    if not pointer.exists():
+        saved = [path.name for path in checkpoints_in(folder)]
+        raise CheckpointError(
+            f"no checkpoint in {folder}: expected `{LATEST}` or `{STATE}` there."
+            + (
+                f" Folders found: {', '.join(reversed(saved))}; name one of them."
+                if saved
+                else " Was it written by --save?"
+            )
+        )
+    name = read_description(pointer).strip()
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{pointer} is damaged: got {name[:80]!r}, expected the name of a checkpoint beside it.")
+    path = _standing(folder / name)
+    if path is None:
+        raise CheckpointError(f"{pointer} names {name}, which is not there or has no {STATE}.")
+    return path
 
 
-def write_rollout_part(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state that `slime.rollout.manager.RolloutManager.state` returns.
-
-    The standard library's JSON reads back exactly what it wrote: floats to the last bit, NaN and lone surrogates.
-
-    Raises:
-        CheckpointError: The disk is full, for example, or a group's metadata is not JSON.
-    """
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / _GROUPS, map(_line, state["groups"]))
-        rest = {name: value for name, value in state.items() if name != "groups"}
-        _write(folder / _STATE, [json.dumps(rest, indent=1)])
+def _standing(path: Path) -> Path | None:
+    """The checkpoint `path`, or the one of this name that a killed run had moved aside; None if there is neither."""
+    for place in (path, path.with_name(f".{path.name}.replaced") if path.name else path):
+        if (place / STATE).exists():
+            return place
+    return None
 
 
-def read_rollout_part(folder: Path) -> dict[str, Any]:
-    """The state that `write_rollout_part` wrote. Raises `CheckpointError` if it is incomplete."""
+def _read_state(path: Path) -> _State:
+    content = read_json_object(path)
+    version = content.get("format")
+    if version not in (FORMAT, _UNHASHED_FORMAT) or isinstance(version, bool):
+        raise CheckpointError(
+            f"checkpoint {path.parent} has format {version!r}; this slime reads format {FORMAT} (and"
+            f" {_UNHASHED_FORMAT}). Continue with the slime that wrote it, or start a new run from the model that it"
+            " exports with --save-hf."
+        )
+    own = content.get("sha256")
+    if version == FORMAT and own != digest_of_json({name: content[name] for name in content.keys() - {"sha256"}}):
+        raise CheckpointError(f"{path} is damaged: it was changed after it was saved (its own sha256 differs).")
     try:
-        state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="ascii"))
-        with (folder / _GROUPS).open(encoding="ascii") as handle:
-            state["groups"] = [json.loads(line) for line in handle]
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
+        state = _State.model_validate(content)
+    except (ValidationError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {_first_problem(error)}") from error
+    try:
+        TypeAdapter(list[_PromptFile]).validate_python(state.data_order.get(_PROMPT_FILES, []), strict=True)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: data_order.{_PROMPT_FILES}: {_first_problem(error)}") from error
+    wrong = [pair for pair in state.trained_at if len(pair) != 2]
+    if wrong or (version == FORMAT and not {PLUGINS, CONFIG} <= (state.files or {}).keys()):
+        raise CheckpointError(f"{path} is damaged: it does not describe a checkpoint.")
+    for name in state.files or ():
+        if "\0" in name or ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            raise CheckpointError(f"{path} is damaged: it lists {name!r}, which is no file of the checkpoint.")
     return state
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(row) + "\n"
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"group {row['index']} cannot be saved: {error}. What data sources and generators put on a sample"
-            " (metadata, multimodal_inputs, train_metadata) must be JSON, so that a group in progress can be saved."
-        ) from error
+def _first_problem(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)

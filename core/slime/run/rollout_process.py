@@ -12,11 +12,12 @@ from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
+from slime.errors import CheckpointError, SlimeError, one_line
 from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
-from slime.run.checkpoint import read_rollout_part, write_rollout_part
+from slime.run.rollout_part import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
 
@@ -46,7 +47,8 @@ async def build_rollout_process(
     """
     plugins = load_same_plugins(config, fingerprint)
     model = Path(str(config.checkpoint.hf_checkpoint))
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    # Unless told otherwise, transformers asks on the terminal whether to run code that the folder contains.
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     client = None
     if engine_url is not None:
         client = HttpPolicyClient(
@@ -127,8 +129,20 @@ class RolloutProcess:
         await asyncio.to_thread(write_rollout_part, folder, self.manager.state(done))
 
     async def load(self, folder: Path) -> None:
-        """Continue from the rollout part of a checkpoint."""
-        self.manager.load_state(await asyncio.to_thread(read_rollout_part, folder))
+        """Continue from the rollout part of a checkpoint.
+
+        Raises:
+            CheckpointError: It is not what `save` writes.
+            PluginError: A component refuses its saved state.
+        """
+        state = await asyncio.to_thread(read_rollout_part, folder)
+        try:
+            self.manager.load_state(state)
+        except SlimeError:
+            raise
+        # A checkpoint may come from somewhere else and contain anything.
+        except Exception as error:
+            raise CheckpointError(f"{folder} does not hold the state of a run: {one_line(error)}") from error
 
     async def close(self) -> None:
         """End the components' worker processes and close the client's connections."""

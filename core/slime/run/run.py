@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,12 +13,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
-from slime.errors import EngineError, PluginContractError, SlimeError, writing
+from slime.errors import CheckpointError, EngineError, PluginContractError, SlimeError, writing
 from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
-from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, CheckpointWriter, read_checkpoint
+from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, read_checkpoint
+from slime.run.checkpoint_files import Files
+from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
 from slime.run.ray_session import Placement, place
 from slime.run.signals import uninterrupted
@@ -78,6 +81,8 @@ class Run:
             asynchronous=True,
         )
         self._writer: CheckpointWriter | None = None
+        #: the newest checkpoint
+        self._saved: Path | None = None
         self._weight_version = 0
         self._rollouts_trained = 0
         #: weight version -> rollouts that had been trained on when the engines got it
@@ -339,16 +344,34 @@ class Run:
         if self._writer is None:
             return
         temporary = self._writer.begin(rollouts_done)
-        self._trainer.call("save", temporary / TRAINER_PART, doing=f"saving {temporary / TRAINER_PART}")
-        self._rollout.call("save", temporary / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
-        path = self._writer.commit(
-            temporary, rollouts_done=rollouts_done, weight_version=self._weight_version, trained_at=self._trained_at
-        )
+        try:
+            part = temporary / TRAINER_PART
+            of_ranks: list[Files] = self._trainer.call("save_part", temporary, part, doing=f"saving {part}")
+            self._rollout.call("save", temporary / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
+            path = self._writer.commit(
+                temporary,
+                dict(ChainMap(*of_ranks)),
+                rollouts_done=rollouts_done,
+                weight_version=self._weight_version,
+                trained_at=self._trained_at,
+            )
+        except BaseException:
+            self._writer.discard(temporary)
+            raise
+        self._saved = path
         self.observer.checkpoint_saved(rollouts_done, path)
 
     def export_hf(self, folder: Path) -> None:
         """Write the current weights as a complete Hugging Face folder."""
-        self._trainer.call("export_hf", folder, doing=f"exporting {folder}")
+        try:
+            self._trainer.call("export_hf", folder, doing=f"exporting {folder}")
+        except CheckpointError as error:
+            if self._saved is None:
+                raise
+            raise CheckpointError(
+                f"{error} The run itself is saved: run the same command with --load {self._saved.parent}, or slime"
+                f" export {self._saved} {folder}, to export it without training again."
+            ) from error
         self.observer.model_exported(folder)
 
     def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any, cast
 
 from slime.config import RunConfig
 from slime.plugin import Context, EstimatorSpec
 from slime.plugins.plugin_set import Fingerprint, PluginSet
+from slime.run.checkpoint_files import Files, record_files
 from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
 from slime.train.rank import MegatronRank
 
+#: the number of the rank that wrote the file; rank 0 writes all others
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+class TrainerProcess(MegatronRank):
+    """A rank that also hashes what it saves: all ranks at once, while the files are still in memory."""
+
+    def save_part(self, checkpoint: Path, folder: Path) -> Files:
+        """Save to `folder`, which lies in `checkpoint`; the records of the files that this rank wrote."""
+        self.save(folder)
+        return record_files(checkpoint, (path for path in folder.rglob("*") if path.is_file() and self._wrote(path)))
+
+    def _wrote(self, path: Path) -> bool:
+        match = _OF_RANK.fullmatch(path.name)
+        return self._rank == (0 if match is None else int(match[1]))
+
 
 def build_rank(
     config: RunConfig, run_dir: Path, fingerprint: Fingerprint, rank: int, master: tuple[str, int]
-) -> MegatronRank:
+) -> TrainerProcess:
     """Build model, optimizer, process groups and estimator of one rank (collective).
 
     Args:
@@ -27,7 +45,7 @@ def build_rank(
         master: Address and port where the ranks meet.
     """
     estimator, spec = build_estimator(config, run_dir, load_same_plugins(config, fingerprint))
-    return MegatronRank(
+    return TrainerProcess(
         config,
         rank=rank,
         world_size=config.world_size,

@@ -6,6 +6,7 @@ the random states depend on the number of ranks; if it differs, each rank keeps 
 
 from __future__ import annotations
 
+import pickle
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, disk_problem, one_line
+from slime.train.checkpoint_reader import blame, require_complete, without_code
 
 _WRITER = filesystem_async.FileSystemWriterAsync
 
@@ -49,7 +51,8 @@ def load_weights(folder: Path, chunks: list[Any]) -> None:
     Raises:
         CheckpointError: As `load_state` does.
     """
-    _put_into(chunks, _read(folder, _model_state(chunks)))
+    with _blaming(folder):
+        _put_into(chunks, _read(folder, _model_state(chunks)))
 
 
 def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
@@ -68,18 +71,19 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
     state = _model_state(chunks)
     if not weights_only:
         state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), is_loading=True, metadata=_metadata())
-    loaded = _read(folder, state)
-    _put_into(chunks, loaded)
-    with torch.no_grad():
-        if weights_only:
-            optimizer.reload_model_params()
-            return
-        with _own_settings(optimizer):
-            optimizer.load_state_dict(loaded["optimizer"])
-    scheduler.load_state_dict(loaded["scheduler"])
-    states = loaded["random"]
-    if len(states) == dist.get_world_size():
-        _set_random_state(states[dist.get_rank()])
+    with _blaming(folder):
+        loaded = _read(folder, state)
+        _put_into(chunks, loaded)
+        with torch.no_grad():
+            if weights_only:
+                optimizer.reload_model_params()
+                return
+            with _own_settings(optimizer):
+                optimizer.load_state_dict(loaded["optimizer"])
+        scheduler.load_state_dict(loaded["scheduler"])
+        states = loaded["random"]
+        if len(states) == dist.get_world_size():
+            _set_random_state(states[dist.get_rank()])
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
@@ -89,23 +93,41 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
         dist.barrier()
         with _write_in_this_process():
             dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
-    except (CheckpointException, CheckpointingException, OSError) as error:
-        raise CheckpointError(f"the training state could not be written to {folder}: {_reason(error)}") from error
+    except (CheckpointException, CheckpointingException, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the training state could not be written to {folder}: {disk_problem(_cause(error), folder)}"
+        ) from error
 
 
 def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    if not (folder / "metadata.json").is_file():
-        raise CheckpointError(
-            f"{folder} is no complete training checkpoint (no metadata.json); expected a folder that slime saved."
+    require_complete(folder)
+    with without_code(folder) as common:
+        loaded: dict[str, Any] = dist_checkpointing.load(
+            state, str(folder), sharded_strategy=TorchDistLoadShardedStrategy(), common_strategy=common
         )
+    return loaded
+
+
+@contextmanager
+def _blaming(folder: Path) -> Iterator[None]:
+    """Name the folder in whatever goes wrong while its content is read and put into the model.
+
+    A checkpoint may come from somewhere else and contain anything, so any error may be its fault.
+    """
     try:
-        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
-    except (CheckpointException, CheckpointingException, KeyError, OSError, RuntimeError) as error:
+        yield
+    except CheckpointError:
+        raise
+    except (CheckpointException, Exception) as error:
+        cause = _cause(error)
+        if isinstance(cause, CheckpointError):
+            raise cause from error
+        if isinstance(cause, pickle.UnpicklingError):
+            raise blame(folder, cause) from error
         raise CheckpointError(
-            f"{folder} could not be loaded into this model: {_reason(error)}. Is it a checkpoint of the same"
+            f"{folder} could not be loaded into this model: {one_line(cause)}. Is it a checkpoint of the same"
             " architecture?"
         ) from error
-    return loaded
 
 
 def _put_into(chunks: list[Any], loaded: dict[str, Any]) -> None:
@@ -123,12 +145,12 @@ def _own_settings(optimizer: Any) -> Iterator[None]:
         group.update(settings)
 
 
-def _reason(error: BaseException) -> str:
-    """The cause in one line; torch's CheckpointException holds the ranks' own errors, with tracebacks."""
+def _cause(error: BaseException) -> BaseException:
+    """The error itself; of torch's CheckpointException, which holds the errors of the ranks, the first of those."""
     if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {cause}"
-    return str(error)
+        cause: BaseException = next(iter(error.failures.values()))[0]
+        return cause
+    return error
 
 
 def _metadata() -> dict[str, Any]:

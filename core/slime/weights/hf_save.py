@@ -7,20 +7,23 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from slime.errors import CheckpointError, writing
+from slime.errors import CheckpointError, disk_problem
 from slime.weights.families import architecture
 from slime.weights.families.hf_config import HFConfig, read_hf_config
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, buckets, drained
-from slime.weights.stored import INDEX_FILE, SINGLE_FILE
+from slime.weights.stored import INDEX_FILE, SINGLE_FILE, stored_tensors
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
+#: the types of weights that are trained; those of quantized weights are not among them
+_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 #: file -> (name, bytes, type) of each of its tensors
 _Written = dict[str, list[tuple[str, int, torch.dtype]]]
 
@@ -29,7 +32,7 @@ def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard
     """Write a Hugging Face model folder: the tensors, and everything but weights copied from `source_folder`.
 
     Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
-    existing one is replaced. `config.json` states the tensors' type.
+    existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training.
 
     Args:
         folder: The folder to write.
@@ -38,13 +41,16 @@ def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard
         max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
 
     Raises:
-        CheckpointError: If tensors of the model are missing or unknown, or the folder cannot be written.
+        CheckpointError: If tensors of the model are missing or unknown, the folder cannot be written, or it is
+            `source_folder`.
     """
     with drained(named):
+        if folder.resolve() == source_folder.resolve():
+            raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
         try:
             _save(folder, named, source_folder, max_shard_bytes)
         except OSError as error:
-            raise CheckpointError(f"{folder} cannot be written: {error}.") from error
+            raise CheckpointError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
 
 
 def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int) -> None:
@@ -54,12 +60,20 @@ def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_byte
     work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
         _copy_companions(source_folder, work)
-        files = _write_tensors(work, named, max_shard_bytes)
+        files = _write_tensors(work, _in_own_types(named, source_folder), max_shard_bytes)
         _check_complete(folder, {name for tensors in files.values() for name, _, _ in tensors}, config)
         _write_config(work, config, files)
         _move_into_place(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _in_own_types(named: NamedTensors, source_folder: Path) -> NamedTensors:
+    """The tensors in the types that they have in `source_folder`."""
+    stored = stored_tensors(source_folder)
+    for name, tensor in named:
+        dtype = _FLOATS.get(stored[name].dtype) if name in stored else None
+        yield name, tensor if dtype is None else tensor.to(dtype)
 
 
 def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> _Written:
@@ -86,10 +100,9 @@ def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     try:
-        with writing(path):
-            save_file(tensors, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}.") from error
+        raise CheckpointError(f"{path} cannot be written: {disk_problem(error, path)}.") from error
 
 
 def _check_complete(folder: Path, written: set[str], config: HFConfig) -> None:
@@ -110,7 +123,7 @@ def _copy_companions(source: Path, work: Path) -> None:
 
 
 def _write_config(work: Path, config: HFConfig, files: _Written) -> None:
-    """Write the index, if there are several files, and `config.json` with the tensors' type."""
+    """Write the index, if there are several files, and `config.json` with the type of most of the tensors."""
     tensors = [tensor for written in files.values() for tensor in written]
     if len(files) > 1:
         index = {
@@ -118,7 +131,10 @@ def _write_config(work: Path, config: HFConfig, files: _Written) -> None:
             "weight_map": {name: file for file, written in files.items() for name, _, _ in written},
         }
         (work / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    dtype = str(tensors[0][2]).removeprefix("torch.")
+    bytes_of: Counter[torch.dtype] = Counter()
+    for _, size, kind in tensors:
+        bytes_of[kind] += size
+    dtype = str(bytes_of.most_common(1)[0][0]).removeprefix("torch.")
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     (work / "config.json").write_text(json.dumps({**config, key: dtype}, indent=2) + "\n", encoding="utf-8")
 

@@ -39,8 +39,12 @@ class RewardModel:
         if not Path(options.model_path).is_dir():
             raise ConfigError(f"model_path {options.model_path} is not a folder")
         torch.set_num_threads(options.threads)
-        self._tokenizer = AutoTokenizer.from_pretrained(options.model_path, truncation_side="left")
-        model = AutoModelForSequenceClassification.from_pretrained(options.model_path, dtype=torch.float32)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            options.model_path, truncation_side="left", trust_remote_code=False
+        )
+        model = AutoModelForSequenceClassification.from_pretrained(
+            options.model_path, dtype=torch.float32, trust_remote_code=False, weights_only=True
+        )
         if options.index >= model.config.num_labels:
             raise ConfigError(
                 f"index is {options.index}, and {options.model_path} has {model.config.num_labels} outputs"

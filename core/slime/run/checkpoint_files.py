@@ -1,0 +1,155 @@
+"""The files of a checkpoint: their sizes and hashes, by which damage is found before anything else reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict  # pydantic checks it, and needs this one before Python 3.12
+
+from slime.errors import CheckpointError, disk_problem
+
+#: sizes above this are not those of a description, but of something that fills the memory
+_LARGEST_DESCRIPTION = 64 * 2**20
+#: damaged files named in a message
+_NAMED = 3
+
+
+class FileRecord(TypedDict):
+    """What a checkpoint says about one of its files."""
+
+    bytes: int
+    sha256: str
+
+
+#: path inside the checkpoint -> its record
+Files = dict[str, FileRecord]
+
+
+def record_files(root: Path, paths: Iterable[Path]) -> Files:
+    """Hash the files at `paths`, which lie below `root`.
+
+    Raises:
+        CheckpointError: One cannot be read.
+    """
+    chosen = sorted(paths)
+    with ThreadPoolExecutor(_threads()) as pool:
+        return {
+            path.relative_to(root).as_posix(): record
+            for path, record in zip(chosen, pool.map(_record, chosen), strict=True)
+        }
+
+
+def check_files(root: Path, files: Mapping[str, FileRecord]) -> None:
+    """Compare the files below `root` with their records; sizes first, because that takes no time.
+
+    Raises:
+        CheckpointError: Files are missing or differ; the message names them.
+    """
+    problems = [problem for name, record in files.items() if (problem := _wrong_size(root, name, record))]
+    if not problems:
+        with ThreadPoolExecutor(_threads()) as pool:
+            held = pool.map(_record, (root / name for name in files))
+            problems = [
+                f"{name} was changed after it was saved (its sha256 is {now['sha256'][:12]}, was {was['sha256'][:12]})"
+                for (name, was), now in zip(files.items(), held, strict=True)
+                if now != was
+            ]
+    if problems:
+        more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+        raise CheckpointError(f"checkpoint {root} is damaged: {'; '.join(problems[:_NAMED])}{more}.")
+
+
+def read_description(path: Path) -> str:
+    """The text of a small file of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, no plain file, too large or not UTF-8.
+    """
+    try:
+        # A pipe would wait forever for a writer.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is damaged: it is no plain file")
+        if status.st_size > _LARGEST_DESCRIPTION:
+            raise CheckpointError(
+                f"{path} is damaged: it has {status.st_size} bytes, at most {_LARGEST_DESCRIPTION} can be right"
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file of a checkpoint. Raises `CheckpointError`, as `read_description` does."""
+    text = read_description(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def digest_of_json(value: Any) -> str:
+    """Sha256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def writing(checkpoint: Path) -> Iterator[None]:
+    """Report errors of the disk with the checkpoint's name, and not as a bug."""
+    try:
+        yield
+    except OSError as error:
+        place = f": {error.filename}" if error.filename is not None else ""
+        raise CheckpointError(
+            f"the checkpoint {checkpoint} could not be written{place}: {disk_problem(error, checkpoint)}"
+        ) from error
+
+
+def write_text(path: Path, parts: Iterable[str]) -> None:
+    """Write a file and flush it to disk, so that a checkpoint only becomes visible when its bytes are there."""
+    with path.open("w", encoding="utf-8") as handle:
+        handle.writelines(parts)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def _threads() -> int:
+    return min(16, os.cpu_count() or 1)
+
+
+def _record(path: Path) -> FileRecord:
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return FileRecord(bytes=stream.tell(), sha256=digest)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _wrong_size(root: Path, name: str, record: FileRecord) -> str | None:
+    try:
+        status = (root / name).stat()
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    if not stat.S_ISREG(status.st_mode):
+        return f"{name} is no plain file"
+    if status.st_size != record["bytes"]:
+        return f"{name} has {status.st_size} bytes, and had {record['bytes']} when it was saved"
+    return None

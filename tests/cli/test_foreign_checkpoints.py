@@ -1,0 +1,164 @@
+"""A checkpoint of somebody else: its configuration runs no code, and its damage is reported before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Slime
+from tests.support.hostile_checkpoints import ATTACKS
+
+from slime.config import load_config
+from slime.plugins.plugin_set import load_plugins
+from slime.run.checkpoint_writer import CheckpointWriter
+
+#: what a checkpoint's configuration may not decide on its own -> flags of the run that saved it
+DANGEROUS = {
+    "custom_rm_path": ["--custom-rm-path", "{code}:reward"],
+    "custom_generate_function_path": ["--custom-generate-function-path", "{code}:generate"],
+    "ray_address": ["--ray-address", "10.0.0.1:6379"],
+    "trust_remote_code": ["--sglang-trust-remote-code"],
+    "custom_weight_loader": ["--sglang-custom-weight-loader", "package.module.function"],
+}
+
+
+class Loop(ModuleType):
+    """Replaces the loop, which imports Ray, and records what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__("slime.loop")
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def main(self, *arguments: Any) -> int:
+        return self._record("main", arguments)
+
+    def evaluate(self, *arguments: Any) -> int:
+        return self._record("evaluate", arguments)
+
+    def export(self, *arguments: Any) -> int:
+        return self._record("export", arguments)
+
+    def _record(self, name: str, arguments: tuple[Any, ...]) -> int:
+        self.calls.append((name, arguments))
+        return 0
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    import slime
+
+    module = Loop()
+    monkeypatch.setitem(sys.modules, "slime.loop", module)
+    monkeypatch.setattr(slime, "loop", module, raising=False)
+    return module
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A Python file that leaves a trace when it is imported."""
+    path = tmp_path / "theirs.py"
+    path.write_text(
+        f"open({str(tmp_path / 'canary')!r}, 'w').close()\n"
+        "def reward(sample): return 1.0\n"
+        "async def generate(args, sample, sampling_params): return sample\n"
+    )
+    return path
+
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def save(tmp_path: Path, base_words: Sequence[str], prompts: Path) -> Save:
+    """A function that saves a checkpoint of a run with more flags, as its folder of checkpoints."""
+
+    def saved(*words: str, rollouts_done: int = 2) -> Path:
+        own = [*base_words, "--eval-prompt-data", "own", str(prompts), "--eval-interval", "1"]
+        plain = load_config(own)
+        if "--custom-rm-path" in words:
+            at = own.index("--reward")
+            del own[at : at + 2]
+        config = load_config([*own, *words])
+        writer = CheckpointWriter(tmp_path / "saved", config, load_plugins(config.plugins).provenance(plain))
+        temporary = writer.begin(rollouts_done)
+        (temporary / "megatron" / "common.pt").write_bytes(b"weights")
+        writer.commit(temporary, {}, rollouts_done=rollouts_done, weight_version=3, trained_at={3: 2})
+        return tmp_path / "saved"
+
+    return saved
+
+
+@pytest.mark.parametrize("setting", DANGEROUS)
+def test_settings_that_could_run_code_must_be_repeated(
+    slime: Slime, loop: Loop, save: Save, code: Path, tmp_path: Path, setting: str
+) -> None:
+    flags = [word.format(code=code) for word in DANGEROUS[setting]]
+    folder = save(*flags)
+    for more in ([], ["--dry-run"]):
+        ended = slime("eval", str(folder), *more)
+        assert (ended.code, loop.calls) == (2, [])
+        assert f"{setting} = " in ended.err and "repeat them as flags" in ended.err and "Traceback" not in ended.err
+    assert not (tmp_path / "canary").exists()
+    slime("eval", str(folder), "--dry-run", *flags)
+    assert (tmp_path / "canary").exists() == (str(code) in flags[-1]), "repeated flags are trusted"
+
+
+def test_an_export_runs_none_of_a_checkpoints_functions(
+    slime: Slime, loop: Loop, save: Save, code: Path, tmp_path: Path
+) -> None:
+    folder = save("--custom-rm-path", f"{code}:reward", "--custom-generate-function-path", f"{code}:generate")
+    ended = slime("export", str(folder), "model", "--run-name", "e")
+    assert (ended.code, [name for name, _ in loop.calls]) == (0, ["export"]), ended
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "export"])
+def test_a_damaged_checkpoint_is_refused_before_anything_starts(
+    slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], command: str
+) -> None:
+    save(rollouts_done=1)
+    folder = save(rollouts_done=2)
+    (folder / "rollout_000002" / "megatron" / "common.pt").write_bytes(b"wei")
+    ended = {
+        "train": lambda: slime("train", *base_words, "--num-rollout", "5", "--load", str(folder), "--dry-run"),
+        "eval": lambda: slime("eval", str(folder), "--dry-run"),
+        "export": lambda: slime("export", str(folder), "model"),
+    }[command]()
+    assert (ended.code, loop.calls) == (2, []) and "Traceback" not in ended.err
+    assert f"{folder}/rollout_000002 is damaged: megatron/common.pt has 3 bytes, and had 7" in ended.err
+    option = {"train": "--load {}", "eval": "slime eval {}", "export": "slime export {} DIR"}[command]
+    intact = folder / "rollout_000001"
+    assert f"The newest intact checkpoint is {intact}: {option.format(intact)}" in ended.err
+
+
+def test_a_dry_run_unpickles_nothing(dry_run: Slime, save: Save, tmp_path: Path) -> None:
+    folder = save()
+    # Only the attack that needs no valid checkpoint; the others are in tests/train.
+    ATTACKS["in_metadata"](folder / "rollout_000002" / "megatron", tmp_path / "canary")
+    ended = dry_run("--load", str(folder), "--num-rollout", "5")
+    assert ended.code == 0, ended.err
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_finished_run_exports_again_without_training(
+    slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], prompts: Path
+) -> None:
+    folder = save()
+    words = [*base_words, "--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--load", str(folder)]
+    ended = slime("train", *words)
+    assert ended.code == 2 and "nothing is left to do" in ended.err and "--save-hf" in ended.err
+    planned = slime("train", *words, "--save-hf", "out/{rollout}", "--dry-run")
+    assert f"nothing is left to train: {folder}/rollout_000002 is exported to out/2" in planned.out, planned
+    assert loop.calls == []
+    ended = slime("train", *words, "--save-hf", "out/{rollout}")
+    assert ended.code == 0, ended.err
+    [(name, (config, _, _, target))] = loop.calls
+    assert (name, target) == ("export", Path("out/2"))
+    assert config.checkpoint.initial_megatron_checkpoint == f"{folder}/rollout_000002"
+    assert config.algorithm.loss_type == "sft_loss"  # nothing is generated, so no engines
+    slime("train", *words, "--save-hf", "out/{rollout}", "--num-rollout", "3")
+    assert loop.calls[-1][0] == "main", "one rollout is left to train"

@@ -1,0 +1,245 @@
+"""A damaged checkpoint is named with its damaged file, the newest intact one and the option that loads it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.full_disk import on_a_small_disk
+
+from slime.config import load_config
+from slime.errors import CheckpointError
+from slime.run.checkpoint import intact_checkpoint, read_checkpoint
+from slime.run.checkpoint_files import digest_of_json
+from slime.run.checkpoint_writer import CheckpointWriter
+
+WEIGHTS = bytes(range(256)) * 8
+
+
+def writer_for(root: Path) -> CheckpointWriter:
+    prompts = root.with_name("prompts.jsonl")
+    prompts.write_text('{"prompt": "1+1=", "label": "2"}\n')
+    flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
+    return CheckpointWriter(root, load_config([*flags, "--prompt-data", str(prompts), "--lr", "1e-4"]), {"plugins": []})
+
+
+def commit(writer: CheckpointWriter, temporary: Path, rollouts_done: int) -> Path:
+    return writer.commit(temporary, {}, rollouts_done=rollouts_done, weight_version=1, trained_at={1: 0})
+
+
+def save(root: Path, rollouts_done: int, content: bytes = WEIGHTS) -> Path:
+    writer = writer_for(root)
+    temporary = writer.begin(rollouts_done)
+    (temporary / "megatron" / "__0_0.distcp").write_bytes(content)
+    return commit(writer, temporary, rollouts_done)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with checkpoints after 2, 4 and 6 rollouts."""
+    for done in (2, 4, 6):
+        save(tmp_path / "saved", done)
+    return tmp_path / "saved"
+
+
+def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Change state.json and its own hash, as somebody would who wants it to be read."""
+    state = {**json.loads(path.read_text()), **changes}
+    del state["sha256"]
+    path.write_text(json.dumps({**state, "sha256": digest_of_json(state)}))
+
+
+#: damage -> (file, what is done to it, what the message says)
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a flipped bit": (
+        "megatron/__0_0.distcp",
+        lambda path: edit(path, lambda content: content[:700] + bytes([content[700] ^ 4]) + content[701:]),
+        r"megatron/__0_0\.distcp was changed after it was saved \(its sha256 is \w{12}, was \w{12}\)",
+    ),
+    "truncated": (
+        "megatron/__0_0.distcp",
+        lambda path: edit(path, lambda content: content[:100]),
+        r"megatron/__0_0\.distcp has 100 bytes, and had 2048 when it was saved",
+    ),
+    "missing": ("megatron/__0_0.distcp", Path.unlink, r"megatron/__0_0\.distcp is missing"),
+    "a pipe": ("megatron/__0_0.distcp", fifo, r"megatron/__0_0\.distcp is no plain file"),
+    "a link to itself": ("megatron/__0_0.distcp", loop, r"megatron/__0_0\.distcp cannot be read: Too many levels"),
+    "edited configuration": (
+        "config.toml",
+        lambda path: edit(path, lambda content: content.replace(b"0.0001", b"0.0002")),
+        r"config\.toml was changed",
+    ),
+    "edited state": (
+        "state.json",
+        lambda path: edit(path, lambda content: content.replace(b'"rollouts_done": 6', b'"rollouts_done": 5')),
+        r"state\.json is damaged: it was changed after it was saved",
+    ),
+    "empty state": ("state.json", lambda path: path.write_bytes(b""), r"state\.json is damaged: it is not JSON"),
+    "no object": (
+        "state.json",
+        lambda path: path.write_bytes(b"[]"),
+        r"damaged: it holds no JSON object",
+    ),
+    "deep JSON": ("state.json", lambda path: path.write_bytes(b"[" * 10**6), r"state\.json is damaged"),
+    "no text": ("state.json", lambda path: path.write_bytes(b"\xff\xfe\0"), r"state\.json is damaged"),
+    "state is a pipe": ("state.json", fifo, r"state\.json is damaged: it is no plain file"),
+    "wrong type": (
+        "state.json",
+        lambda path: forge(path, rollouts_done="six"),
+        r"damaged: rollouts_done",
+    ),
+    "out of range": (
+        "state.json",
+        lambda path: forge(path, rollouts_done=-1),
+        r"damaged: rollouts_done",
+    ),
+    "a file elsewhere": (
+        "state.json",
+        lambda path: forge(path, files={**json.loads(path.read_text())["files"], "../x": {"bytes": 1, "sha256": ""}}),
+        r"state\.json is damaged: it lists '\.\./x'",
+    ),
+    "no files": ("state.json", lambda path: forge(path, files={}), r"state\.json is damaged: it does not describe"),
+    "a bad data order": (
+        "state.json",
+        lambda path: forge(path, data_order={"prompt_data": 5}),
+        r"state\.json is damaged: data_order\.prompt_data: Input should be a valid list",
+    ),
+    "plugins are no object": (
+        "plugins.json",
+        lambda path: path.write_bytes(b"7"),
+        r"plugins\.json is damaged: it holds no JSON object",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("named", ["folder", "checkpoint"])
+def test_the_damaged_file_and_the_newest_intact_checkpoint_are_named(root: Path, damage: str, named: str) -> None:
+    file, harm, message = DAMAGE[damage]
+    harm(root / "rollout_000006" / file)
+    (root / "rollout_000004" / "megatron" / "__0_0.distcp").unlink()  # so it is not intact either
+    advice = rf"The newest intact checkpoint is {root}/rollout_000002: --load {root}/rollout_000002$"
+    with pytest.raises(CheckpointError, match=rf"(?s){message}.*{advice}"):
+        intact_checkpoint(root if named == "folder" else root / "rollout_000006", "--load {}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.write_bytes(b"rollout_000099\n"), "latest names rollout_000099, which is not there"),
+        (lambda path: path.write_bytes(b"../../etc\n"), r"latest is damaged: got '\.\./\.\./etc'"),
+        (lambda path: path.write_bytes(b"\0"), "latest is damaged"),
+        (lambda path: path.write_bytes(b""), "latest is damaged: got ''"),
+        (fifo, "latest is damaged: it is no plain file"),
+        (Path.unlink, "no checkpoint in"),
+        (loop, "no checkpoint in"),
+    ],
+)
+def test_a_damaged_pointer_is_named_with_the_newest_intact_checkpoint(
+    root: Path, harm: Callable[[Path], object], message: str
+) -> None:
+    harm(root / "latest")
+    with pytest.raises(CheckpointError, match=rf"(?s){message}.*intact checkpoint is {root}/rollout_000006: --load"):
+        intact_checkpoint(root, "--load {}")
+
+
+def test_if_none_is_intact_that_is_said(root: Path) -> None:
+    for path in root.glob("rollout_*"):
+        (path / "config.toml").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.toml is missing\. None of the 3 checkpoints in \S+ is intact"):
+        intact_checkpoint(root, "--load {}")
+
+
+def test_an_intact_checkpoint_lists_every_file_but_its_state(root: Path) -> None:
+    checkpoint = intact_checkpoint(root, "--load {}")
+    assert checkpoint.path == root / "rollout_000006"
+    assert checkpoint.files is not None
+    assert set(checkpoint.files) == {"megatron/__0_0.distcp", "config.toml", "plugins.json"}
+
+
+def test_a_checkpoint_without_hashes_is_read_with_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = root / "rollout_000006" / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in {**state, "format": 3}.items() if k not in ("files", "sha256")}))
+    assert intact_checkpoint(root, "--load {}").rollouts_done == 6
+    assert "kept no hashes" in caplog.text
+
+
+# --- a run that is killed while it saves --------------------------------------------------------------
+
+
+def save_and_die(root: Path, call: int) -> None:
+    """Save over the checkpoint after 6 rollouts and die before the `call`-th change of the folder's names."""
+    calls = 0
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def made(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*arguments, **options)
+
+        return made
+
+    Path.rename = counted(Path.rename)  # type: ignore[method-assign,assignment]  # in this process only
+    Path.replace = counted(Path.replace)  # type: ignore[method-assign,assignment]
+    shutil.rmtree = counted(shutil.rmtree)  # type: ignore[assignment]
+    save(root, 6, WEIGHTS[::-1])
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_run_killed_at_any_moment_leaves_a_checkpoint_that_loads(root: Path, call: int) -> None:
+    process = multiprocessing.get_context("fork").Process(target=save_and_die, args=(root, call))
+    process.start()
+    process.join(30)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    if call <= 3:
+        assert process.exitcode == -signal.SIGKILL, "the run ended before: nothing was tested"
+    for _ in range(2):  # a second run, after the first, is killed at the same place
+        assert intact_checkpoint(root, "--load {}").rollouts_done == 6
+        assert intact_checkpoint(root / "rollout_000006", "--load {}").rollouts_done == 6
+        process = multiprocessing.get_context("fork").Process(target=save_and_die, args=(root, call))
+        process.start()
+        process.join(30)
+    save(root, 6, WEIGHTS * 2)
+    checkpoint = read_checkpoint(root)
+    assert (checkpoint.trainer_part / "__0_0.distcp").read_bytes() == WEIGHTS * 2
+    assert not list(root.glob(".*"))
+
+
+# --- a full disk ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_with_its_free_bytes_and_the_newest_checkpoint_stays(root: Path) -> None:
+    writer = writer_for(root)
+    temporary = writer.begin(8)
+    message = on_a_small_disk(commit, writer, temporary, 8, file_bytes=300)
+    assert message is not None
+    assert re.search(r"checkpoint \S+/rollout_000008 could not be written: .*; [\d,]+ bytes are free in", message)
+    writer.discard(temporary)
+    assert intact_checkpoint(root, "--load {}").rollouts_done == 6
+    assert not list(root.glob(".*"))
+    save(root, 8)  # and there is space again
+    assert intact_checkpoint(root, "--load {}").rollouts_done == 8
