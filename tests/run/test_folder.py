@@ -109,7 +109,7 @@ def test_a_replaced_checkpoint_is_put_back_if_the_new_one_cannot_take_its_name(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(CheckpointError, match="the disk is full"):
         saved(tmp_path, 4)
     assert read_checkpoint(tmp_path).rollouts_done == 4
 
