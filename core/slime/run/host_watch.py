@@ -78,8 +78,10 @@ class Trouble:
         """The whole message: the process, what is the matter, its stack if it hangs, and its last log lines."""
         part = self.part
         lines = [f"{part.name} (pid {part.pid} on {os.uname().nodename}) {self.what}."]
-        if self.kind == "hung" and (stack := stack_of(part)):
-            lines.append(f"Where it is (all threads: {part.log}):\n{stack}")
+        if self.kind == "hung":
+            lines.append("If that may take so long, raise --hang-timeout-s.")
+            if stack := stack_of(part):
+                lines.append(f"Where it is (all threads: {part.log}):\n{stack}")
         lines.append(log_excerpt(part.log))
         return "\n".join(lines).rstrip()
 
