@@ -84,7 +84,7 @@ def _watch(fault: Fault, target: Target, slack: float) -> Outcome:
 
 def _line(fault: Fault, text: str) -> str | None:
     """The line of an error, or of an interruption, that names the fault."""
-    error = re.search(r"^(ending the run: |slime: |interrupted).*", text, re.MULTILINE | re.DOTALL)
+    error = re.search(r"^(ending the run: |slime: (error|interrupted)|interrupted).*", text, re.MULTILINE | re.DOTALL)
     if error is None:
         return None
     lines = error.group().splitlines()
