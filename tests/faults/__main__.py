@@ -18,6 +18,8 @@ from tests.faults.table import FAULTS
 from tests.faults.target import Bench
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+#: characters of a message in the table
+_WIDTH = 140
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -72,7 +74,8 @@ def _row(outcome: Outcome) -> tuple[str, str]:
     message = re.sub(r"/\S*slime-faults-\w+/", "…/", message)
     message = re.sub(r"\bon \S+\)", "on HOST)", re.sub(r"\bpid \d+", "pid N", message))
     key = _key(outcome.fault.name, outcome.fault.phase)
-    return key, f" {_seconds(outcome.found_s)} | `{message[:160]}` | {outcome.code} |"
+    message = message if len(message) <= _WIDTH else f"{message[:_WIDTH]}…"
+    return key, f" {_seconds(outcome.found_s)} | `{message}` | {outcome.code} |"
 
 
 def _seconds(value: float | None) -> str:
