@@ -38,3 +38,30 @@ def test_a_plain_function_that_hangs_is_killed_and_the_others_score(tokenizer: A
         else:
             assert sample.reward == {"score": 0.25, "turns": 0.0}
     assert first.metrics["plugin/reward/custom_rm.reward_func/timeouts"] == 4
+
+
+RAISING = """\
+import sys
+
+def reward_func(args, sample, **kwargs):
+    if sample.label == "exit":
+        sys.exit("\\x1b[31mno verdict\\x1b[0m")
+    return 0.5
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_function_that_raises_is_named_with_its_line_and_traceback(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "custom_rm.py").write_text(RAISING)
+    reward = RewardOptions(custom_rm_path=str(tmp_path / "custom_rm.py"))
+    first, second = run(resolve(configured(tmp_path, {3: "exit"}, reward)), tokenizer, tmp_path)
+    failed = [s for group in first.groups for s in group.samples if s.label == "exit"]
+    where = f"{tmp_path}/custom_rm.py:5: SystemExit: no verdict"
+    assert failed and all((sample.failure or "").endswith(where) for sample in failed)
+    [shown] = first.tracebacks
+    assert where in shown and "sys.exit(" in shown and f"Repair {tmp_path}/custom_rm.py:5." in shown
+    assert second.tracebacks == []  # that line has been shown
+    assert f'File "{tmp_path}/custom_rm.py", line 5, in reward_func' in caplog.text
+    assert where in (tmp_path / "rollouts/000000.jsonl").read_text()
