@@ -75,7 +75,7 @@ class Copy:
         # 1: a test failed; 2: one could not be collected; 3: the tests' helpers crashed
         if process.exitcode not in (1, 2, 3):
             raise SystemExit(f"pytest {' '.join(tests)} ended with {process.exitcode}:\n{text[-3000:]}")
-        named = [line for line in text.split("\n") if line.startswith(("FAILED", "ERROR"))]
+        named = [line for line in text.split("\n") if line.startswith(("FAILED tests", "ERROR tests"))]
         return named[0][:300] if named else f"exit code {process.exitcode}"
 
     def _pytest(self, tests: tuple[str, ...], log: Path) -> NoReturn:
