@@ -188,7 +188,7 @@ def test_a_faulty_filter_is_named() -> None:
         return GroupFilter(Faulty(), "buffer filter p/faulty")
 
     for answer, kind, words in (
-        (ValueError("no rewards"), PluginError, "ValueError: no rewards"),
+        (ValueError("no rewards"), PluginError, r".*test_collect\.py:\d+: ValueError: no rewards"),
         (None, PluginContractError, "returned a NoneType"),
         (Selection([0, 1, 2, 3, 4]), PluginContractError, "returned index 4, expected whole numbers from 0 to 3"),
         (Selection([0], {0: "x"}), PluginContractError, "both kept and dropped index 0"),
