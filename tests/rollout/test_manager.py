@@ -145,7 +145,8 @@ def test_a_batch_without_trainable_samples_ends_the_run_with_the_reasons(
     faulty = config.model_copy(update=FAULTY)
     with pytest.raises(
         SlimeError,
-        match=r"none of its 12 samples can be trained on: 12x reward \S+/faulty \(slime-rl \S+\): ValueError:",
+        match=r"none of its 12 samples can be trained on: 12x reward \S+/faulty \(slime-rl \S+\):"
+        r" \S+test_manager\.py:\d+: ValueError:",
     ):
         asyncio.run(manager(faulty, tokenizer, tmp_path).generate(0))
 

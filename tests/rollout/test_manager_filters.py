@@ -174,5 +174,7 @@ def test_a_function_that_raises_ends_the_rollout_with_its_path(
     (tmp_path / "faulty.py").write_text("def sample_filter(args, groups):\n    raise KeyError('weights')\n")
     path = str(tmp_path / "faulty.py")
     own = config.model_copy(update={"rollout": config.rollout.model_copy(update={"rollout_sample_filter_path": path})})
-    with pytest.raises(PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py:\w+: KeyError: 'weights'"):
+    with pytest.raises(
+        PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py:\w+: \S+faulty\.py:2: KeyError: 'weights'"
+    ):
         asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))
