@@ -15,7 +15,7 @@ from tests.train.harness import Centred, make_batch
 
 from slime.errors import PluginContractError, PluginError
 from slime.plugin import Advantages, EstimatorBatch
-from slime.train.advantages import NamedEstimator, estimate
+from slime.train.advantages import NamedEstimator, advantage_metrics, estimate
 from slime.train.loss import policy_loss
 
 
@@ -179,3 +179,22 @@ def test_a_step_is_taken_if_any_token_of_it_is_trained() -> None:
         mask[:] = 0
         mask[1] = sample < 3  # one token of each sample of step 0, and of one of the two of step 1
     assert _steps_of(batch) == ([0, 1], [2])
+
+
+def test_the_metrics_of_advantages_are_those_of_the_trained_tokens() -> None:
+    batch = make_batch(samples=2, masked=False, response=(3, 3))
+    batch.loss_masks[0][1] = 0
+    batch.loss_masks[1][:] = [0, 1, 0]
+    values = [torch.tensor([1.0, 9.0, -2.0]), torch.tensor([9.0, 0.0, 9.0])]
+    assert advantage_metrics(values, batch) == pytest.approx(
+        {
+            "advantage_mean": -1 / 3,
+            "advantage_std": (14 / 9) ** 0.5,
+            "advantage_min": -2.0,
+            "advantage_max": 1.0,
+            "advantage_zero_fraction": 1 / 3,
+        }
+    )
+    for mask in batch.loss_masks:
+        mask[:] = 0
+    assert advantage_metrics(values, batch) == {}
