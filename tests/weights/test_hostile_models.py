@@ -17,6 +17,9 @@ from slime.errors import CheckpointError, ConfigError
 from slime.weights.hf_load import SafetensorsFolder
 
 
+pytestmark = pytest.mark.slow  # imports transformers
+
+
 @pytest.fixture
 def model(model_folder: Folders, tmp_path: Path) -> Path:
     shutil.copytree(model_folder("qwen3"), tmp_path / "model")
