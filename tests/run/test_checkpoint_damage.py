@@ -217,12 +217,13 @@ def test_a_run_killed_at_any_moment_leaves_a_checkpoint_that_loads(root: Path, c
     assert process.exitcode in (0, -signal.SIGKILL)
     if call <= 3:
         assert process.exitcode == -signal.SIGKILL, "the run ended before: nothing was tested"
-    for _ in range(2):  # a second run, after the first, is killed at the same place
+    for place in (max(1, call - 1), call):  # later runs are killed one step earlier, and there
         assert intact_checkpoint(root, "--load {}").rollouts_done == 6
         assert intact_checkpoint(root / "rollout_000006", "--load {}").rollouts_done == 6
-        process = multiprocessing.get_context("fork").Process(target=save_and_die, args=(root, call))
+        process = multiprocessing.get_context("fork").Process(target=save_and_die, args=(root, place))
         process.start()
         process.join(30)
+    assert intact_checkpoint(root, "--load {}").rollouts_done == 6
     save(root, 6, WEIGHTS * 2)
     checkpoint = read_checkpoint(root)
     assert (checkpoint.trainer_part / "__0_0.distcp").read_bytes() == WEIGHTS * 2
