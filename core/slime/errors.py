@@ -68,6 +68,10 @@ class ClusterError(SlimeError, RuntimeError):
     """Ray did not start, or the cluster to join does not answer."""
 
 
+class ProcessDiedError(SlimeError, RuntimeError):
+    """A process of the run ended before its time; the message names it and what is known of the cause."""
+
+
 class EngineError(SlimeError, RuntimeError):
     """An SGLang engine or the router failed, died or did not answer in time."""
 

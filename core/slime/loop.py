@@ -15,7 +15,7 @@ from slime.plugins.plugin_set import PluginSet
 from slime.run.checkpoint import Checkpoint
 from slime.run.ray_session import ray_session
 from slime.run.run import Run
-from slime.run.signals import ending_on_sigterm
+from slime.run.signals import ending_on_signals
 
 
 def train_synchronously(run: Run) -> None:
@@ -92,7 +92,7 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
     observer.starting("Ray")
     outcome = "failed"
     try:
-        with ending_on_sigterm(), ray_session(config), Run(config, run_dir, plugins, observer) as run:
+        with ending_on_signals(), ray_session(config), Run(config, run_dir, plugins, observer) as run:
             (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
         outcome = "finished"
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def evaluate(
     model = config.checkpoint.hf_checkpoint if checkpoint is None else checkpoint.path
     observer = EvaluationObserver(config, run_dir, str(model))
     observer.starting("Ray")
-    with observer, ending_on_sigterm(), ray_session(config), TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
+    with observer, ending_on_signals(), ray_session(config), TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
         if checkpoint is not None:
             export_checkpoint(exporting, run_dir, plugins, observer, Path(made, "hf"))
             placed = config.checkpoint.model_copy(update={"hf_checkpoint": str(Path(made, "hf"))})
@@ -127,7 +127,7 @@ def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path
     """`slime export`: write the weights that `exporting` starts from as a Hugging Face folder."""
     observer = EvaluationObserver(exporting, run_dir, str(folder))
     observer.starting("Ray")
-    with observer, ending_on_sigterm(), ray_session(exporting):
+    with observer, ending_on_signals(), ray_session(exporting):
         export_checkpoint(exporting, run_dir, plugins, observer, folder)
     return 0
 

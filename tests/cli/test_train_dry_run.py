@@ -33,6 +33,8 @@ def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, promp
         "1 router, port 19011",
         "4 training ranks: tensor 2 x pipeline 1 x context 1 x data 2, sequence parallel",
         "devices      cpu",
+        "network      everything listens on 127.0.0.1",
+        "Ray: a local one with a random token of this run",
         "estimators/grpo  (slime-rl",
         "eps=0.001",
         "rewards/exact_match",
@@ -42,6 +44,12 @@ def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, promp
         "sglang       log_level=info",
     ):
         assert part in text
+
+
+def test_the_plan_names_addresses_ports_and_keys_of_a_cluster(dry_run: Slime) -> None:
+    text = dry_run("--ray-address", "10.0.0.1:6379").out
+    assert "network      engines, router and ranks listen on their nodes' addresses, at free ports from 20000" in text
+    assert "Ray: the cluster 10.0.0.1:6379, its ports; key: RAY_AUTH_TOKEN or ~/.ray/auth_token" in text
 
 
 def test_a_dry_run_writes_nothing(dry_run: Slime, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ WATCHERS = (
     "engine/router.py",
     "run/engines.py",
     "run/host_watch.py",
+    "run/ray_session.py",
     "run/watch.py",
 )
 BEGIN, END = "<!-- traced: begin -->", "<!-- traced: end -->"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 import ray
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import ClusterError
-from slime.run.ray_session import ray_session
+from slime.run import ray_session as ray_session_module
+from slime.run.ray_session import own_folder, ray_session
 
 
 def broken_init(**_: Any) -> None:
@@ -27,7 +35,59 @@ def broken_init(**_: Any) -> None:
 )
 def test_ray_errors_become_cluster_errors(monkeypatch: pytest.MonkeyPatch, address: str | None, message: str) -> None:
     monkeypatch.setattr(ray, "init", broken_init)
+    monkeypatch.setattr(ray_session_module, "_require_reachable", lambda _: None)
     config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address=address))
     with pytest.raises(ClusterError, match=message), ray_session(config):
         pass
     assert not ray.is_initialized()
+
+
+@contextmanager
+def listening(server: grpc.Server | None) -> Iterator[str]:
+    """The address of a gRPC server that knows no method of Ray's, or of a socket that accepts and says nothing."""
+    host = ray.util.get_node_ip_address()  # Ray replaces a loopback address by this one
+    if server is None:
+        with socket.create_server((host, 0)) as silent:
+            yield f"{host}:{silent.getsockname()[1]}"
+        return
+    port = server.add_insecure_port(f"{host}:0")
+    server.start()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ("nothing", r"Ray's control store does not answer at [\d.]+:\d+ \(UNAVAILABLE"),
+        ("silence", r"Ray's control store does not answer at [\d.]+:\d+ \((UNAVAILABLE|DEADLINE)"),
+        ("something else", r"what answers at [\d.]+:\d+ is not Ray's control store"),
+    ],
+)
+def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: str) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1)) if answers == "something else" else None
+    with listening(server) as address:
+        if answers == "nothing":
+            address = f"{ray.util.get_node_ip_address()}:1"
+        started = time.monotonic()
+        config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address=address))
+        with pytest.raises(ClusterError, match=message) as caught, ray_session(config):
+            pass
+    assert time.monotonic() - started < 10
+    assert "Check --ray-address" in str(caught.value)
+    assert not ray.is_initialized()
+
+
+def test_folders_of_killed_runs_are_removed_and_no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    of_a_killed_run, just_made, of_another_program = (tmp_path / name for name in ("slime-ray-a", "slime-ray-b", "ray"))
+    (of_a_killed_run / "ray" / "session_1").mkdir(parents=True)
+    (of_another_program / "ray").mkdir(parents=True)
+    just_made.mkdir()
+    with own_folder() as in_use:
+        assert in_use.parent.stat().st_mode & 0o077 == 0, "others can enter it"
+        with own_folder() as another:
+            assert set(tmp_path.iterdir()) == {just_made, of_another_program, in_use.parent, another.parent}
+    assert sorted(tmp_path.iterdir()) == [of_another_program, just_made]

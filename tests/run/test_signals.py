@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from slime.run.signals import interruptions_kept
@@ -26,6 +27,50 @@ try:
 except KeyboardInterrupt:
     print("ended")
 """
+
+
+#: a run whose main thread is in native code that signals do not interrupt, and then cleans up for a minute
+BUSY = """
+import hashlib, subprocess, sys, time
+from slime.run.signals import ending_on_signals, uninterrupted
+
+child = subprocess.Popen(["sleep", "100"])
+with ending_on_signals():
+    try:
+        print(child.pid, flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
+        time.sleep(100)
+    except KeyboardInterrupt:
+        with uninterrupted():
+            print("cleaning up", file=sys.stderr, flush=True)
+            time.sleep({cleaning})
+child.kill()
+"""
+
+
+def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everything() -> None:
+    program = [sys.executable, "-c", BUSY.format(rounds=1_000_000, cleaning=100)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        child = psutil.Process(int(run.stdout.readline()))
+        run.send_signal(signal.SIGINT)
+        assert run.stderr.readline().startswith("slime: interrupted: ending the run")  # before Python raises
+        assert run.stderr.readline() == "cleaning up\n"
+        run.send_signal(signal.SIGTERM)
+        assert run.stderr.readline().startswith("slime: still ending the run; Ctrl-C once more ends it at once")
+        run.send_signal(signal.SIGINT)
+        assert run.stderr.readline() == "slime: ended at once\n"
+        assert run.wait(10) == 130
+        child.wait(10)
+
+
+def test_one_interruption_lets_the_run_clean_up() -> None:
+    program = [sys.executable, "-c", BUSY.format(rounds=1, cleaning=0.3)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(10) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

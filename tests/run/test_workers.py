@@ -174,7 +174,7 @@ def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
 
 
 def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Workers) -> None:
-    with pytest.raises(SlimeError, match=r"^training: the process died"):
+    with pytest.raises(SlimeError, match=r"^training: parts [01] \(pid \d+\) died: .* or ended itself"):
         workers.call("die", doing="training")
 
 

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SlimeError as error:
-        return _fail(str(error), error.exit_code)
+        _fail(str(error), error.exit_code)
+        _print_notes(error)
+        return error.exit_code
     except BrokenPipeError:
         # The reader of the output is gone (`slime train --help | head`); keep Python from writing to it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,8 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_disk_full(error):
             raise
         return _fail(disk_full(error), 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print("slime: interrupted", file=sys.stderr)
+        _print_notes(interruption)
         return 130
 
 
@@ -103,6 +106,11 @@ def _warnings_to_stderr() -> Iterator[None]:
 def _fail(message: str, code: int) -> int:
     print(f"slime: error: {without_credentials(message)}", file=sys.stderr)
     return code
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        print(f"slime: {note}", file=sys.stderr)
 
 
 def _help() -> str:

@@ -23,6 +23,7 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         "evaluation": _evaluation(config) if config.evaluation.eval_interval is not None else [],
         "processes": _processes(checked),
         "devices": [_devices(checked)],
+        "network": _network(config),
         "plugins": _plugins(checked),
         "checkpoints": _checkpoints(config),
         "megatron": [_pairs(config.megatron)] if config.megatron else [],
@@ -91,6 +92,18 @@ def _devices(checked: Preflight) -> str:
     engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if checked.with_engines else 0
     where = "this machine" if config.cluster.ray_address is None else f"the cluster {config.cluster.ray_address}"
     return f"{config.world_size + engines} GPUs of {where}: {config.world_size} for training + {engines} for engines"
+
+
+def _network(config: RunConfig) -> Iterator[str]:
+    """Where the processes listen, and what keeps others out."""
+    address = config.cluster.ray_address
+    if address is None:
+        yield "everything listens on 127.0.0.1, at free ports unless named above"
+        yield "Ray: a local one with a random token of this run"
+        return
+    yield "engines, router and ranks listen on their nodes' addresses, at free ports from 20000 unless named above"
+    key = "RAY_AUTH_TOKEN or ~/.ray/auth_token, if the cluster wants a token (RAY_AUTH_MODE=token)"
+    yield f"Ray: the cluster {address}, its ports; key: {key}"
 
 
 def _plugins(checked: Preflight) -> Iterator[str]:

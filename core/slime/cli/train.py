@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
-from slime.errors import ConfigError, DiskFullError, writing
+from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -59,7 +60,42 @@ def run(argv: Sequence[str]) -> int:
     if checked.finished is not None:
         exporting = resolve(exporting_config(checked.config, checked.finished))
         return loop.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
-    return loop.main(checked.config, checked.run_dir, checked.plugins)
+    try:
+        return loop.main(checked.config, checked.run_dir, checked.plugins)
+    except (KeyboardInterrupt, SlimeError) as error:
+        if not isinstance(error, SlimeError) or error.exit_code == 1:  # bad input is not to be continued
+            error.add_note(how_to_continue(checked.config, argv, since=started))
+        raise
+
+
+def how_to_continue(config: RunConfig, argv: Sequence[str], *, since: time.struct_time) -> str:
+    """How a run that was interrupted or has failed can be continued.
+
+    Args:
+        config: Its configuration.
+        argv: Its command line.
+        since: When it started: older checkpoints are not its own.
+
+    Returns:
+        A note for the user.
+    """
+    options = config.checkpoint
+    newest = None if options.save is None else Path(options.save, "latest")
+    if newest is not None and newest.is_file() and newest.stat().st_mtime >= time.mktime(since):
+        words = iter(argv)
+        kept: list[str] = []
+        for word in words:
+            if word == "--load":
+                next(words, None)
+            elif not word.startswith("--load="):
+                kept.append(word)
+        command = shlex.join(["slime", "train", *kept, "--load", str(options.save)])
+        return f"to continue from the checkpoint {newest.read_text(encoding='utf-8').strip()}:\n  {command}"
+    if options.load is not None:
+        return f"no new checkpoint was written: the same command continues from {options.load} again"
+    if newest is not None:
+        return "no checkpoint had been written yet, so the run can only be started again"
+    return "the run wrote no checkpoint to continue from: --save-interval N writes one every N rollouts"
 
 
 def _chooses(word: str) -> bool:

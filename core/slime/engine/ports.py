@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from pathlib import Path
@@ -37,6 +38,25 @@ def _first_ephemeral_port() -> int:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 32_768
+
+
+def listening_socket(host: str, port: int = 0) -> socket.socket:
+    """A TCP socket that listens on `host` alone, for servers that would otherwise listen on every interface."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
+
+
+def loopback_only(host: str) -> dict[str, str]:
+    """Environment variables with which gloo and NCCL stay on the loopback interface, if `host` is there.
+
+    Without them they listen on the address of the machine's host name.
+    """
+    return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if host == LOOPBACK else {}
+
+
+def stay_on_loopback(host: str) -> None:
+    """Set `loopback_only` for this process. gloo and NCCL read it nowhere else."""
+    os.environ.update(loopback_only(host))
 
 
 def port_in_use(port: int, host: str = LOOPBACK) -> bool:

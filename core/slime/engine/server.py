@@ -18,7 +18,7 @@ from typing import Literal
 
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
-from slime.engine.ports import LOOPBACK, free_port
+from slime.engine.ports import LOOPBACK, free_port, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import Call, Child, ForkedChild, ForkServer, living_members
@@ -50,6 +50,10 @@ _ALIASES = {
     "--tp-size": ("--tensor-parallel-size", "--tp"),
     "--random-seed": ("--seed",),
 }
+#: where torch looks for the other ranks, instead of an address
+_MEETING_POINT = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+#: options with which SGLang needs addresses: ranks on several nodes, or several groups of ranks
+_MEET_BY_ADDRESS = ("--nnodes", "--dist-init-addr", "--nccl-init-addr", "--dp-size", "--data-parallel-size", "--dp")
 #: a GPU server gets this long to end by itself, so that it frees its memory in order
 _CUDA_GRACE_S = 15.0
 
@@ -112,10 +116,14 @@ class EngineServer(SupervisedProcess):
         """Start the process."""
         arguments = server_arguments(self.spec, self.port)
         environment = server_environment(self.spec)
+        self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-", ignore_cleanup_errors=True)
+        if not any(_is_set(flag, self.spec.extra_args) for flag in _MEET_BY_ADDRESS):
+            # The ranks of this engine meet in a file of this user. SGLang's default, a TCP store, listens on every
+            # interface and lets anybody write to it.
+            environment[_MEETING_POINT] = f"file://{self._scratch.name}/ranks"
         if self.spec.device == "cpu":
             # SGLang leaves its sockets behind when it ends. Not on a GPU host, where the temporary folder also holds
             # compiled kernels worth keeping.
-            self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-", ignore_cleanup_errors=True)
             environment = {"TMPDIR": self._scratch.name, **environment}
         if self.spec.fork_server is not None:
             call = Call("slime.engine.launch:serve_forked", (arguments, environment, self.spec.keys))
@@ -160,7 +168,7 @@ def _shared_memory_files(group: int | None) -> set[Path]:
 
 def server_environment(spec: EngineSpec) -> dict[str, str]:
     """What is added to the environment of the server."""
-    environment = dict(_ENVIRONMENT)
+    environment = _ENVIRONMENT | loopback_only(spec.host)
     if spec.device == "cpu":
         environment |= _CPU_ENVIRONMENT
         if spec.tp_size > 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
@@ -37,6 +39,36 @@ def process_tree_bytes(root: int) -> int:
         except (psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
             continue
     return total
+
+
+def largest_processes(root: int, count: int) -> str:
+    """The descendants of `root` that hold the most memory: `trainer-0 (pid 12) 3.1 GiB, ...`.
+
+    A process whose output goes to a log file has the name of that file.
+    """
+    held: list[tuple[int, int, str]] = []
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(root).children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+                name = output.stem if output.suffix == ".log" else process.name()
+                held.append((process.memory_info().rss, process.pid, name))
+    return ", ".join(f"{name} (pid {pid}) {gibibytes(size)}" for size, pid, name in sorted(held, reverse=True)[:count])
+
+
+def machine_memory() -> str:
+    """`12.1 of 23.5 GiB are in use`."""
+    memory = psutil.virtual_memory()
+    return f"{(memory.total - memory.available) / GIB:.1f} of {gibibytes(memory.total)} are in use"
+
+
+def processes_killed_for_memory() -> int:
+    """How many processes the kernel has killed for lack of memory since the machine started."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 class PeakMemory:

@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.kit.processes import living_members
 from slime.kit.processes.pulse import STACK_SIGNAL, idle_too_long, read_pulse
+from slime.run.deaths import cause_of_death, memory_now
 
 #: seconds that a process may be stopped. A debugger, or a person, may stop one for a moment.
 STOPPED_S = 10.0
@@ -38,7 +39,6 @@ _BUSY_SHARE = 0.05
 _GAP_S = 2.0
 #: seconds that a process gets to write its stacks
 _STACK_S = 1.0
-_ENDED = "has ended: it crashed, or was killed by a person or by the kernel for lack of memory"
 _STACK_LINES = 12
 #: innermost frames of threads that have nothing to do
 _WAITS_FOR_WORK = re.compile(r"/(threading|selectors|queue|pulse|concurrent/futures/thread|ray/_private/worker)\.py\"")
@@ -82,6 +82,8 @@ class Trouble:
             lines.append("If that may take so long, raise --hang-timeout-s.")
             if stack := stack_of(part):
                 lines.append(f"Where it is (all threads: {part.log}):\n{stack}")
+        if self.kind == "ended":
+            lines.append(memory_now())
         lines.append(log_excerpt(part.log))
         return "\n".join(lines).rstrip()
 
@@ -138,7 +140,11 @@ class HostWatch:
         except (psutil.Error, OSError):
             state, computed_s = "X", 0.0
         if state in "ZX":
-            return None if part.supervised or self._ended_with_server(part) else Trouble(part, "ended", _ENDED)
+            return (
+                None
+                if part.supervised or self._ended_with_server(part)
+                else Trouble(part, "ended", f"has ended: {cause_of_death(part.log)}")
+            )
         if state in "Tt":
             record.stopped_s += passed_s
             if at_once or record.stopped_s >= min(STOPPED_S, self._hang_s):

@@ -5,58 +5,268 @@ No other module starts, joins or leaves Ray.
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import ray
+from ray._private import ray_constants
+from ray._private import worker as ray_worker
+from ray._private.services import canonicalize_bootstrap_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
+from slime.kit.processes import describe_exit
 from slime.run.signals import interruptions_kept, uninterrupted
+
+#: folders of local Rays are named so
+_FOLDER = "slime-ray-"
+#: the parts of Ray without which nothing works
+_NEEDED = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
+#: a cluster that does not answer at all is given up after this long
+_REACH_S = 5.0
+_HARMLESS_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+#: Ray gets this long to end its processes; then they are killed
+_LEAVE_S = 10.0
+_KILL_S = 5.0
 
 
 @contextmanager
 def ray_session(config: RunConfig) -> Iterator[None]:
     """Start or join Ray for the body. Raises `ClusterError` if that fails.
 
-    A local Ray is started quietly, without dashboard, and dies with this process (Ray asks the kernel to end its
-    daemons with their parent). With `--ray-address` the run joins that cluster instead, and leaves it running.
+    A local Ray belongs to this process alone: it listens on loopback, its calls need a token that exists only in the
+    memory of the run's processes, and its files are in a folder that only this user can enter. It is started quietly,
+    without dashboard, and dies with this process (Ray asks the kernel to end its daemons with their parent). With
+    `--ray-address` the run joins that cluster instead, with the token that Ray finds (`RAY_AUTH_TOKEN`,
+    `~/.ray/auth_token`), and leaves it running.
     """
     address = config.cluster.ray_address
+    if address is not None:
+        with _leaving():
+            _join(address)
+            yield
+        return
+    with own_folder() as folder, _own_settings(), _leaving():
+        _start(config, folder)
+        yield
+
+
+def _start(config: RunConfig, folder: Path) -> None:
+    # On CPU every actor requests zero CPUs. With one CPU, Ray starts no idle workers in advance.
+    num_cpus = None if config.on_gpu else 1
+    options = {"num_cpus": num_cpus, "include_dashboard": False, "configure_logging": False, "_temp_dir": str(folder)}
     try:
+        with _loopback():
+            _connect(address="local", **options)
+    except Exception as error:
+        raise ClusterError(
+            f"Ray could not be started: {_reason(error)}. It may be too slow on a busy machine: try again with less"
+            " load."
+        ) from error
+
+
+def _join(address: str) -> None:
+    try:
+        _require_reachable(address)
+        _connect(address=address)
+    except Exception as error:
+        raise ClusterError(
+            f"the Ray cluster {address} could not be joined: {_reason(error)}. Check --ray-address, that `ray status`"
+            " works on that machine, and that RAY_AUTH_TOKEN has the cluster's token if it wants one."
+        ) from error
+
+
+def _connect(**options: Any) -> None:
+    # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
+    with interruptions_kept():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    # Otherwise Ray prints how each worker ended, in its own words and colours; slime says it too.
+    ray_worker._worker_logs_enabled = False
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().rstrip(".") or type(error).__name__
+
+
+def _require_reachable(address: str) -> None:
+    """Raise unless the control store of a Ray cluster answers at `address` and takes the user's token.
+
+    Ray itself would try for a minute or longer.
+    """
+    bootstrap = canonicalize_bootstrap_address(address)
+    if bootstrap is None or "://" in address:
+        return
+    compiled: Any = ray._raylet  # has no types
+    tokens = compiled.AuthenticationTokenLoader.instance()
+    headers = tokens.get_token_for_http_header() if tokens.has_token(ignore_auth_mode=True) else {}
+    with grpc.insecure_channel(bootstrap, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
-            with interruptions_kept():
-                _connect(config)
-        except Exception as error:
-            what, advice = "Ray could not be started", "It may be too slow on a busy machine: try again with less load"
-            if address is not None:
-                what = f"the Ray cluster {address} could not be joined"
-                advice = "Check --ray-address, and that `ray status` works on that machine"
-            reason = str(error).strip().rstrip(".") or type(error).__name__
-            raise ClusterError(f"{what}: {reason}. {advice}.") from error
+            channel.unary_unary(_HARMLESS_CALL)(b"", timeout=_REACH_S, metadata=[*headers.items()])
+        except grpc.RpcError as error:
+            status = error.code()
+            reason = {
+                grpc.StatusCode.UNAUTHENTICATED: "it wants another token than yours" if headers else "it wants a token",
+                grpc.StatusCode.UNIMPLEMENTED: f"what answers at {bootstrap} is not Ray's control store",
+            }.get(status, f"Ray's control store does not answer at {bootstrap} ({status.name}: {error.details()})")
+            raise ConnectionError(reason) from None
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """In the body, Ray takes 127.0.0.1 for this machine's address, as it does on macOS. Its servers then listen there
+    only. An address given to `ray.init` would not do: Ray replaces a loopback address by that of the network."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """In the body, Ray's settings are those of a run on one machine, whatever the user set for other clusters."""
+    own = {
+        # Ray's processes demand this token of each other. They get it in their environment, which only this user can
+        # read.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # If Ray loses its node manager, it ends this process at once and without a word where its parent is process 1,
+        # as in a service: it takes the parent for the node manager. With this it takes this process for it.
+        "RAY_RAYLET_PID": str(os.getpid()),
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    _reread_settings()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _reread_settings()
+
+
+def _reread_settings() -> None:
+    """Ray reads its settings and the token once per process; make it read them again."""
+    compiled: Any = ray._raylet  # has no types
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder for the files and sockets of a local Ray, removed at the end.
+
+    Ray opens its own folders to every user, so this one is inside another that is closed. Both are short, because the
+    path of a socket is limited to 107 characters. The lock tells other runs that this folder is in use; what runs that
+    were killed left behind is removed here.
+    """
+    root = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # as Ray does: TMPDIR may be too long for sockets
+    for left in root.glob(f"{_FOLDER}*"):
+        _remove_unused(left)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=root))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / "ray").mkdir()  # from now on it counts as unused when it is not locked
+        yield folder / "ray"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_unused(folder: Path) -> None:
+    with suppress(OSError):  # somebody else's, in use, or just removed
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(lock).st_uid == os.getuid() and (folder / "ray").is_dir():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """Leave Ray after the body, within seconds, whatever state it is in."""
+    try:
         yield
     finally:
         with uninterrupted():
-            ray.shutdown()
+            _leave()
 
 
-def _connect(config: RunConfig) -> None:
-    address = config.cluster.ray_address
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        # Otherwise Ray writes a token to the user's home folder. A local Ray, on loopback only, needs none.
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        # On CPU every actor requests zero CPUs. With one CPU, Ray starts no idle workers in advance.
-        num_cpus = None if config.on_gpu else 1
-        options |= {"num_cpus": num_cpus, "include_dashboard": False, "configure_logging": False}
-    ray.init(address=address or "local", **options)
+def _leave() -> None:
+    """Disconnect from Ray. A local one is ended: with SIGKILL if it is broken, or does not end in time."""
+    node = ray_worker._global_node
+    own = [] if node is None or not node.is_head() else _tree(daemon.pid for _, daemon in _daemons())
+    if ray_failure() is not None:
+        # Ray would wait for the part that is missing.
+        _kill(own)
+    leaving = threading.Thread(target=ray.shutdown, name="leave-ray", daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_S)
+    _kill(own)
+    leaving.join(_KILL_S)
+    if leaving.is_alive():
+        # It would be waited for again when Python exits.
+        atexit.unregister(ray_worker.shutdown)
+
+
+def ray_failure() -> str | None:
+    """Which part of the local Ray has ended, and how; None while it is complete, and for a cluster."""
+    for name, process in _daemons():
+        if name in _NEEDED and (status := process.poll()) is not None:
+            return f"{_NEEDED[name]} (pid {process.pid}) {describe_exit(status)}"
+    return None
+
+
+def _daemons() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The processes that Ray has started for this one: each kind with its process."""
+    if (node := ray_worker._global_node) is not None:
+        for kind, started in list(node.all_processes.items()):
+            yield from ((kind, one.process) for one in started)
+
+
+def _tree(roots: Iterable[int]) -> list[psutil.Process]:
+    """Processes and everything they started."""
+    found = []
+    for pid in roots:
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # psutil notices if another process has the number now
+            process.kill()
+    psutil.wait_procs(processes, timeout=_KILL_S)
+
+
+# --- devices -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

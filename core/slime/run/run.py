@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError, EngineError, PluginContractError, SlimeError, writing
+from slime.errors import CheckpointError, ClusterError, EngineError, PluginContractError, ProcessDiedError, SlimeError, writing
 from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
@@ -219,7 +219,9 @@ class Run:
 
     def _blame_first_cause(self, error: SlimeError) -> None:
         """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
-        cause = self._watch.explain() or self._dead_engine()
+        # These already name what was lost, with all that is known of its end.
+        named = isinstance(error, ProcessDiedError | ClusterError)
+        cause = None if named else self._watch.explain() or self._dead_engine()
         if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
             self.observer.ending(error)
             return

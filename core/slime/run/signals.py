@@ -1,26 +1,74 @@
-"""Ctrl-C and SIGTERM: both end a run in an orderly way, at any time, and neither interrupts its shutdown."""
+"""Ctrl-C and SIGTERM: both end a run in an orderly way, at any time, and neither interrupts its shutdown.
+
+The first is acknowledged at once, even while the main thread waits for something, and a third ends everything at once.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+_ANSWERS = (
+    "slime: interrupted: ending the run, which can take a minute; Ctrl-C twice more ends it at once",
+    "slime: still ending the run; Ctrl-C once more ends it at once, without cleaning up",
+    "slime: ended at once",
+)
+
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """In the body, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Only for the main thread."""
+def ending_on_signals() -> Iterator[None]:
+    """In the body, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does; a third of them ends all processes of the run.
+
+    Only for the main thread.
+    """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Python calls its handlers only between two instructions of the main thread, which may be waiting in Ray for a
+    # second. The numbers of signals are written to this pipe as they arrive, and another thread reads it.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    answering = threading.Thread(target=_answer, args=(reader,), name="answer-signals", daemon=True)
+    answering.start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(earlier)
         signal.signal(signal.SIGTERM, before)
+        os.close(writer)
+        answering.join()
+        os.close(reader)
+
+
+def _answer(reader: int) -> None:
+    """Answer each interruption that is read; the last answer ends the run."""
+    answers = iter(_ANSWERS)
+    while numbers := os.read(reader, 1):
+        if numbers[0] in (signal.SIGINT, signal.SIGTERM):
+            answer = next(answers)
+            # Not through Python's streams, whose locks the main thread may hold; below an unfinished line.
+            with suppress(OSError):
+                os.write(2, f"{chr(10) if os.isatty(2) else ''}{answer}\n".encode())
+            if answer is _ANSWERS[-1]:
+                end_at_once()
+
+
+def end_at_once() -> None:
+    """SIGKILL every process that this one has started, directly or not, and exit with code 130."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(130)
 
 
 @contextmanager
@@ -58,8 +106,13 @@ def interruptions_kept() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """In the body, SIGINT and SIGTERM are ignored. Only for the main thread."""
-    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    """In the body, SIGINT and SIGTERM do not raise. Only for the main thread."""
+
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        # Not SIG_IGN, with which `ending_on_signals` would not learn of the signal.
+        del signum, frame
+
+    before = {signum: signal.signal(signum, ignore) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -19,11 +19,12 @@ from pkgutil import resolve_name
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from slime.config import RunConfig
 from slime.engine.ports import free_port
 from slime.errors import (
+    ClusterError,
     DeadlineError,
     DiskFullError,
     PluginLoadError,
@@ -35,6 +36,8 @@ from slime.errors import (
 from slime.kit.processes.pulse import PULSE
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.raised import LOG_FORMAT, Raised, log_of_this_process
+from slime.run.ray_errors import explain
+from slime.run.ray_session import ray_failure
 
 #: called about every `TICK_S` seconds during a wait; raises to end it, for example if an engine has died
 Watch = Callable[[], None]
@@ -45,6 +48,9 @@ Enlist = Callable[[int, Path, Any], None]
 TICK_S = 0.25
 #: seconds that the other processes have to fail too when one fails with an error that may come from losing them
 OTHERS_S = 2.0
+
+#: how messages call one process of a role
+_NAMES = {"trainer": "trainer rank", "engines": "the supervisor of engine"}
 
 
 class Worker:
@@ -132,6 +138,8 @@ class PendingCall:
     doing: str
     timeout_s: float
     watch: Watch | None = None
+    #: for messages, per worker: its name and its log file
+    parts: Sequence[tuple[str, Path]] = ()
 
     @property
     def finished(self) -> bool:
@@ -165,6 +173,9 @@ class PendingCall:
             returned, pending = ray.wait(pending, num_returns=len(pending), timeout=TICK_S if self.watch else 1.0)
             if errors := self._errors(returned):
                 raise self._first_cause(errors, pending)
+            if pending and (failure := ray_failure()) is not None:
+                # Without its control store Ray would go on for a minute, and then end this process without a word.
+                raise ClusterError(f"{self.doing}: {failure}.")
             if pending and self.watch is not None:
                 self.watch()
             if pending and time.monotonic() > deadline:
@@ -207,13 +218,9 @@ class PendingCall:
             if isinstance(cause, SlimeError):
                 raise cause from None
             raise UnexpectedError(f"{self.doing}: {type(cause).__name__}: {cause}\n{error}") from None
-        except RayActorError as error:
-            # The first line says what Ray noticed; the last one has the exception if the process failed at its start.
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            cause_of_death = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
-            raise SlimeError(
-                f"{self.doing}: the process died ({cause_of_death}). Its log is under logs/ in the run folder."
-            ) from None
+        except RayError as error:
+            who, log = self.parts[list(self.refs).index(ref)]
+            raise explain(error, self.doing, who, log) from None
 
 
 class Workers:
@@ -247,6 +254,7 @@ class Workers:
         self._actor_class = AsyncWorker if asynchronous else Worker
         self._actors: list[Any] = []
         self._building = PendingCall([], "", 0.0)
+        self._parts: list[tuple[str, Path]] = []
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
         """Start one process per entry of `placement`, Ray's options for it; returns at once."""
@@ -256,12 +264,14 @@ class Workers:
             self._actors.append(actor.options(**options).remote(log_path, self._config.cluster.hang_timeout_s))
             if self._enlist is not None:
                 self._enlist(index, log_path, self._actors[-1].identify.remote())
+            name = f"{_NAMES.get(self._role, self._role)} {index}" if "{index}" in self._log_path.name else self._role
+            self._parts.append((name, log_path))
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""
         refs = [self._actors[0].free_address.remote()]
-        timeout_s = self._config.cluster.startup_timeout_s
-        address: tuple[str, int] = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch).wait()[0]
+        timeout_s, doing = self._config.cluster.startup_timeout_s, f"starting the {self._role}"
+        address: tuple[str, int] = PendingCall(refs, doing, timeout_s, self._watch, self._parts).wait()[0]
         return address
 
     def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
@@ -274,7 +284,7 @@ class Workers:
         """
         timeout_s = self._config.cluster.startup_timeout_s if timeout_s is None else timeout_s
         refs = [actor.build.remote(factory, *args) for actor, args in zip(self._actors, arguments, strict=True)]
-        self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch)
+        self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
 
     def check_building(self) -> None:
         """Raise the error of a process whose object could not be built; never blocks."""
@@ -299,7 +309,7 @@ class Workers:
         name = f"{self._role}.{method}"  # in `ps` and in Ray's dashboard
         refs = [actor.call.options(name=name).remote(method, *args) for actor in self._actors]
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
-        return PendingCall(refs, doing, timeout_s, watch or self._watch)
+        return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts)
 
     def call(self, method: str, *args: Any, doing: str, timeout_s: float | None = None) -> list[Any]:
         """Call `method` of every process's object and wait for the results, in order: see `begin`."""
@@ -324,7 +334,7 @@ class Workers:
                 ray.wait(refs, num_returns=len(refs), timeout=grace_s)
         for actor in self._actors:
             ray.kill(actor)
-        self._actors = []
+        self._actors, self._parts = [], []
 
 
 def redirect_output(log_path: Path) -> None:

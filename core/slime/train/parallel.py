@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch._C._distributed_c10d import TCPStore
 
+from slime.engine.ports import listening_socket, stay_on_loopback
 from slime.errors import TrainerError
 
 if TYPE_CHECKING:
@@ -33,15 +35,16 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     if config.on_gpu:
         torch.cuda.set_device(device)
     address = f"{master[0]}:{master[1]}"
+    stay_on_loopback(master[0])
     try:
         dist.init_process_group(
             "nccl" if config.on_gpu else "gloo",
-            init_method=f"tcp://{address}",
+            store=_store(master, rank, world_size, timedelta(minutes=minutes)),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(minutes=minutes),
         )
-    except (dist.DistError, RuntimeError, ValueError) as error:
+    except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         raise TrainerError(
             f"rank {rank} of {world_size} could not join the others at {address} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
@@ -61,6 +64,23 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     # Without dropout the cheap tracker (no state per region) draws the same numbers.
     model_parallel_cuda_manual_seed(config.run.seed, inference_rng_tracker=True, force_reset_rng=True)
     return device
+
+
+def _store(master: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> TCPStore:
+    """The ranks' meeting point, served by rank 0 at `master` alone; torch's own would listen on every interface."""
+    host, port = master
+    if rank != 0:
+        return TCPStore(host, port, world_size, timeout=timeout, wait_for_workers=False)
+    listening = listening_socket(host, port)
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def _ranks_on_this_machine() -> int:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from slime.engine.control import EngineControl
+from slime.engine.ports import listening_socket
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors, buckets
 from slime.weights.transports.transport import Fleet, WeightTransport
@@ -147,11 +148,19 @@ class BroadcastGroup:
 
     def __post_init__(self) -> None:
         self._timeout = timedelta(seconds=self.timeout_s)
+        # torch by itself would listen on every interface.
+        listening = listening_socket(self.address)
+        self.port: int = listening.getsockname()[1]
         # Only this object may hold the server, or it would outlive `close`; the backend gets a client.
         self._server: TCPStore | None = TCPStore(
-            self.address, 0, self.world_size, is_master=True, timeout=self._timeout, wait_for_workers=False
+            self.address,
+            self.port,
+            self.world_size,
+            is_master=True,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
         )
-        self.port = self._server.port
 
     def join(self, *, deadline: float, watch: Callable[[], None]) -> None:
         """Form the group with the engines, which must be joining at the same time.

@@ -1,0 +1,62 @@
+"""The last lines of a run that was interrupted, or has failed, say how to continue it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.cli.main import main
+from slime.cli.train import how_to_continue
+from slime.config import RunConfig
+from slime.config.options import CheckpointOptions
+from slime.errors import SlimeError
+
+STARTED = time.localtime(1_000_000)
+WORDS = ["run.toml", "--load", "old runs", "--load=x", "--run-name", "my run"]
+
+
+def note(**options: Any) -> str:
+    return how_to_continue(RunConfig(checkpoint=CheckpointOptions(**options)), WORDS, since=STARTED)
+
+
+def saved(folder: Path, *, at: float) -> str:
+    """A folder whose newest checkpoint was saved at that time."""
+    (folder / "latest").write_text("rollout_000010\n")
+    os.utime(folder / "latest", (at, at))
+    return str(folder)
+
+
+def test_the_command_continues_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    save = saved(tmp_path, at=1_000_100)
+    assert note(save=save) == (
+        f"to continue from the checkpoint rollout_000010:\n  slime train run.toml --run-name 'my run' --load {save}"
+    )
+
+
+def test_a_resumed_run_without_a_new_checkpoint_continues_as_it_began(tmp_path: Path) -> None:
+    save = saved(tmp_path, at=999_000)
+    assert note(save=save, load="old") == ("no new checkpoint was written: the same command continues from old again")
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    assert note(save=str(tmp_path)) == "no checkpoint had been written yet, so the run can only be started again"
+    assert note() == "the run wrote no checkpoint to continue from: --save-interval N writes one every N rollouts"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "first"), [(KeyboardInterrupt(), 130, "interrupted"), (SlimeError("lost"), 1, "error: lost")]
+)
+def test_the_note_is_printed_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: BaseException, code: int, first: str
+) -> None:
+    def fail(_: object) -> int:
+        raised.add_note("to continue: ...")
+        raise raised
+
+    monkeypatch.setattr("slime.cli.train.run", fail)
+    assert main(["train"]) == code
+    assert capsys.readouterr().err == f"slime: {first}\nslime: to continue: ...\n"

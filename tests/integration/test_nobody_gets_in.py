@@ -1,0 +1,151 @@
+"""A run on one machine is closed to everybody else: it listens on loopback only, and Ray wants a token."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.integration.conftest import SlimeRun
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
+Start = Callable[..., SlimeRun]
+
+NOBODY = 65534
+#: a method of each of Ray's services that gives somebody power over the run
+METHODS = (
+    "InternalKVGcsService/InternalKVKeys",
+    "JobInfoGcsService/AddJob",
+    "ActorInfoGcsService/RegisterActor",
+    "NodeManagerService/RequestWorkerLease",
+    "ObjectManagerService/Pull",
+    "CoreWorkerService/PushTask",
+)
+#: calls each method at a port as another user, and prints the status of each answer
+CALLER = """
+import json, os, sys
+os.environ["GRPC_VERBOSITY"] = "NONE"
+import grpc
+port, methods, metadata, user = json.loads(sys.stdin.read())
+import grpc._channel  # later it could not be read: another user may have no access to this Python
+if user is not None:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+answers = []
+with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    for method in methods:
+        try:
+            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5, metadata=metadata)
+            answers.append("OK")
+        except grpc.RpcError as error:
+            answers.append(error.code().name)
+print(json.dumps(answers))
+"""
+
+
+def listeners(process: psutil.Process) -> list[tuple[str, int]]:
+    """Addresses and ports on which a process accepts TCP connections."""
+    try:
+        found = process.net_connections(kind="tcp")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
+    return [(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN]
+
+
+def files_of(processes: list[psutil.Process]) -> set[Path]:
+    """What these processes use of the folders that all users share: files of slime and Ray, and shared memory."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError, psutil.Error):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            found |= set(re.findall(r" (/dev/shm/\S+|/tmp/(?:slime|ray)\S*)$", maps, re.MULTILINE))
+            found |= {one.path for one in process.open_files()}
+            found |= {one.laddr for one in process.net_connections(kind="unix")}
+    return {Path(path) for path in found if path.startswith(("/dev/shm/", "/tmp/slime-", "/tmp/ray"))}
+
+
+def call_ray(port: int, token: str | None = None) -> list[str]:
+    """What Ray's services at a port answer to another user of this machine, or to this one if it is not root."""
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    done = subprocess.run(
+        [sys.executable, "-c", CALLER],
+        input=json.dumps(
+            [port, METHODS if token is None else METHODS[:1], metadata, NOBODY if os.getuid() == 0 else None]
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: list[str] = json.loads(done.stdout)
+    return answers
+
+
+def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(slime_train: Start) -> None:
+    run = slime_train("--num-rollout", "100000", "--async", "--save-interval", "100000")
+    run.wait_for_output(r"\b1/\d")
+    driver = psutil.Process(run.process.pid)
+    processes = [driver, *driver.children(recursive=True)]
+    titles = {process.pid: " ".join(process.cmdline()) for process in processes}
+    listening = {process.pid: listeners(process) for process in processes}
+
+    outside = {
+        (titles[pid][:100], address)
+        for pid, addresses in listening.items()
+        for address, _ in addresses
+        if not ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
+    }
+    assert outside == set()
+    [control_store] = [process for process in processes if "/gcs_server" in titles[process.pid]]
+    [scheduler] = [process for process in processes if titles[process.pid].startswith("sglang::scheduler")]
+    [rank] = [p for p in processes if os.readlink(f"/proc/{p.pid}/fd/1").endswith("/trainer-0.log")]
+    for process in (control_store, scheduler, rank):
+        assert listening[process.pid], "the test no longer sees where the run listens"
+
+    token = control_store.environ()["RAY_AUTH_TOKEN"]
+    rays = [
+        pid
+        for pid in titles
+        if re.search(r"ray::(Worker|AsyncWorker|trainer|rollout)|/raylet |/gcs_server", titles[pid])
+    ]
+    assert len(rays) == 5
+    for pid in rays:
+        # gloo's ports are the trainer's others
+        [*ports] = [port for address, port in listening[pid] if address.startswith("::ffff:")]
+        for port in ports:
+            assert "UNAUTHENTICATED" in (answers := set(call_ray(port))) <= {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (
+                answers
+            )
+    [(_, gcs)] = listening[control_store.pid]
+    assert call_ray(gcs)[:3] == ["UNAUTHENTICATED"] * 3
+    assert call_ray(gcs, token)[0] not in ("UNAUTHENTICATED", "UNIMPLEMENTED", "UNAVAILABLE")
+
+    [agent] = [pid for pid, title in titles.items() if title.startswith("ray::RuntimeEnvAgent")]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        url = f"http://127.0.0.1:{listening[agent][0][1]}/get_or_create_runtime_env"
+        urllib.request.urlopen(url, data=b"", timeout=10)
+
+    assert not [title for title in titles.values() if token in title]
+    files = files_of(processes)
+    shared = {path.parents[-4] for path in files if path.is_relative_to("/tmp") and "slime-ray-" in path.parts[2]}
+    assert len(shared) == 1
+    written = [*run.root.rglob("*"), *(path for folder in shared for path in folder.rglob("*"))]
+    assert [path for path in written if path.is_file() and token.encode() in path.read_bytes()] == []
+
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(60) == 130, run.output
+    assert run.left_over() == []
+    assert [path for path in files if path.exists()] == []
+    assert "slime: interrupted: ending the run" in run.output
+    assert run.output.endswith("slime: no checkpoint had been written yet, so the run can only be started again\n")
