@@ -34,12 +34,12 @@ BUSY = """
 import hashlib, subprocess, sys, time
 from slime.run.signals import ending_on_signals, uninterrupted
 
-child = subprocess.Popen(["sleep", "100"])
+child = subprocess.Popen(["sleep", "20"])
 with ending_on_signals():
     try:
         print(child.pid, flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
-        time.sleep(100)
+        time.sleep(20)
     except KeyboardInterrupt:
         with uninterrupted():
             print("cleaning up", file=sys.stderr, flush=True)
@@ -49,7 +49,7 @@ child.kill()
 
 
 def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everything() -> None:
-    program = [sys.executable, "-c", BUSY.format(rounds=1_000_000, cleaning=100)]
+    program = [sys.executable, "-c", BUSY.format(rounds=1_000_000, cleaning=20)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
         child = psutil.Process(int(run.stdout.readline()))
