@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def test_the_command_continues_from_the_newest_checkpoint(tmp_path: Path) -> Non
     assert note(save=save) == (
         f"to continue from the checkpoint rollout_000010:\n  slime train run.toml --run-name 'my run' --load {save}"
     )
+
+
+def test_the_command_contains_no_secrets(tmp_path: Path) -> None:
+    words = ["--reward.api-key", "k1", "--sglang-api-key=k2", "--reward.url", "http://me:k3@judge/?api_key=k4"]
+    config = RunConfig(checkpoint=CheckpointOptions(save=saved(tmp_path, at=1_000_100)))
+    _, _, command = how_to_continue(config, words, since=STARTED).partition("\n")
+    assert not re.search(r"k\d", command)
+    assert "--reward.api-key '<secret>' '--sglang-api-key=<secret>' --reward.url 'http://<secret>@judge/" in command
 
 
 def test_a_resumed_run_without_a_new_checkpoint_continues_as_it_began(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.cli.checkpoint_config import exporting_config
@@ -17,6 +17,7 @@ from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
+from slime.redaction import redacted
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -82,20 +83,26 @@ def how_to_continue(config: RunConfig, argv: Sequence[str], *, since: time.struc
     options = config.checkpoint
     newest = None if options.save is None else Path(options.save, "latest")
     if newest is not None and newest.is_file() and newest.stat().st_mtime >= time.mktime(since):
-        words = iter(argv)
-        kept: list[str] = []
-        for word in words:
-            if word == "--load":
-                next(words, None)
-            elif not word.startswith("--load="):
-                kept.append(word)
-        command = shlex.join(["slime", "train", *kept, "--load", str(options.save)])
+        command = shlex.join(["slime", "train", *_repeatable(argv), "--load", str(options.save)])
         return f"to continue from the checkpoint {newest.read_text(encoding='utf-8').strip()}:\n  {command}"
     if options.load is not None:
         return f"no new checkpoint was written: the same command continues from {options.load} again"
     if newest is not None:
         return "no checkpoint had been written yet, so the run can only be started again"
     return "the run wrote no checkpoint to continue from: --save-interval N writes one every N rollouts"
+
+
+def _repeatable(argv: Sequence[str]) -> Iterator[str]:
+    """The words of a command line without `--load` and without secrets."""
+    before = ""
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if before != "--load" and word != "--load" and name != "--load":
+            if equals and name.startswith("--"):
+                yield f"{name}={redacted(value, name.removeprefix('--'))}"
+            else:
+                yield redacted(word, before.removeprefix("--"))
+        before = word if word.startswith("--") else ""
 
 
 def _chooses(word: str) -> bool:
