@@ -147,9 +147,6 @@ def _own_settings() -> Iterator[None]:
         # read.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # If Ray loses its node manager, it ends this process at once and without a word where its parent is process 1,
-        # as in a service: it takes the parent for the node manager. With this it takes this process for it.
-        "RAY_RAYLET_PID": str(os.getpid()),
     }
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
