@@ -13,7 +13,15 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError, ClusterError, EngineError, PluginContractError, ProcessDiedError, SlimeError, writing
+from slime.errors import (
+    CheckpointError,
+    ClusterError,
+    EngineError,
+    PluginContractError,
+    ProcessDiedError,
+    SlimeError,
+    writing,
+)
 from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
