@@ -145,7 +145,7 @@ def test_a_terminal_shows_the_last_event_beside_the_bar() -> None:
 
 def test_the_last_log_line_is_of_the_newest_log_with_text(tmp_path: Path) -> None:
     assert last_log_line(tmp_path) == ""
-    (tmp_path / "router.log").write_text("2026-01-01 10:00:00,123 INFO ready\n")
+    (tmp_path / "router.log").write_text("2026-01-01 10:00:00,123 INFO ready\n  warnings.warn(\n")
     (tmp_path / "driver.log").write_text("not this\n")
     assert last_log_line(tmp_path) == "router: INFO ready"
 

@@ -12,6 +12,8 @@ from slime.raised import LOG_FORMAT, ONLY_IN_LOGS
 FILE_NAME = "driver.log"
 #: bytes at the end of a log in which its last line is looked for
 _TAIL_BYTES = 4096
+#: beginnings of lines that say nothing about what a process does: the second line of a Python warning
+_NOISE = ("warnings.warn(",)
 _TIME = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[ T][\d:.,]+[^\s\]]*[\])]?\s*")
 
 
@@ -65,7 +67,11 @@ def last_log_line(folder: Path) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             text = without_escapes(file.read().decode("utf-8", "replace"))
-        lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in text.replace("\r", "\n").splitlines()
+            if line.strip() and not line.strip().startswith(_NOISE)
+        ]
         if lines:
             return f"{path.stem}: {_TIME.sub('', lines[-1].strip())}"
     return ""
