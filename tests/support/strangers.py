@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - what connecting to an address imports, which another user may not be able to read
 import multiprocessing
 import os
 from collections.abc import Callable
