@@ -29,10 +29,11 @@ MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "decoupled_min_lr": (2e-2, {"lr_decay_style": "linear", "decoupled_lr": 5e-2}),
     "bf16": (True, {}),
     "fp16": (True, {"initial_loss_scale": 16.0}),
-    "loss_scale": (2.0**40, {"fp16": True}),
-    "initial_loss_scale": (2.0**40, {"fp16": True}),
-    "min_loss_scale": (2.0**39, {"fp16": True, "initial_loss_scale": 2.0**40, "hysteresis": 1}),
-    "hysteresis": (1, {"fp16": True, "initial_loss_scale": 2.0**18}),
+    # Gradients of the small model overflow float16 from a scale of 2**16 to 2**19 on, and the step is then skipped.
+    "loss_scale": (2.0**40, {"fp16": True, "initial_loss_scale": 16.0}),
+    "initial_loss_scale": (16.0, {"fp16": True}),
+    "min_loss_scale": (2.0**20, {"fp16": True, "initial_loss_scale": 2.0**20, "hysteresis": 1}),
+    "hysteresis": (10, {"fp16": True, "initial_loss_scale": 2.0**20}),
     "loss_scale_window": (1.0, {"fp16": True, "initial_loss_scale": 16.0}),
 }
 
@@ -125,7 +126,7 @@ OWN_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "calculate_per_token_loss": (True, {}),
     "loss_constant_length": (7, {}),
     "use_tis": (True, {}),
-    "tis_threshold": (0.5, _TIS),
+    "tis_threshold": (1e-3, _TIS),
     "tis_threshold_low": (0.9, _TIS),
     "off_policy_correction": ("mask", {}),
     "off_policy_level": ("sequence", _TIS),
