@@ -14,6 +14,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from slime.cli.plugins_json import Listing, RunListing
@@ -74,6 +76,13 @@ class Workplace:
         return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
+@contextmanager
+def workplace() -> Iterator[Workplace]:
+    """A workplace in a folder whose path is equally long on every machine: its length decides where lines wrap."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Workplace(Path(folder))
+
+
 def refreshed(page: str, place: Workplace) -> str:
     """The page's text with the current output of its commands."""
 
@@ -112,8 +121,7 @@ def main() -> None:
     """Update every page."""
     for path, text in schemas().items():
         path.write_text(text, encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        place = Workplace(Path(folder))
+    with workplace() as place:
         for page in sorted(PAGES.glob("*.md")):
             page.write_text(refreshed(refiled(page.read_text(encoding="utf-8")), place), encoding="utf-8")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.console import PAGES, Workplace, refiled, refreshed, schemas
+from tests.docs.console import PAGES, Workplace, refiled, refreshed, schemas, workplace
 
 from slime import hookspecs, plugin
 from slime.cli.plugins_json import Listing, Provided, Row, RunListing, UseRow
@@ -20,9 +21,10 @@ WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generato
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def place() -> Iterator[Workplace]:
     """Where the packages of the walk-throughs are installed."""
-    return Workplace(tmp_path_factory.mktemp("docs"))
+    with workplace() as place:
+        yield place
 
 
 @pytest.mark.slow
