@@ -10,6 +10,7 @@ from tests.support.rewards import build, score
 
 from slime.errors import ConfigError
 from slime.kit.sandbox import Isolation, Machine
+from slime_rewards.code_asserts import Setup, steps_of
 
 ADD = "def add(a, b):\n    return a + b\n"
 ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
@@ -167,6 +168,17 @@ COMPARED = [
     ("def check(put):\n  assert put(5) is None\ncheck(Box().put)", True),
     ("assert f(object()) == 1", False),
     ("assert f(10**5000) == 1", False),
+    ("assert set(f((4, 5))) == set((5, 4))", True),
+    ("assert f([3, 1]) == sorted([3, 1])", False),
+    ("assert f(10**9 + 7) == 10**9 + 7 and f('aaa') == 'a' * 3 and f([0, 0]) == 2 * [0]", True),
+    ("assert f(0.5) == 1 / 3", False),
+    ("assert f(object()) is not None and f(object()) != 1", True),
+    ("import re\nassert f(re.match('a', 'a'))", True),
+    ("import re\nassert not f(re.match('a', 'a'))", False),
+    ("from fractions import Fraction\nassert f(Fraction(1, 2)) == 0.5", True),
+    ("from decimal import Decimal\nassert f(Decimal('2')) == 3", False),
+    ("assert f([x for x in range(3) if x > 1]) == [2]", True),
+    ("assert f(f(3) - 1) == 2", True),
 ]
 
 
@@ -185,9 +197,25 @@ def test_asserts_are_compared_outside_the_sandbox() -> None:
         ("assert f(2) == 2 or f(2) == 3", "compares with no literal"),
         ("assert f(2 == 2)", "compares with no literal"),
         ("assert 1 == 1", "compares two literals"),
+        ("assert f(2) == 9**9**9", "compares with no literal"),
+        ("assert f(2) == [0] * 10**9", "compares with no literal"),
+        ("assert f(2) == 1 / 0", "compares with no literal"),
         ("for n in range(3):\n  assert f(n) == 1", "has asserts inside"),
         ("assert True", "asserts nothing about the response's code"),
         ("print(f(2))", "asserts nothing about the response's code"),
+        ("assert (f(2) == 2) is True", "would show the code what is expected"),
+        ("assert sum(f(x) == y for x, y in [(2, 2)]) == 1", "would show the code what is expected"),
+        ("assert abs(f(2) - 2) == 0", "would show the code what is expected"),
+        ("assert 1e-6 > abs(f(2) - 2)", "would show the code what is expected"),
+        ("assert np.allclose(f(2), 2) == True", "would show the code what is expected"),
+        ("assert np.allclose(f(2), 2)", "compares with no literal"),
+        ("assert not differ(f(2), expected=2)", "compares with no literal"),
+        ("def same(x):\n  return x == 2\nassert same(f(2))", "leaves the verdict to a function of the test"),
+        (
+            "from tests import same\nassert f(2) == 2 and same(f(2)) is True",
+            "leaves the verdict to a function of the test",
+        ),
+        ("right = f(2) == 2\nassert right is True", "compares outside of an assert"),
         ("def check(f):\n  assert f(2) == 2", r"check\(\) is not called once with one argument"),
         ("assert f(", "not valid Python"),
         ("assert " + "(" * 500 + "f(1)" + ")" * 500 + " == 1", "not valid Python"),
@@ -196,6 +224,12 @@ def test_asserts_are_compared_outside_the_sandbox() -> None:
 def test_asserts_that_would_show_the_expected_value_are_refused(test: str, why: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s)sample 7 has a test that cannot be used: .*{why}"):
         passed("def f(x): return x", [test])
+
+
+def test_a_docstring_with_expected_values_is_not_run() -> None:
+    steps = steps_of('def check(g):\n    """g(2) is 4."""\n    n = 2\n    assert g(n) == 4\n\ncheck(f)')
+    shown = [step.code if isinstance(step, Setup) else step.expression for step in steps]
+    assert shown == ["n = 2", "f(n)"]
 
 
 def test_closing_the_output_does_not_change_the_reward() -> None:

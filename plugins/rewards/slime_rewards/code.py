@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,10 @@ def _value(plain: Any) -> Any:
             return bytes.fromhex(content)
         case "complex":
             return complex(*content)
+        case "fraction":
+            return Fraction(*content)
+        case "object":
+            return object()
     raise ValueError(f"unknown type {kind!r}")
 
 

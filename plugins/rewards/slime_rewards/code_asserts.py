@@ -62,7 +62,8 @@ def steps_of(piece: str) -> list[Step]:
 
     Accepted are asserts of comparisons with a literal, joined by `and`; of a difference or `math.isclose` with a
     literal; of a plain call or its negation; statements without asserts; and a function of one parameter made of these
-    that is called once (`def check(candidate)`).
+    that is called once (`def check(candidate)`). Literals may be in `set(...)`, `sorted(...)` and the like, and
+    in arithmetic.
 
     Raises:
         ValueError: The test is no Python, has no assert, or has one whose expected value cannot be kept outside.
@@ -72,20 +73,33 @@ def steps_of(piece: str) -> list[Step]:
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"it is not valid Python: {error}") from error
     steps: list[Step] = []
+    own: set[str] = set()  # names of the test's own functions, which may hold what is expected
     for statement in body:
-        if isinstance(statement, ast.Assert):
-            steps += _comparisons(statement.test, statement)
-        elif any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+        match statement:
+            case ast.Assert(test=test):
+                if _asks_own(test, own):
+                    raise _refusal(statement, "leaves the verdict to a function of the test, which the code could read")
+                steps += _comparisons(test, statement)
+                continue
+            case ast.Expr(value=ast.Constant()):  # a docstring may say what is expected
+                continue
+            case ast.FunctionDef(name=name):
+                own.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                own |= {(one.asname or one.name).partition(".")[0] for one in names}
+            case ast.Assign(value=value) | ast.Expr(value=value) if _compares(value):
+                raise _refusal(statement, "compares outside of an assert, where the code could see it")
+        if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             raise _refusal(statement, "has asserts inside")
-        else:
-            steps.append(Setup(ast.unparse(statement)))
+        steps.append(Setup(ast.unparse(statement)))
     if not any(isinstance(step, Comparison) for step in steps):
         raise ValueError(f"it asserts nothing about the response's code. {_ADVICE}")
     return steps
 
 
 def _refusal(statement: ast.stmt, why: str) -> ValueError:
-    return ValueError(f"line {statement.lineno}, `{ast.unparse(statement)[:80]}`, {why}. {_ADVICE}")
+    shown = " ".join(ast.unparse(statement).split())
+    return ValueError(f"line {statement.lineno}, `{shown[:80]}`, {why}. {_ADVICE}")
 
 
 def _inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -148,9 +162,9 @@ def _comparisons(test: ast.expr, statement: ast.stmt) -> Iterable[Comparison]:
             tolerances = {str(keyword.arg): _literal(keyword.value, statement) for keyword in keywords}
             return [Comparison(expression, _near(expected, **{"rel_tol": 1e-9, **tolerances}))]
         case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call) if _is_plain(call):
-            return [Comparison(ast.unparse(call), operator.not_)]
+            return [Comparison(f"not {ast.unparse(call)}", bool)]
         case ast.Call() if _is_plain(test):
-            return [Comparison(ast.unparse(test), bool)]
+            return [Comparison(f"not not {ast.unparse(test)}", bool)]
     raise _refusal(statement, "compares with no literal")
 
 
@@ -165,17 +179,26 @@ def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, statement: ast.s
 def _sides(left: ast.expr, right: ast.expr, statement: ast.stmt) -> tuple[str, Any, bool]:
     """The expression's code, the literal, and whether the literal was on the left."""
     literals = [_is_literal(side) for side in (left, right)]
-    if literals == [False, True]:
-        return ast.unparse(left), _literal(right, statement), False
-    if literals == [True, False]:
-        return ast.unparse(right), _literal(left, statement), True
-    raise _refusal(statement, "compares with no literal" if not any(literals) else "compares two literals")
+    if literals[0] == literals[1]:
+        raise _refusal(statement, "compares two literals" if literals[0] else "compares with no literal")
+    expression, literal = (right, left) if literals[0] else (left, right)
+    expected = _literal(literal, statement)
+    verdict = isinstance(expected, bool) and isinstance(expression, ast.Call) and _passes_expected(expression)
+    if verdict or _compares(expression) or _subtracts_literal(expression):
+        raise _refusal(statement, "would show the code what is expected")
+    return ast.unparse(expression), expected, literals[0]
+
+
+#: builtins whose value for literals is a literal too: MBPP compares with `set((4, 5))`
+_MAKERS: dict[str, Callable[..., Any]] = {
+    make.__name__: make for make in (set, frozenset, tuple, list, dict, sorted, float, int, str)
+}
 
 
 def _is_literal(node: ast.expr) -> bool:
     try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
+        _evaluated(node)
+    except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return False
     return True
 
@@ -183,7 +206,43 @@ def _is_literal(node: ast.expr) -> bool:
 def _literal(node: ast.expr, statement: ast.stmt) -> Any:
     if not _is_literal(node):
         raise _refusal(statement, "compares with no literal")
+    return _evaluated(node)
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """The value of a literal, as it is, in calls of `_MAKERS` or in arithmetic; `ValueError` for other expressions."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _MAKERS:
+            return _MAKERS[name](*map(_evaluated, arguments))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluated(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _ARITHMETIC[type(op)](_evaluated(left), _evaluated(right))
     return ast.literal_eval(node)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if abs(base) > 10**6 or abs(exponent) > 100:
+        raise ValueError("too large for a literal")
+    return base**exponent
+
+
+def _product(left: Any, right: Any) -> Any:
+    """A product of numbers, or a repeated text or list: `"a" * 3`."""
+    several, count = (right, left) if isinstance(left, int) else (left, right)
+    if hasattr(several, "__len__") and len(several) * count > 100_000:
+        raise ValueError("too large for a literal")
+    return left * right
+
+
+#: `10**9 + 7`, `1 / 3`, `[0] * 5`
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: _product,
+    ast.Div: operator.truediv,
+    ast.Pow: _power,
+}
 
 
 def _near(expected: Any, *, rel_tol: float = 0.0, abs_tol: float = 0.0) -> Callable[[Any], bool]:
@@ -192,8 +251,64 @@ def _near(expected: Any, *, rel_tol: float = 0.0, abs_tol: float = 0.0) -> Calla
 
 def _is_plain(call: ast.Call) -> bool:
     """Whether a truth value comes from the response's code itself: a comparison inside would show what is expected."""
-    builtin = isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
     compares = any(
         isinstance(node, ast.Compare | ast.BoolOp | ast.Lambda | ast.comprehension) for node in ast.walk(call)
     )
-    return not builtin and not compares
+    return not _is_builtin(call) and not compares and not _passes_expected(call)
+
+
+def _is_builtin(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
+
+
+def _asks_code(node: ast.AST) -> bool:
+    """Whether an expression calls more than builtins, such as the response's code."""
+    return any(isinstance(part, ast.Call) and not _is_builtin(part) for part in ast.walk(node))
+
+
+def _passes_expected(call: ast.Call) -> bool:
+    """Whether a call gets a computed value beside another argument, like `allclose(f(2), 4)`."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return len(given) > 1 and any(map(_asks_code, given))
+
+
+def _compares(expression: ast.expr) -> bool:
+    """Whether a comparison inside shows what a call is expected to return, as in `(f(2) == 4) is True`."""
+    return any(isinstance(node, ast.Compare) and _asks_code(node) for node in ast.walk(expression))
+
+
+def _subtracts_literal(expression: ast.expr) -> bool:
+    """Whether the expression is a call's difference from a literal, such as `abs(f(2) - 4)`."""
+    match expression:
+        case ast.BinOp(left=left, op=ast.Sub(), right=right) if _is_literal(left) != _is_literal(right):
+            return _asks_code(expression)
+        case ast.BinOp(left=left, right=right):
+            return _subtracts_literal(left) or _subtracts_literal(right)
+        case ast.UnaryOp(operand=operand):
+            return _subtracts_literal(operand)
+        case ast.Call(func=ast.Name(id="abs" | "round" | "int" | "float"), args=[inner, *_]):
+            return _subtracts_literal(inner)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="fabs"), args=[inner]):
+            return _subtracts_literal(inner)
+    return False
+
+
+def _asks_own(test: ast.expr, own: set[str]) -> bool:
+    """Whether an assert is about the verdict of a function that the test itself defines or imports."""
+    match test:
+        case ast.BoolOp(values=values):
+            return any(_asks_own(value, own) for value in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _asks_own(operand, own)
+        case ast.Compare(left=left, comparators=[ast.Constant(value=bool())]):
+            return _asks_own(left, own)
+        case ast.Call(func=function) if not _is_isclose(test):
+            while isinstance(function, ast.Attribute):
+                function = function.value
+            return isinstance(function, ast.Name) and function.id in own
+    return False
+
+
+def _is_isclose(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name == "isclose"

@@ -15,11 +15,7 @@ from typing import Any
 
 
 def plain(value: Any) -> list[Any]:
-    """A value as `[TYPE, JSON]`, so that a tuple stays a tuple.
-
-    Raises:
-        TypeError: The value has no literal form.
-    """
+    """A value as `[TYPE, JSON]`, so that a tuple stays a tuple. What has no literal form is an object without value."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return ["value", kind(value)]
@@ -36,7 +32,9 @@ def plain(value: Any) -> list[Any]:
             return [several.__name__, [plain(item) for item in value]]
     if hasattr(value, "tolist"):  # arrays and numbers of numpy and torch
         return plain(value.tolist())
-    raise TypeError(f"a {type(value).__name__} has no literal form")
+    if hasattr(value, "as_integer_ratio"):  # Fraction, Decimal
+        return ["fraction", list(value.as_integer_ratio())]
+    return ["object", None]
 
 
 def main() -> None:
