@@ -28,12 +28,25 @@ _LATEX_SPELLINGS: _Spellings = (
     # \frac\pi2
     (re.compile(r"(\\[dt]?frac)\s*(\\pi)\s*(\d)"), r"\1{\2}{\3}"),
 )
+_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 #: the same for a text that is known to be one formula
 _FORMULA_SPELLINGS: _Spellings = (
     *_LATEX_SPELLINGS,
+    # 5 million, 5 \text{ million people}
+    (
+        re.compile(rf"(?<=\d)(\s+|\s*\\(?:text|mathrm)\s*\{{\s*)({'|'.join(_MAGNITUDES)})\b"),
+        lambda found: rf"\times {_MAGNITUDES[found[2]]}" + found[1],
+    ),
     (re.compile(r"(?<!\\)%|(?<=\d)\s+(?:percent|per cent)\b"), r"\\%"),
     # 18 dollars, 5 square meters: words are read as products of letters
-    (re.compile(r"^(\s*[-+]?(?:\\?\$)?[\d.,]+)\s+(?!and\b|or\b)[A-Za-z]{3,}(?:\s+[A-Za-z]{2,})*\s*\.?$"), r"\1"),
+    (
+        re.compile(
+            r"^(\s*[-+]?(?:\\?\$)?[\d.,]+(?:\\times \d+)?)\s+"
+            r"(?!and\b|or\b|plus\b|minus\b|times\b|over\b|choose\b|mod\b|sqrt\b)"
+            r"[A-Za-z]{3,}(?:\s+[A-Za-z]{2,})*\s*\.?$"
+        ),
+        r"\1",
+    ),
     # 2.5e-3
     (re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d+)(?![\w.])"), r"\1\\times 10^{\2}"),
     # 3 1/4
