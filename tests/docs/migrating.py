@@ -101,9 +101,9 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "group-rm": (None, ""),
     "custom-rm-path": ("rm.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
-    "mtp-num-layers": ("1", "Megatron's; without training them"),
-    "mtp-loss-scaling-factor": ("0.1", "Megatron's"),
 }
+#: Megatron's flags that scripts of the original state and that the checks of a configuration refuse: name -> a value
+REFUSED_BY_CHECKS = {"mtp-num-layers": "1", "mtp-loss-scaling-factor": "0.2"}
 #: flags of the original slime that the command line knows and that this release cannot do
 UNAVAILABLE = ("colocate", "use-fault-tolerance", "allgather-cp")
 
@@ -201,6 +201,7 @@ def tables() -> dict[str, str]:
     for name in UNAVAILABLE:
         flag = find_flag(name)
         refused[name] = flag.refusal if flag is not None else ""
+    refused |= dict.fromkeys(REFUSED_BY_CHECKS, "multi-token prediction is not in this release; drop it")
     return {
         "accepted": _table("flag", "what differs", {f"`--{name}`": note for name, (_, note) in ACCEPTED.items()}),
         "refused": _table("flag", "here", {f"`--{name}`": text for name, text in refused.items()}),

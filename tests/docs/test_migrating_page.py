@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.docs import migrating
 
-from slime.config import read_config
+from slime.config import config_problems, read_config
 from slime.config.flag_table import component_option, find_flag
 from slime.config.flags import UNAVAILABLE
 from slime.errors import ConfigError, PluginNotFoundError
@@ -31,7 +31,7 @@ def test_the_page_has_the_tables() -> None:
 
 def test_all_flags_of_the_original_are_on_the_page() -> None:
     """The flags of its release 0.3.1, without those that only begin like another one."""
-    names = {*migrating.ACCEPTED, *migrating.UNAVAILABLE, *FLAGS}
+    names = {*migrating.ACCEPTED, *migrating.UNAVAILABLE, *migrating.REFUSED_BY_CHECKS, *FLAGS}
     assert len([name for name in names if "*" not in name]) >= 215
 
 
@@ -44,6 +44,15 @@ def test_an_accepted_flag_is_read(name: str) -> None:
     section: Any = getattr(config, flag.target)
     stated = section if isinstance(section, dict) else section.model_dump(exclude_unset=True)
     assert flag.key in stated
+    refusals = [text for text in config_problems(config) if re.search("cannot be used|is not supported", text)]
+    assert not [text for text in refusals if text.startswith(f"--{name} ")]
+
+
+@pytest.mark.parametrize("name", migrating.REFUSED_BY_CHECKS)
+def test_a_flag_of_megatron_is_refused_by_the_checks(name: str) -> None:
+    value = migrating.REFUSED_BY_CHECKS[name]
+    problems = config_problems(read_config([f"--{name}", value]))
+    assert [text for text in problems if text.startswith(f"--{name} {value} ") and text.endswith("Drop it")]
 
 
 @pytest.mark.parametrize("name", [*FLAGS, *migrating.UNAVAILABLE])
