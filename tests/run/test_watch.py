@@ -73,6 +73,17 @@ def test_a_stopped_part_explains_an_error_at_once_but_ends_no_wait_yet(watch: Ru
     watch()
 
 
+def test_only_a_stopped_ray_of_this_run_is_killed(watch: RunWatch, sleeper: Sleeper) -> None:
+    # As another machine reports its own: a process of this one can have the same id.
+    raylet = sleeper("Ray's node service (raylet)", "ray")
+    raylet.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while watch.explain() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "is stopped" in str(watch.explain())
+    assert raylet.poll() is None
+
+
 def test_what_a_supervisor_says_comes_first(watch: RunWatch, sleeper: Sleeper) -> None:
     def check() -> None:
         raise EngineError("engine 0: was killed by SIGKILL")

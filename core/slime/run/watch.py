@@ -56,6 +56,8 @@ class RunWatch:
         #: what processes will say of themselves: `Worker.identify`
         self._unknown: list[tuple[str, Kind, Path, Any]] = []
         self._supervisors: list[Callable[[], None]] = []
+        #: daemons of a Ray that this process started; another Ray, and other machines, are none of its business
+        self._own_ray: set[Part] = set()
         self._looked_at = 0.0
         self._syncing = False
 
@@ -67,7 +69,8 @@ class RunWatch:
         """Watch the daemons of a Ray that this process started."""
         for child in psutil.Process().children():
             if (name := _RAY_DAEMONS.get(child.name())) is not None:
-                self._here.add(Part(name, "ray", child.pid))
+                self._own_ray.add(part := Part(name, "ray", child.pid))
+                self._here.add(part)
 
     def enlist(self, kind: Kind) -> Callable[[int, Path, Any], None]:
         """What adds the workers of one kind, each as soon as it has said which process it is."""
@@ -158,7 +161,7 @@ class RunWatch:
         if not found:
             return
         trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), _CAUSES.index(one[0].part.kind)))
-        if trouble.part.kind == "ray" and trouble.kind == "stopped":
+        if trouble.part in self._own_ray and trouble.kind == "stopped":
             with suppress(ProcessLookupError):
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
         others = [other.part.name for other, _ in found if other is not trouble]
