@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.scoring import health
 
+from slime.kit.processes.pulse import ThreadClock
 from slime.plugin import Group, PolicyClient, SamplingParams, Selection
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.pipeline import SampleGenerator
@@ -121,3 +124,25 @@ def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> Non
 
     asyncio.run(main())
     assert caplog.text == ""
+
+
+def test_a_pause_of_the_whole_process_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    while Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    try:
+        clock = ThreadClock(thread)
+        now += 3600.0  # as after SIGCONT, or when a container continues
+        assert not clock.hangs(20.0)
+        hangs = []
+        for _ in range(20):
+            now += 1.0
+            hangs.append(clock.hangs(20.0))
+        assert hangs.index(True) == 15 and clock.silent_s == 24.0
+    finally:
+        stop.set()
+        thread.join()

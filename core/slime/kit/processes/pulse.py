@@ -28,6 +28,8 @@ STACK_SIGNAL = signal.SIGUSR2
 #: share of a time limit that a process must have computed, or slept through, before it counts as hung: a process that
 #: merely waits for a turn on a busy machine does neither
 _COMPUTED_SHARE = 0.25
+#: share of a time limit that counts at most between two looks
+_GAP_SHARE = 0.2
 _PAGE = 4096
 
 
@@ -44,13 +46,19 @@ def idle_too_long(silent_s: float, computed_s: float, state: str, limit_s: float
 
 
 class ThreadClock:
-    """How long one thread of this process has been silent."""
+    """How long one thread of this process has been silent, as seen by another that asks again and again.
+
+    The time between two questions counts only up to a part of the limit. If all of the process was stopped meanwhile,
+    as batch systems and containers do, no thread is to blame.
+    """
 
     def __init__(self, thread: threading.Thread) -> None:
         """`thread` must be running; its last sign of life is now."""
         assert thread.ident is not None
         self._clock = time.pthread_getcpuclockid(thread.ident)
         self._stat = f"/proc/self/task/{thread.native_id}/stat"
+        #: the sign of life that the silence was counted from, when it was last counted, and its seconds
+        self._counted = 0.0, 0.0, 0.0
         self.alive()
 
     def alive(self) -> None:
@@ -59,15 +67,19 @@ class ThreadClock:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self.at
+        """Seconds since the last sign of life, as counted by `hangs`."""
+        return self._counted[2]
 
     def hangs(self, limit_s: float) -> bool:
-        """Whether the thread hangs: see `idle_too_long`."""
-        if self.silent_s < limit_s:
+        """Whether the thread hangs: see `idle_too_long`. Asked at least ten times in `limit_s`."""
+        at, now = self.at, time.monotonic()
+        since, asked_at, silent_s = self._counted if self._counted[0] == at else (at, at, 0.0)
+        silent_s += min(now - asked_at, _GAP_SHARE * limit_s)
+        self._counted = since, now, silent_s
+        if silent_s < limit_s:
             return False
         state = Path(self._stat).read_text().rpartition(")")[2].split()[0]
-        return idle_too_long(self.silent_s, time.clock_gettime(self._clock) - self._computed, state, limit_s)
+        return idle_too_long(silent_s, time.clock_gettime(self._clock) - self._computed, state, limit_s)
 
 
 class Pulse:
