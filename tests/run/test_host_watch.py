@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from slime.kit.processes.pulse import idle_too_long
 from slime.run.host_watch import HostWatch, Part, Trouble, log_excerpt
 
 HANG_S = 1.0
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 Start = Callable[[str], Part]
 
 PULSE = f"""
@@ -97,6 +100,33 @@ def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error
     assert look_for(watch, 2 * HANG_S) == []
 
 
+def test_a_process_that_a_debugger_holds_is_left_alone(start: Start) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    part = start("time.sleep(60)")
+    attached: list[int] = []
+
+    def hold() -> None:  # only this thread can let it go
+        attached.append(libc.ptrace(PTRACE_ATTACH, part.pid, None, None))
+        held.set()
+        release.wait(30)
+        libc.ptrace(PTRACE_DETACH, part.pid, None, None)
+
+    held, release = threading.Event(), threading.Event()
+    debugger = threading.Thread(target=hold)
+    debugger.start()
+    try:
+        assert held.wait(10)
+        if attached != [0]:
+            pytest.skip("this machine permits no debuggers")
+        while Path(f"/proc/{part.pid}/stat").read_text().rpartition(")")[2].split()[0] != "t":
+            time.sleep(0.01)
+        watch = watching(part)
+        assert look_for(watch, 2 * HANG_S) == [] and watch.look(at_once=True) == []
+    finally:
+        release.set()
+        debugger.join()
+
+
 @pytest.mark.slow
 def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: Start) -> None:
     part = start(KEEPS_THE_INTERPRETER)
@@ -151,6 +181,8 @@ def test_the_end_of_a_log_is_shown_under_its_name(tmp_path: Path) -> None:
 
 SLEEPS = "exec -a sglang::scheduler_TP0 sleep 60"
 SPINS = f"exec -a sglang::scheduler_TP0 {sys.executable} -c 'while True: pass'"
+COMPILES = f"exec -a sglang::scheduler_TP0 bash -c '{sys.executable} -c \"while True: pass\" & wait'"
+FORKS = "exec -a sglang::scheduler_TP0 bash -c '(while [ $SECONDS -lt 2 ]; do sleep 0.1; done) & wait; sleep 60'"
 
 
 @pytest.fixture
@@ -191,10 +223,20 @@ def test_an_idle_process_of_an_engine_that_does_not_answer_hangs(
 @pytest.mark.slow
 def test_a_scheduler_that_computes_or_waits_for_weights_does_not_hang(engine: Engine) -> None:
     assert look_for(watching(engine(SPINS, "scheduler_at")), 3 * HANG_S) == []
+    assert look_for(watching(engine(COMPILES, "scheduler_at")), 3 * HANG_S) == []
     waiting, end = watching(engine(SLEEPS, "scheduler_at")), time.monotonic() + 3 * HANG_S
     while time.monotonic() < end:
         assert waiting.look(syncing=True) == []
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_what_a_scheduler_forks_may_end(engine: Engine) -> None:
+    supervisor, watch = engine(FORKS, "server_at"), HostWatch(60.0)
+    watch.add(supervisor)
+    assert look_for(watch, 4) == []
+    names = [record.part.name for record in watch._records.values()]
+    assert names.count("engine 0's scheduler_TP0") == 1
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 What counts as hung must not hit a process that is merely slow: one that computes for minutes in native code, compiles,
 loads a model, or waits for its turn on a busy machine. So:
 
-- A process that is stopped (SIGSTOP) does nothing by definition.
+- A process that is stopped (SIGSTOP) does nothing by definition. One that a debugger holds is left to its user.
 - A Python process whose pulse stays away hangs if it has computed meanwhile, in code that keeps all other threads from
   running, or if all its threads sleep. Native code that lets other threads run does not stop the pulse.
 - A component that blocks the event loop, or an estimator that does not return, is reported by its own process.
 - An engine whose HTTP server does not answer hangs by the same rule as a pulse. If only its scheduler does not answer,
-  it hangs if it does not compute.
+  it hangs if neither it nor a process that it has started (a compiler) computes.
 
 Suspicion is counted in small steps between looks. If this process itself was stopped or busy, or the machine slept, the
 gap counts as one step.
@@ -31,7 +31,7 @@ from slime.kit.processes import living_members
 from slime.kit.processes.pulse import STACK_SIGNAL, idle_too_long, read_pulse
 from slime.run.deaths import cause_of_death, memory_now
 
-#: seconds that a process may be stopped. A debugger, or a person, may stop one for a moment.
+#: seconds that a process may be stopped. A person may stop one for a moment.
 STOPPED_S = 10.0
 #: a scheduler that uses more of a processor than this computes; an idle or stuck one uses less
 _BUSY_SHARE = 0.05
@@ -43,6 +43,7 @@ _STACK_LINES = 12
 #: innermost frames of threads that have nothing to do
 _WAITS_FOR_WORK = re.compile(r"/(threading|selectors|queue|pulse|concurrent/futures/thread|ray/_private/worker)\.py\"")
 _TAIL_LINES = 20
+_TICKS = os.sysconf("SC_CLK_TCK")
 _TAIL_BYTES = 64 * 1024
 
 Kind = Literal["trainer", "engine", "router", "rollout", "ray"]
@@ -98,6 +99,8 @@ class _Record:
     stopped_s: float = 0.0
     #: per sign of life (field of the pulse): its latest value, seconds since, and the processor time at that moment
     signs: dict[str, tuple[Any, float, float]] = field(default_factory=dict)
+    #: of a scheduler that has been silent for half the limit: processor time of the processes that it started, then
+    helped_s: float | None = None
 
 
 class HostWatch:
@@ -107,6 +110,8 @@ class HostWatch:
         """`hang_s`: seconds without a sign of life after which a process counts as hung."""
         self._hang_s = hang_s
         self._records: dict[int, _Record] = {}
+        #: process groups of engines that are ready, so that no more processes are to be found
+        self._complete: set[int] = set()
         self._looked_at = time.monotonic()
 
     def add(self, part: Part) -> None:
@@ -145,7 +150,9 @@ class HostWatch:
                 if part.supervised or self._ended_with_server(part)
                 else Trouble(part, "ended", f"has ended: {cause_of_death(part.log)}")
             )
-        if state in "Tt":
+        if state == "t":
+            return None  # a debugger holds it
+        if state == "T":
             record.stopped_s += passed_s
             if at_once or record.stopped_s >= min(STOPPED_S, self._hang_s):
                 return Trouble(part, "stopped", "is stopped (SIGSTOP; SIGCONT would continue it)")
@@ -155,7 +162,7 @@ class HostWatch:
         if said is None:
             return None
         if (engine := said.get("engine")) is not None:
-            self._add_engine(engine)
+            self._add_engine(engine, ready="server_at" in said)
         if (stalled := said.get("stalled")) is not None:
             return Trouble(part, "hung", f"hangs: {stalled}")
         if self._silent(record, "beat", said["beat"], passed_s, computed_s, state):
@@ -169,16 +176,23 @@ class HostWatch:
         if value != known:
             record.signs[sign] = value, 0.0, computed_s
             return False
-        record.signs[sign] = value, silent_s + passed_s, computed_then
-        return idle_too_long(silent_s + passed_s, computed_s - computed_then, state, self._hang_s)
+        silent_s += passed_s
+        record.signs[sign] = value, silent_s, computed_then
+        if silent_s >= self._hang_s and state == "S" and record.process is not None:
+            state = _state_of_threads(record.process.pid)
+        return idle_too_long(silent_s, computed_s - computed_then, state, self._hang_s)
 
     # --- engines: their processes are the children of one that is watched -------------------------
 
-    def _add_engine(self, engine: dict[str, Any]) -> None:
+    def _add_engine(self, engine: dict[str, Any], *, ready: bool) -> None:
         """Watch the processes of an engine: the HTTP server and those that SGLang names."""
         group = engine["group"]
-        for pid in living_members(group):
-            role = "HTTP server" if pid == group else _sglang_role(pid)
+        if group in self._complete:
+            return
+        roles = {pid: "HTTP server" if pid == group else _sglang_role(pid) for pid in living_members(group)}
+        if ready and any(roles[pid] for pid in roles.keys() - {group}):
+            self._complete.add(group)  # finding them reads all of /proc, so not at every look
+        for pid, role in roles.items():
             if role is not None and pid not in self._records:
                 name, log = f"{engine['name']}'s {role}", Path(engine["log"])
                 self.add(Part(name, "engine", pid, log, supervised=pid == group, group=group))
@@ -206,24 +220,54 @@ class HostWatch:
             state, computed_s = _state_of(record.process)
         except (psutil.Error, OSError):
             return None
-        if state in "TtZX" or not self._silent(record, sign, at, passed_s, computed_s, state):
+        if state in "TtZX":
             return None
+        silent = self._silent(record, sign, at, passed_s, computed_s, state)
         _, silent_s, computed_then = record.signs[sign]
-        if sign == "scheduler_at" and computed_s - computed_then > _BUSY_SHARE * silent_s:
-            return None  # it computes: a long prompt, for example
+        if sign == "scheduler_at":
+            if silent_s < self._hang_s / 2:
+                record.helped_s = None
+            elif record.helped_s is None:
+                record.helped_s = _computed_by_children(record.process)
+                return None
+            elif silent:
+                # A long prompt, for example; or a compiler, which can take minutes at the first batch.
+                helped_s = _computed_by_children(record.process) - record.helped_s
+                silent = computed_s - computed_then + helped_s <= _BUSY_SHARE * silent_s
+        if not silent:
+            return None
         return Trouble(record.part, "hung", f"hangs: it has not answered {question} for {silent_s:.0f} s")
 
 
 def _state_of(process: psutil.Process | None) -> tuple[str, float]:
-    """`T` stopped, `Z` or `X` ended, `S` if all threads sleep, else `R` or `D`; and its seconds of processor time."""
+    """The state of its main thread (`T` stopped, `t` held by a debugger, `Z` or `X` ended); its processor time."""
     if process is None or not process.is_running():
         return "X", 0.0
+    words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return words[0], (int(words[11]) + int(words[12])) / _TICKS
+
+
+def _state_of_threads(pid: int) -> str:
+    """`S` if all threads sleep, else that of one which does not. There may be hundreds, so it is not always asked."""
     states = set()
-    for task in Path(f"/proc/{process.pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            states.add(Path(task, "stat").read_text().rpartition(")")[2].split()[0])
-    state = next((state for state in ("Z", "X", "T", "t", "R", "D") if state in states), "S" if states else "X")
-    return state, sum(process.cpu_times()[:2])
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                states.add(Path(task, "stat").read_text().rpartition(")")[2].split()[0])
+    return next((state for state in ("R", "D") if state in states), "S")
+
+
+def _computed_by_children(process: psutil.Process | None) -> float:
+    """Processor time of all processes that this one has started, of ended ones as well."""
+    if process is None:
+        return 0.0
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        total += sum(process.cpu_times()[2:4])
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                total += sum(child.cpu_times()[:4])
+    return total
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -234,12 +278,20 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _sglang_role(pid: int) -> str | None:
-    """What SGLang calls one of its processes, `scheduler_TP0` for example; None for others."""
+    """What SGLang calls one of its processes, `scheduler_TP0` for example; None for others.
+
+    A process that one of them starts has its title too, at least until it runs another program, and may end.
+    """
     try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    except OSError:
+        title = _title(pid)
+        inherited = title.startswith("sglang::") and title == _title(psutil.Process(pid).ppid())
+    except (psutil.Error, OSError):
         return None
-    return title.removeprefix("sglang::").strip() if title.startswith("sglang::") else None
+    return title.removeprefix("sglang::").strip() if title.startswith("sglang::") and not inherited else None
+
+
+def _title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
 
 
 # --- what a process has written -------------------------------------------------------------------
