@@ -99,8 +99,8 @@ class _Record:
     stopped_s: float = 0.0
     #: per sign of life (field of the pulse): its latest value, seconds since, and the processor time at that moment
     signs: dict[str, tuple[Any, float, float]] = field(default_factory=dict)
-    #: of a scheduler that has been silent for half the limit: processor time of the processes that it started, then
-    helped_s: float | None = None
+    #: of a scheduler: how long it had been silent at half the limit, and the processor time of its children then
+    half: tuple[float, float] | None = None
 
 
 class HostWatch:
@@ -226,14 +226,15 @@ class HostWatch:
         _, silent_s, computed_then = record.signs[sign]
         if sign == "scheduler_at":
             if silent_s < self._hang_s / 2:
-                record.helped_s = None
-            elif record.helped_s is None:
-                record.helped_s = _computed_by_children(record.process)
+                record.half = None
                 return None
-            elif silent:
-                # A long prompt, for example; or a compiler, which can take minutes at the first batch.
-                helped_s = _computed_by_children(record.process) - record.helped_s
-                silent = computed_s - computed_then + helped_s <= _BUSY_SHARE * silent_s
+            half_s, helped_then = record.half = record.half or (silent_s, _computed_by_children(record.process))
+            if not silent or silent_s - half_s < self._hang_s / 2:
+                return None
+            # A long prompt, for example; or a compiler, which can take minutes at the first batch.
+            helped_s = _computed_by_children(record.process) - helped_then
+            if computed_s - computed_then + helped_s > _BUSY_SHARE * silent_s:
+                return None
         if not silent:
             return None
         return Trouble(record.part, "hung", f"hangs: it has not answered {question} for {silent_s:.0f} s")
