@@ -183,17 +183,20 @@ def disk_full(error: Exception, path: Path | None = None) -> str:
     """The message about a full disk, in one line. Without `path`, that of the error, if it has one."""
     named = getattr(error, "filename", None)
     file = path if path is not None else None if named is None else Path(str(named))
-    what = "the quota is used up" if os.strerror(errno.EDQUOT) in str(error) else "the disk is full"
     if file is None:
-        return f"{what}: {one_line(error)}"
+        return f"{_full(error)}: {one_line(error)}"
     folder = next((parent for parent in file.absolute().parents if parent.is_dir()), Path("/"))
-    return f"{what}: {file} cannot be written; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+    return f"{_full(error)}: {file} cannot be written; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+
+
+def _full(error: BaseException) -> str:
+    return "the quota is used up" if os.strerror(errno.EDQUOT) in str(error) else "the disk is full"
 
 
 def disk_problem(error: BaseException, path: Path) -> str:
     """Why `path` cannot be written, in one line and with the free bytes, from the error of any library."""
-    if isinstance(error, Exception) and any(os.strerror(number) in str(error) for number in _FULL):
-        return disk_full(error, path)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+    if any(os.strerror(number) in str(error) for number in _FULL):
+        reason = _full(error)
     folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
     return f"{reason}; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"
