@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -136,10 +137,22 @@ def test_each_way_a_run_ends_has_an_exit_code_and_a_message(
 ) -> None:
     loop.outcome = outcome
     ended = train()
-    assert (ended.code, ended.err) == (code, message)
+    assert ended.code == code and ended.err.startswith(f"{message}slime: the run wrote no checkpoint")
 
 
 def test_a_bug_keeps_its_traceback(train: Slime, loop: Loop) -> None:
     loop.outcome = ZeroDivisionError("bug")
     with pytest.raises(ZeroDivisionError):
         train()
+
+
+def test_errors_of_any_kind_say_how_to_continue(train: Slime, loop: Loop) -> None:
+    loop.outcome = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
+    ended = train()
+    assert ended.code == 1 and ended.err.endswith(
+        "slime: the run wrote no checkpoint to continue from: --save-interval N writes one every N rollouts\n"
+    )
+    loop.outcome = ZeroDivisionError("a fault of slime itself")
+    with pytest.raises(ZeroDivisionError) as raised:
+        train("--run-name", "other")
+    assert "to continue from" in raised.value.__notes__[0]

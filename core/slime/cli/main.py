@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        return _fail(disk_full(error), 1)
+        _fail(disk_full(error), 1)
+        _print_notes(error)
+        return 1
     except KeyboardInterrupt as interruption:
         print("slime: interrupted", file=sys.stderr)
         _print_notes(interruption)

@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
         return loop.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
     try:
         return loop.main(checked.config, checked.run_dir, checked.plugins)
-    except (KeyboardInterrupt, SlimeError) as error:
+    except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, SlimeError) or error.exit_code == 1:  # bad input is not to be continued
             error.add_note(how_to_continue(checked.config, argv, since=started))
         raise

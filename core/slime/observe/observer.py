@@ -255,18 +255,15 @@ class RunObserver:
         with self._sink("terminal"):
             for problem in problems:
                 self.terminal.warn(printable(problem))
-            self.terminal.run_finished(self._run_dir, outcome, facts, self._advice(outcome))
+            self.terminal.run_finished(self._run_dir, outcome, facts, self._saved_state(outcome))
         self._log.close()
 
-    def _advice(self, outcome: str) -> list[str]:
-        """What is saved of a run that did not finish, and how to continue it."""
-        if outcome == "finished":
-            return []
-        if self._saved is None:
-            return ["nothing is saved that the run could continue from (--save, --save-interval)"]
+    def _saved_state(self, outcome: str) -> str:
+        """What is saved of a run that did not finish; the command line says how to continue it."""
+        if outcome == "finished" or self._saved is None:
+            return ""
         done, path = self._saved
-        command = f"slime train {self._run_dir / 'config.toml'} --load {path.parent}"
-        return [f"saved: {done} rollouts, in {path}", f"continue with: {command}"]
+        return f"saved: {done} rollouts, in {path}"
 
     # --- sinks -------------------------------------------------------------------------------------
 

@@ -165,13 +165,13 @@ class Terminal:
         for name in eval_set_names(metrics):
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
-    def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str], advice: Sequence[str] = ()) -> None:
-        """Print how the run ended, `advice` on how to continue, where the run folder is and what is in it."""
+    def run_finished(self, run_dir: Path, outcome: str, facts: Sequence[str], saved: str = "") -> None:
+        """Print how the run ended, what is `saved` of it, where the run folder is and what is in it."""
         self.hide_progress()
         style = "bold green" if outcome == "finished" else "bold red"
         self.say((outcome, style), (f"  {', '.join(facts)}" if facts else "", ""), always=True)
-        for line in advice:
-            self.say(line, always=True)
+        if saved:
+            self.say(saved, always=True)
         self.say("run folder ", (str(run_dir), "bold"), always=True)
         present = [(name, meaning) for name, meaning in CONTENTS if any(run_dir.glob(name))]
         for name, meaning in present:
