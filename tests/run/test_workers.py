@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,9 @@ class Part:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def environment_of_child(self) -> str:
+        return subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True).stdout
+
     def die(self) -> None:
         os._exit(3)
 
@@ -115,6 +119,11 @@ def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> No
     workers.call("add", 3, doing="adding")
     assert "part 0 is built" in (tmp_path / "part-0.log").read_text()
     assert "part 10 is built" in (tmp_path / "part-1.log").read_text()
+
+
+def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(workers: Workers) -> None:
+    for environment in workers.call("environment_of_child", doing="looking"):
+        assert "PATH=" in environment and "RAY_AUTH_TOKEN" not in environment
 
 
 def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:

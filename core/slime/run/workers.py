@@ -56,7 +56,17 @@ _NAMES = {"trainer": "trainer rank", "engines": "the supervisor of engine"}
 class Worker:
     """One process: redirects its output to a log file, builds an object and calls its methods."""
 
-    def __init__(self, log_path: Path, hang_s: float) -> None:
+    def __init__(self, log_path: Path, hang_s: float, own_ray: bool) -> None:
+        """Begin to log and to beat.
+
+        Args:
+            log_path: Where the process writes its output.
+            hang_s: Seconds that one call of a component may take.
+            own_ray: Whether Ray belongs to the run.
+        """
+        if own_ray:
+            # Ray has read it. An agent's program, or another child, could print its environment into a sample.
+            os.environ.pop("RAY_AUTH_TOKEN", None)
         redirect_output(log_path)
         self._page = PULSE.start(hang_s)
         self._object: Any = None
@@ -259,9 +269,10 @@ class Workers:
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
         """Start one process per entry of `placement`, Ray's options for it; returns at once."""
         actor = ray.remote(self._actor_class)
+        hang_s, own_ray = self._config.cluster.hang_timeout_s, self._config.cluster.ray_address is None
         for index, options in enumerate(placement):
             log_path = self._log_path.with_name(self._log_path.name.format(index=index))
-            self._actors.append(actor.options(**options).remote(log_path, self._config.cluster.hang_timeout_s))
+            self._actors.append(actor.options(**options).remote(log_path, hang_s, own_ray))
             if self._enlist is not None:
                 self._enlist(index, log_path, self._actors[-1].identify.remote())
             name = f"{_NAMES.get(self._role, self._role)} {index}" if "{index}" in self._log_path.name else self._role
