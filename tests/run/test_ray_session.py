@@ -91,3 +91,9 @@ def test_folders_of_killed_runs_are_removed_and_no_others(monkeypatch: pytest.Mo
         with own_folder() as another:
             assert set(tmp_path.iterdir()) == {just_made, of_another_program, in_use.parent, another.parent}
     assert sorted(tmp_path.iterdir()) == [of_another_program, just_made]
+
+
+def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "absent"))
+    with pytest.raises(ClusterError, match=r"/absent: No such file or directory; .* RAY_TMPDIR"), own_folder():
+        pass

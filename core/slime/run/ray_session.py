@@ -30,7 +30,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
-from slime.errors import ClusterError, ConfigError, DeadlineError
+from slime.errors import ClusterError, ConfigError, DeadlineError, disk_problem
 from slime.kit.processes import describe_exit
 from slime.run.signals import interruptions_kept, uninterrupted
 
@@ -179,7 +179,13 @@ def own_folder() -> Iterator[Path]:
     root = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # as Ray does: TMPDIR may be too long for sockets
     for left in root.glob(f"{_FOLDER}*"):
         _remove_unused(left)
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=root))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=root))
+    except OSError as error:
+        raise ClusterError(
+            f"Ray's files cannot be put into {root}: {disk_problem(error, root / _FOLDER)}. RAY_TMPDIR chooses"
+            " another one."
+        ) from error
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
