@@ -16,12 +16,13 @@ MARK = "<secret>"
 _NAME = re.compile(
     r"(?:^|[._])"
     r"(?:api_?key|(?:secret_)?(?:access|private)_key|secret(?:_key)?|password|passwd|passphrase|credentials?"
-    r"|(?:access|api|auth|bearer|hf|refresh|session)_token)$"
+    r"|(?:access|api|auth|bearer|refresh|session|hf|github|gitlab|openai|wandb|judge|service)_token"
+    r"|(?:openai|wandb|judge|service)_key|authorization)$"
     r"|^token$",
     re.IGNORECASE,
 )
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
-_PARAMETER = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|password|signature)=)[^&#\s'\"]+", re.IGNORECASE)
+_PARAMETER = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|password|signature|sig|auth)=)[^&#\s'\"]+", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:

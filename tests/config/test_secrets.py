@@ -131,6 +131,13 @@ def test_trees_keep_their_shape() -> None:
     assert redacted(tree) == {**tree, "a": [1, None, {"password": None, "token": MARK}]}
 
 
+@pytest.mark.parametrize(
+    "name", ["api-key", "judge_api_key", "openai_key", "github_token", "headers.Authorization", "s3.secret_access_key"]
+)
+def test_names_of_secrets_are_recognised(name: str) -> None:
+    assert is_secret(name)
+
+
 def test_no_ordinary_option_is_named_like_a_secret() -> None:
     sglang = {flag.key for flag in sglang_flags().values()} - set(RESERVED)
     options = {name for one in survey_plugins().components() for name in one.spec.options.model_fields}
