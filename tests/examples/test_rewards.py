@@ -66,7 +66,7 @@ examples = Path(sys.argv[1])
 judge, rewards = module(examples / "llm-judge/run.py"), module(examples / "reward-model/make_reward_model.py")
 teach(Path("model"), judge.lesson, steps=150)
 print(rewards.make_reward_model(Path("reward_model"), Path("model"), judge.QUESTION, steps=60))
-row = {"prompt": [{"role": "user", "content": judge.QUESTION}], "metadata": {"tests": ["assert True"]}}
+row = {"prompt": [{"role": "user", "content": judge.QUESTION}], "metadata": {"tests": [{"input": "", "output": ""}]}}
 Path("prompts.jsonl").write_text((json.dumps(row) + "\\n") * 8)
 """
 
