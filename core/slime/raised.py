@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import linecache
 import logging
 import os
 import re
@@ -59,7 +60,7 @@ class Raised:
             cause = cause.exceptions[0]
         file, line = _place(cause)
         where = f"{file}:{line}" if file else ""
-        return cls(one_line(error), where, _formatted(error), _remedy(file, where))
+        return cls(one_line(error), where, _formatted(error), _remedy(file, line, cause))
 
     def __str__(self) -> str:
         """`FILE:LINE: ValueError: the message`."""
@@ -171,16 +172,19 @@ def _formatted(error: BaseException) -> str:
     return without_credentials(text).rstrip()
 
 
-def _remedy(file: str, where: str) -> str:
+def _remedy(file: str, line: int, error: BaseException) -> str:
     if not file:
         return "It has no traceback in Python."
     checkout = Path(__file__).parents[2]
     package = _installed_in(file)
     names = _distributions().get(package, []) if package is not None else []
     if "slime-rl" in names or (package is None and _is_own(Path(file), checkout)):
+        # slime's own components raise RuntimeError for what others did: a service that answers 500, for example.
+        if type(error) is RuntimeError and linecache.getline(file, line).lstrip().startswith("raise "):
+            return "slime's own code noticed that, and did not cause it."
         return "That is code of slime itself: please report it, with the traceback."
     if not names:
-        return f"Repair {where}."
+        return f"Repair {file}:{line}."
     found = importlib.metadata.metadata(names[0])
     urls = [url.partition(",")[2].strip() for url in found.get_all("Project-URL") or ()]
     at = f" ({urls[0]})" if urls else ""

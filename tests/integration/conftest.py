@@ -78,10 +78,14 @@ class SlimeRun:
             time.sleep(0.2)
         return [" ".join(p.cmdline())[:200] for p in found]
 
-    def steps(self) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl that describe training steps."""
+    def steps(self, first: int = 0) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl that describe training steps, from `first` on.
+
+        A resumed run begins its curve with the steps of the run that it continues.
+        """
         text = (self.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-        return [row for row in map(json.loads, text.splitlines()) if "time/step" in row]
+        rows = [row for row in map(json.loads, text.splitlines()) if "time/step" in row]
+        return [row for row in rows if row["step"] >= first]
 
     def prompts(self, rollout: int) -> list[str]:
         """The prompts of one rollout, one per sample, in order."""

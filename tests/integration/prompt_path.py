@@ -15,10 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "slime"
 PAGE = ROOT / "docs" / "architecture.md"
-#: files that do not act on a prompt: they observe or supervise the run, or replace a GPU in an engine
+#: files that do not act on a prompt: they observe or supervise the run, name its errors, or replace a GPU in an engine
 WATCHERS = (
     "observe/",
+    "cli/",
     "cpu/",
+    "errors.py",
+    "raised.py",
     "kit/processes/",
     "rollout/stall.py",
     "engine/process.py",
@@ -101,7 +104,7 @@ def main() -> int:
     """Trace a run and rewrite the page."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/t"]
-        command += ["tests/integration/test_prompt_path.py::test_a_prompt_passes_few_files"]
+        command += ["tests/integration/test_prompt_path.py::test_a_step_runs_few_files"]
         subprocess.run(command, cwd=ROOT, check=True)
         [traced] = Path(folder).rglob("notes")
         write(files_of_step(traced.parent))

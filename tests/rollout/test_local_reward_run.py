@@ -51,14 +51,17 @@ def reward_func(args, sample, **kwargs):
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("definition", ["def", "async def"])
 def test_a_function_that_raises_is_named_with_its_line_and_traceback(
-    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    definition: str, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "custom_rm.py").write_text(RAISING)
+    (tmp_path / "custom_rm.py").write_text(RAISING.replace("def", definition))
     reward = RewardOptions(custom_rm_path=str(tmp_path / "custom_rm.py"))
     first, second = run(resolve(configured(tmp_path, {3: "exit"}, reward)), tokenizer, tmp_path)
     failed = [s for group in first.groups for s in group.samples if s.label == "exit"]
     where = f"{tmp_path}/custom_rm.py:5: SystemExit: no verdict"
+    scored = [s.reward for group in first.groups for s in group.samples if s.label != "exit"]
+    assert scored and set(scored) == {0.5}
     assert failed and all((sample.failure or "").endswith(where) for sample in failed)
     [shown] = first.tracebacks
     assert where in shown and "sys.exit(" in shown and f"Repair {tmp_path}/custom_rm.py:5." in shown

@@ -62,7 +62,8 @@ def died(text: str) -> ActorDiedError:
     return error
 
 
-def test_a_process_that_died_is_named_with_its_log_and_what_is_in_memory() -> None:
+def test_a_process_that_died_is_named_with_its_log_and_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deaths, "_TOP", 1000)  # other tests may have left larger processes running
     with subprocess.Popen(["sleep", "100"]) as survivor:
         message = explained(died(DIED))
         survivor.kill()

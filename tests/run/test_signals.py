@@ -31,13 +31,14 @@ except KeyboardInterrupt:
 
 #: a run whose main thread is in native code that signals do not interrupt, and then cleans up for a minute
 BUSY = """
-import hashlib, subprocess, sys, time
+import hashlib, signal, subprocess, sys, threading, time
 from slime.run.signals import ending_on_signals, uninterrupted
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started this in the background
 child = subprocess.Popen(["sleep", "20"])
 with ending_on_signals():
     try:
-        print(child.pid, flush=True)
+        threading.Timer(0.2, print, (child.pid,), dict(flush=True)).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
         time.sleep(20)
     except KeyboardInterrupt:
@@ -49,7 +50,7 @@ child.kill()
 
 
 def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everything() -> None:
-    program = [sys.executable, "-c", BUSY.format(rounds=1_000_000, cleaning=20)]
+    program = [sys.executable, "-c", BUSY.format(rounds=4_000_000, cleaning=20)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
         child = psutil.Process(int(run.stdout.readline()))

@@ -71,8 +71,18 @@ def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context)
     """A function `(args, sample)` that returns a number, or a dictionary with one."""
     function, args = ByName.load(local), args_of(context)
 
+    async def outcome(sample: Sample) -> object:
+        try:
+            return await function(args=args, sample=sample)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised below; SystemExit here would end the event loop
+            return error
+
     async def together(samples: Sequence[Sample]) -> object:
-        return list(await asyncio.gather(*(function(args=args, sample=sample) for sample in samples)))
+        answers = await asyncio.gather(*map(outcome, samples))
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
 
     def one_by_one(samples: Sequence[Sample]) -> object:
         return [plain_answer(function(args=args, sample=sample)) for sample in samples]

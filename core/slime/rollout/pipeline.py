@@ -85,13 +85,17 @@ class SampleGenerator:
         close = getattr(self._generator, "close", None)
         if close is None:
             return
+        name = f"{self.component_name}: close()"
+        deadline = asyncio.timeout(CLOSING_S)
         try:
-            async with asyncio.timeout(CLOSING_S):
+            async with deadline:
                 closing = close()
                 if inspect.isawaitable(closing):
                     await closing
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary around the plugin
-            logger.warning("%s", report(f"{self.component_name}: close()", error))
+            logger.warning(
+                "%s", f"{name} took longer than {CLOSING_S:g} s" if deadline.expired() else report(name, error)
+            )
 
     async def generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
         """Finished samples for one pending sample; never empty.
