@@ -1,72 +1,274 @@
 """Tiny Hugging Face model folders, made by transformers with random weights, for tests against real engines.
 
-Weights are larger than a trained model's initial ones and norms are randomized, so that a tensor put in the
-wrong place changes the outputs by far more than rounding does.
+Every family has the features of its real models, in a smaller size: its `config.json` has the keys of a published one,
+and the tensors have the published names. Weights are larger than a trained model's initial ones, and norms, biases and
+the choice of experts are randomized, so that a tensor put in the wrong place changes the outputs by far more than
+rounding does.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.testing import make_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VOCAB_SIZE = 128
 
 _COMMON = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "attention_dropout": 0.0,
     "bos_token_id": None,
     "eos_token_id": 1,
-    "pad_token_id": 0,
+    "hidden_act": "silu",
+    "hidden_size": 64,
     "initializer_range": 0.06,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "use_cache": True,
+    "vocab_size": VOCAB_SIZE,
 }
-_LLAMA_31 = {
-    "max_position_embeddings": 16384,
-    "rope_parameters": {
-        "rope_type": "llama3",
+#: the fields that configurations of mixtures of experts share, except Qwen's
+_EXPERTS = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 1,
+}
+_LATENT_ATTENTION = {
+    "attention_bias": False,
+    "aux_loss_alpha": 0.001,
+    "ep_size": 1,
+    "kv_lora_rank": 32,
+    "moe_layer_freq": 1,
+    "num_key_value_heads": 4,
+    "pretraining_tp": 1,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 32,
+}
+_YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128,
+    "type": "yarn",
+}
+_QWEN = {"max_window_layers": 3, "sliding_window": None, "use_sliding_window": False}
+
+#: family -> the fields of its `config.json` in which it differs from `_COMMON`
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "rope_scaling": None,
+    },
+    "llama31": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "max_position_embeddings": 16384,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
         "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
+    },
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1000000.0, **_QWEN},
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 32,
+        "model_type": "qwen3",
+        "rope_scaling": None,
+        **_QWEN,
+    },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 32,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "output_router_logits": False,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        **_QWEN,
+    },
+    "glm": {
+        "architectures": ["GlmForCausalLM"],
+        "attention_bias": True,
+        "head_dim": 16,
+        "model_type": "glm",
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-07,
+    },
+    "glm4": {
+        "architectures": ["Glm4ForCausalLM"],
+        "attention_bias": True,
+        "head_dim": 16,
+        "model_type": "glm4",
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+    },
+    "glm4_moe": {
+        **_EXPERTS,
+        "architectures": ["Glm4MoeForCausalLM"],
+        "attention_bias": True,
+        "head_dim": 32,
+        "model_type": "glm4_moe",
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "use_qk_norm": True,
+    },
+    "deepseek_v3": {
+        **_EXPERTS,
+        **_LATENT_ATTENTION,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "n_group": 2,
+        "rope_scaling": _YARN,
+    },
+    "moonlight": {
+        **_EXPERTS,
+        **_LATENT_ATTENTION,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "n_shared_experts": 2,
+        "num_nextn_predict_layers": 0,
+        "q_lora_rank": None,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 50000.0,
+        "routed_scaling_factor": 2.446,
+    },
+    "kimi_k2": {
+        **_EXPERTS,
+        **_LATENT_ATTENTION,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "num_nextn_predict_layers": 0,
+        "rope_scaling": {**_YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+        "rope_theta": 50000.0,
+        "routed_scaling_factor": 2.827,
     },
 }
+# GLM-4.5-Air differs from GLM-4.5 in more than its size.
+_PUBLISHED["glm4_moe_air"] = _PUBLISHED["glm4_moe"] | {"routed_scaling_factor": 1.0, "use_qk_norm": False}
 
-FAMILIES = ("llama", "llama31", "qwen3")
+FAMILIES = tuple(sorted(_PUBLISHED))
+#: families that are mixtures of experts
+MOE_FAMILIES = tuple(name for name in FAMILIES if {"num_experts", "n_routed_experts"} & _PUBLISHED[name].keys())
+#: `model_type` of files -> the one by which transformers knows the same architecture without remote code
+_SAME_AS = {"kimi_k2": "deepseek_v3"}
 
 
 def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False, **overrides: Any) -> Path:
     """Write a model folder (float32, 3 layers, hidden 64, vocabulary 128) with a tokenizer; returns it.
 
-    family: one of `FAMILIES`. `overrides` go into the transformers configuration.
+    A family with layers for multi-token prediction (`num_nextn_predict_layers`) has one, after the layers of the model.
+
+    family: one of `FAMILIES`. `overrides` replace fields of its `config.json`.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
 
-    settings = {**_COMMON, "tie_word_embeddings": tied}
-    config = {
-        "llama": lambda: LlamaConfig(**settings | overrides),
-        "llama31": lambda: LlamaConfig(**settings | _LLAMA_31 | overrides),
-        "qwen3": lambda: Qwen3Config(**settings | {"head_dim": 32} | overrides),
-    }[family]()
+    config = _COMMON | {"tie_word_embeddings": tied, "torch_dtype": "float32"} | _PUBLISHED[family] | overrides
+    layers, predicting = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    whole = config | {"num_hidden_layers": layers + predicting, "num_nextn_predict_layers": 0}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(_transformers_config(whole), dtype=torch.float32)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name:
-                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if "norm" in name or name.endswith("e_score_correction_bias"):
+                    tensor.add_(torch.randn_like(tensor) * 0.1)
                 elif name.endswith("bias"):
-                    parameter.add_(torch.randn_like(parameter) * 0.02)
+                    tensor.add_(torch.randn_like(tensor) * 0.02)
+        prediction = {
+            name: tensor
+            for layer in range(layers, layers + predicting)
+            for name, tensor in _prediction_tensors(f"model.layers.{layer}", config, model.state_dict()).items()
+        }
     model.save_pretrained(folder)
+    if prediction:
+        path = folder / "model.safetensors"
+        save_file(load_file(path) | prediction, path, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_tiny_tokenizer(folder)
     return folder
+
+
+def transformers_model(folder: Path) -> Any:
+    """The model in `folder` as transformers computes it, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _transformers_config(json.loads((folder / "config.json").read_text()))
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def _transformers_config(published: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    fields = {name: value for name, value in published.items() if name != "model_type"}
+    model_type = published["model_type"]
+    return AutoConfig.for_model(_SAME_AS.get(model_type, model_type), **fields)
+
+
+def _prediction_tensors(layer: str, config: dict[str, Any], model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a layer for multi-token prediction has besides the tensors of a decoder layer.
+
+    Published files repeat the embedding and the output layer in it.
+    """
+    import torch
+
+    hidden = config["hidden_size"]
+    return {
+        f"{layer}.eh_proj.weight": torch.randn(hidden, 2 * hidden) * config["initializer_range"],
+        f"{layer}.embed_tokens.weight": model["model.embed_tokens.weight"].clone(),
+        f"{layer}.enorm.weight": 1 + torch.randn(hidden) * 0.1,
+        f"{layer}.hnorm.weight": 1 + torch.randn(hidden) * 0.1,
+        f"{layer}.shared_head.head.weight": model["lm_head.weight"].clone(),
+        f"{layer}.shared_head.norm.weight": 1 + torch.randn(hidden) * 0.1,
+    }
 
 
 def write_tiny_tokenizer(folder: Path) -> None:

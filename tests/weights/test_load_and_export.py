@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.model_folders import Folders
-from tests.support.tiny_models import FAMILIES, VOCAB_SIZE
+from tests.support.tiny_models import VOCAB_SIZE
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from slime.errors import ConfigError
 from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
 from slime.weights.shards import local_parameters
 
+#: families of `tests.support.tiny_models` that the trainer builds
+FAMILIES = ("llama", "llama31", "qwen3")
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
     (2, {"tp": 2, "padded_vocab": 192}),

@@ -57,12 +57,15 @@ def test_shards_stay_below_the_limit_and_the_index_adds_them_up(model_folder: Fo
     assert set(index["weight_map"].values()) == {file.name for file in files}
 
 
-@pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("trained", "key"), [(torch.float32, "torch_dtype"), (torch.bfloat16, "dtype")])
 def test_each_tensor_has_the_type_of_the_original_model(
-    model_folder: Folders, tmp_path: Path, trained: torch.dtype
+    model_folder: Folders, tmp_path: Path, trained: torch.dtype, key: str
 ) -> None:
     weights = _tensors(model_folder("llama"))
     shutil.copytree(model_folder("llama"), tmp_path / "half")
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    config[key] = config.pop("torch_dtype")  # newer files have the shorter key
+    (tmp_path / "half" / "config.json").write_text(json.dumps(config))
     # A model in half precision with one tensor in full, as some models keep their norms.
     half = {name: tensor if name == "model.norm.weight" else tensor.bfloat16() for name, tensor in weights.items()}
     save_file(half, tmp_path / "half" / "model.safetensors", metadata={"format": "pt"})
@@ -71,7 +74,7 @@ def test_each_tensor_has_the_type_of_the_original_model(
     assert {name: tensor.dtype for name, tensor in saved.items()} == {name: part.dtype for name, part in half.items()}
     if trained == torch.float32:
         assert all(torch.equal(saved[name], half[name]) for name in half)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())[key] == "bfloat16"
 
 
 def test_the_original_model_is_never_replaced(model_folder: Folders, tmp_path: Path) -> None:
