@@ -106,7 +106,17 @@ AREAS: dict[str, Area] = {
             "core/slime/rollout/rewards.py",
         ),
         (
-            ("tests/rewards", "tests/rollout/test_rewards.py", "tests/rollout/test_rewards_combined.py"),
+            (
+                "tests/rollout/test_rewards.py",
+                "tests/rollout/test_rewards_combined.py",
+                "tests/rewards/test_answer_tables.py",
+                "tests/rewards/test_format_tables.py",
+                "tests/rewards/test_verdict_tables.py",
+                "tests/rewards/test_answers.py",
+                "tests/rewards/test_math.py",
+                "tests/rewards/test_json_schema.py",
+                "tests/rewards/test_code.py",
+            ),
             ("tests/rewards", "tests/rollout"),
         ),
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.mutants.__main__ as program
 from tests.mutants.__main__ import draw, equivalent_changes, mutants_of
 from tests.mutants.areas import AREAS, Area
 from tests.mutants.changes import candidates
@@ -54,6 +55,21 @@ def test_the_draw_is_the_same_for_the_same_seed_and_even_over_the_areas() -> Non
     assert first == draw(60, 1) and first != draw(60, 2)
     assert [sum(one.area == area for one in first) for area in AREAS] == [10] * 6
     assert len({(one.file, one.change.line) for one in first}) == 60
+
+
+def test_an_edit_changes_the_draw_of_its_own_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    file = tmp_path / "toy.py"
+
+    def drawn(source: str) -> list[tuple[str, str]]:
+        file.write_text(source)
+        return [(one.before, one.after) for one in draw(100, 1, {"toy": Area(("toy.py",), ())})]
+
+    lines = [f"a{number} = b{number} + {number} * c" for number in range(20)]
+    first = drawn("\n".join(lines))
+    assert len(first) == 20
+    edited = drawn("\n".join(["import d", "e = d < 3", *lines[:7], *lines[8:]]))
+    assert [one for one in edited if one[0] != "e = d < 3"] == [one for one in first if one[0] != lines[7]]
 
 
 @pytest.mark.parametrize("name", AREAS)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, Rule, drop_where, indices
 from tests.rollout.stub_engines import StubEngines, token_at, whole_response
-from tests.support.scoring import health
+from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError, SlimeError
 from slime.kit.chat import Answers
-from slime.plugin import Generation, PolicyClient, SamplingParams
+from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
+from slime.rollout import open_batch
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
@@ -24,6 +25,7 @@ from slime.types import Sample, Status
 
 LIMIT = 30
 SAMPLING = SamplingParams(max_new_tokens=LIMIT)
+SCORED = RewardSpec(name="r", factory="nowhere:R")
 
 
 class Paced(StubEngines):
@@ -68,12 +70,13 @@ class OverSampling:
         mask: bool = False,
         sampling: Rule | None = None,
         generator: Any = None,
+        reward: Any = None,
     ) -> None:
         self.ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES))
         made = SampleGenerator(generator or Resuming(), health("generator"), timeout_s=5, concurrency=64)
         self.collector = Collector(
             ledger=self.ledger,
-            pipeline=Pipeline(made, None, engines, seed=42),
+            pipeline=Pipeline(made, reward and scorer(reward, SCORED, "reward r"), engines, seed=42),
             sampling=SAMPLING,
             sampling_filter=sampling,
             batch_size=want,
@@ -150,6 +153,39 @@ def test_tokens_before_the_abort_can_be_masked() -> None:
         assert sample.loss_mask == [int(int(-log_prob) == 2) for log_prob in sample.rollout_log_probs]
 
 
+def test_a_finished_sample_of_an_aborted_group_is_scored_once() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.scored: list[int | None] = []
+
+        async def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            self.scored += [sample.index for sample in samples]
+            return [Reward(float(len(self.scored))) for _ in samples]
+
+    class Uneven(StubEngines):
+        """The second sample of group 0 waits for its first token, and group 1 until the first sample is scored."""
+
+        quick = False
+
+        async def _answer(self, tokens: list[int], sampling: SamplingParams, name: str) -> Generation:
+            second = sampling.sampling_seed == sampling_seed(42, 1)
+            while (second and not self.quick) or (tokens[0] == 1 and 0 not in reward.scored):
+                if name in self.aborted:
+                    return Generation([], [], "abort", ["1"], {})
+                await asyncio.sleep(0)
+            return await super()._answer(tokens, sampling, name)
+
+    engines, reward = Uneven(0), Counting()
+    run = OverSampling(engines, want=1, draw=2, keep=True, reward=reward)
+    [first] = asyncio.run(run.collect(0))
+    assert (indices(first.groups), sorted(reward.scored)) == ([1], [0, 2, 3])
+    engines.quick = True
+    [second] = asyncio.run(run.collect(1))
+    assert indices(second.groups) == [0]
+    assert [sample.reward for sample in second.groups[0].samples] == [1.0 + reward.scored.index(i) for i in (0, 1)]
+    assert reward.scored.count(0) == reward.scored.count(1) == 1
+
+
 def test_a_checkpoint_keeps_the_tokens_of_aborted_samples() -> None:
     engines = Paced(lambda g: g in (0, 2))
     run = OverSampling(engines, keep=True)
@@ -224,7 +260,9 @@ def test_a_full_buffer_starts_no_prompts() -> None:
     assert len(engines.lengths) == 3 * SAMPLES, "of four, one is in the buffer"
 
 
-def test_a_request_that_continues_after_an_abort_is_cancelled() -> None:
+def test_a_request_that_continues_after_an_abort_is_cancelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_batch, "_SCORING_GRACE_S", 3600.0)  # which is only for groups that are scored
+
     class Deaf(StubEngines):
         """Answers group 1 immediately and the others never."""
 
@@ -242,6 +280,7 @@ def test_a_request_that_continues_after_an_abort_is_cancelled() -> None:
     policy = Deaf(0)
     [first] = asyncio.run(OverSampling(policy, want=1, draw=3).collect(0))
     assert indices(first.groups) == [1]
+    assert first.metrics["rollout/given_back"] == 2, "they did not end by their own timeout"
     assert policy.cancelled == 2 * SAMPLES
 
 
@@ -256,6 +295,36 @@ def test_dead_engines_end_the_rollout_and_leave_no_tasks() -> None:
 
     assert asyncio.run(run()) == 1
     assert not engines.running
+
+
+def test_a_generator_that_asks_again_while_a_failed_batch_is_closed_reaches_no_engine() -> None:
+    class Dying(Paced):
+        """Group 0 meets dead engines."""
+
+        async def _answer(self, tokens: list[int], sampling: SamplingParams, name: str) -> Generation:
+            if tokens[0] == 0:
+                raise EngineError("the engines are dead")
+            return await super()._answer(tokens, sampling, name)
+
+    class Insistent(Resuming):
+        """Asks for a last answer when it is cancelled, as an agent that summarises its work."""
+
+        def __init__(self) -> None:
+            self.last: dict[int, Generation] = {}
+
+        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+            try:
+                return await super().generate(sample, sampling, policy)
+            except asyncio.CancelledError:
+                self.last[sample.index or 0] = await policy.generate(sample.tokens, sampling)
+                raise
+
+    engines, generator = Dying(lambda _: True), Insistent()
+    with pytest.raises(EngineError):
+        asyncio.run(OverSampling(engines, generator=generator).collect(0))
+    others = [answer for index, answer in generator.last.items() if index >= SAMPLES]
+    assert [(answer.tokens, answer.finish_reason) for answer in others] == [([], "abort")] * (3 * SAMPLES)
+    assert engines.requests == 4 * SAMPLES
 
 
 def test_a_generator_that_cannot_resume_fails_its_sample() -> None:

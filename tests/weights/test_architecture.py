@@ -96,6 +96,10 @@ def test_keywords_are_json_able() -> None:
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"rope_theta": 0}, "rope_theta is 0; expected a number above 0"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf; expected a number above 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; expected a positive integer"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers is 10001; expected a positive integer, at most 10000"),
     ],
 )
 def test_settings_that_change_the_computation_are_refused(change: dict[str, Any], mentions: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tests.support.model_folders import Folders
 
+from slime.errors import CheckpointError
 from slime.weights import architecture, read_hf_config
 from slime.weights.mapping import tensor_shapes
 from slime.weights.stored import not_finite, stored_tensors
@@ -33,3 +35,40 @@ def test_only_the_tensor_that_has_a_number_that_is_not_finite_is_named(tmp_path:
     tensors = {"before": torch.ones(8), "middle": wrong, "next": torch.ones(8)}
     save_file(tensors, tmp_path / "model.safetensors")
     assert list(not_finite(stored_tensors(tmp_path), everything=everything)) == ["middle"]
+
+
+def write(folder: Path, shape: list[int], offsets: list[int], *, dtype: str = "F32", size: int = 16) -> None:
+    """A file with one tensor, as its header describes it, and `size` bytes."""
+    header = json.dumps({"w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"), [([4], [0, 12]), ([-2, -2], [0, 16]), ([4], [16, 0]), ([8], [-16, 16]), ([5], [0, 16])]
+)
+def test_a_header_that_contradicts_itself_is_refused(shape: list[int], offsets: list[int], tmp_path: Path) -> None:
+    write(tmp_path, shape, offsets)
+    with pytest.raises(CheckpointError, match="damaged header"):
+        stored_tensors(tmp_path)
+
+
+def test_a_negative_length_is_refused_in_a_type_of_unknown_size_too(tmp_path: Path) -> None:
+    write(tmp_path, [4, 1], [0, 16], dtype="NEW")
+    assert stored_tensors(tmp_path)["w"].shape == (4, 1)
+    write(tmp_path, [4, -1], [0, 16], dtype="NEW")
+    with pytest.raises(CheckpointError, match="damaged header"):
+        stored_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(("shape", "size"), [([], 4), ([0, 3], 0), ([2, 2], 16)])
+def test_scalars_and_empty_tensors_are_tensors(shape: list[int], size: int, tmp_path: Path) -> None:
+    write(tmp_path, shape, [0, size], size=size)
+    assert stored_tensors(tmp_path)["w"].shape == tuple(shape)
+
+
+@pytest.mark.parametrize(("size", "what"), [(15, "truncated"), (17, "damaged")])
+def test_a_file_of_another_length_than_its_header_says_is_refused(size: int, what: str, tmp_path: Path) -> None:
+    write(tmp_path, [4], [0, 16], size=size)
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(CheckpointError, match=f"is {what}: it has {path.stat().st_size} bytes"):
+        stored_tensors(tmp_path)

@@ -124,7 +124,8 @@ def _tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
     shape = tuple(int(length) for length in entry["shape"])
     size, _ = FLOATS.get(entry["dtype"], (0, 0))
-    if not 0 <= begin <= end or min(shape, default=0) < 0 or (size and math.prod(shape) * size != end - begin):
+    possible = 0 <= begin <= end and all(length >= 0 for length in shape)
+    if not possible or (size and math.prod(shape) * size != end - begin):
         raise ValueError("sizes contradict each other")
     return StoredTensor(path, str(entry["dtype"]), shape, start + int(begin), start + int(end))
 

@@ -9,8 +9,7 @@ from slime.plugin import Context, Reward, Sample
 from slime_rewards.extraction import describe, label_of, last_boxed, marked_in, plain_text
 from slime_rewards.options import MultipleChoiceOptions
 
-_CHOICE = r"[(\[{*$`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*$`\"'.:,;]{0,4}"
-_ONLY = re.compile(rf"\s*{_CHOICE}\s*")
+_ONLY = re.compile(r"[(\[{*$`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*$`\"'.:,;]{0,4}")
 _STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit)(?=\s*\{)")
 #: a choice with its text in a box, "B. Paris" or "(B) 12", and any further one after it, "A) 1 or B) 2"
 _WITH_TEXT = re.compile(r"\s*(?:[(\[]([A-Za-z]|\d{1,2})[)\]]|([A-Za-z])[).:])\s")
@@ -64,7 +63,7 @@ class MultipleChoice:
             return choice
         if (choice := _said(answer)) is not None or not self._options.bare:
             return choice
-        return _only(answer.strip().rsplit("\n", 1)[-1])
+        return _only(answer.rstrip().rpartition("\n")[2])
 
 
 def _in_box(text: str) -> str | None:
@@ -85,5 +84,5 @@ def _said(text: str) -> str | None:
 
 def _only(text: str) -> str | None:
     """The choice that a text consists of; None for any other text."""
-    found = _ONLY.fullmatch(text) if len(text) < 100 else None
+    found = _ONLY.fullmatch(text.strip())
     return found.group(1).upper() if found else None
