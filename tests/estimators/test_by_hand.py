@@ -138,6 +138,12 @@ def test_dapo_penalizes_overlong_answers() -> None:
     assert not any(map(any, tokens("dapo", batch, longest=10)))
 
 
+def test_a_buffer_of_one_token_penalizes_only_answers_of_full_length() -> None:
+    batch = batch_of([1, 1], masks=[[1] * 9, [1] * 10])
+    got = [part[0] for part in tokens("dapo", batch, longest=10, overlong_buffer=1)]
+    assert got == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)], rel=1e-5)
+
+
 def test_dapo_counts_masked_tokens_in_the_length() -> None:
     batch = batch_of([1, 1], masks=[[1, 0, 0, 0], [1]])
     got = [part[0] for part in tokens("dapo", batch, longest=4, overlong_buffer=2)]

@@ -53,6 +53,13 @@ def test_truncating_and_masking_by_hand(mode: Any, expected: list[float], outsid
     assert fraction.tolist() == outside
 
 
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_weights_exactly_at_a_bound_are_within_it(mode: Any) -> None:
+    used, metrics = Correction(mode, "token", low=0.5, high=2.0).apply(torch.tensor([0.5, 2.0]))
+    assert used.tolist() == [0.5, 2.0]
+    assert metrics[f"correction_{'clip' if mode == 'truncate' else 'mask'}_fraction"].tolist() == [0.0, 0.0]
+
+
 def test_options_choose_the_correction() -> None:
     assert Correction.of(AlgorithmOptions()) is None
     chosen = AlgorithmOptions(off_policy_correction="mask", tis_threshold=5.0, tis_threshold_low=0.5)
@@ -117,7 +124,8 @@ def test_kl_and_entropy_keep_their_full_weight() -> None:
 
 def test_off_policy_sequences_with_negative_advantage_are_masked() -> None:
     # The mean of log pi(engine) - log pi is -ln(1.5)/2 for the first sequence and -ln(1.2) for the second.
-    engine = TRAINER + torch.tensor([0.3, 0.1, 9.0, 0.05])
+    # What the engine says of a masked token counts nothing, whatever it is.
+    engine = TRAINER + torch.tensor([0.3, 0.1, -math.inf, 0.05])
     log_probs = TRAINER.clone().requires_grad_()
     for advantages, expected in (
         ([-1.0, 2.0, 0.0, -3.0], [0.0, -2.0, 0.0, 3.0]),  # 0.2 is above 0.1, 0.05 is not; A > 0 stays

@@ -7,6 +7,7 @@ import torch
 from tests.train.harness import RankLauncher, run_ranks
 from torch import Tensor
 
+from slime.train import forward
 from slime.train.forward import log_probs_and_entropy
 
 VOCAB, PADDED, ROWS = 50, 56, 24
@@ -69,6 +70,15 @@ def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_values_and_gradients_are_those_of_log_softmax(temperature: float, chunk_elements: int) -> None:
     assert_equal(ours(inputs()[0], temperature, None, chunk_elements), expected(temperature))
+
+
+def test_rows_are_worked_on_in_parts_that_keep_to_the_limit() -> None:
+    def parts(limit: int) -> list[tuple[int, int]]:
+        return [(part.start, part.stop) for part in forward._chunks(torch.arange(10), 7, limit)]
+
+    assert parts(27) == [(0, 3), (3, 6), (6, 9), (9, 10)]
+    assert parts(70) == [(0, 10)]
+    assert parts(6) == [(row, row + 1) for row in range(10)], "one row at least"
 
 
 def test_entropy_has_no_gradient_if_none_is_needed() -> None:

@@ -242,8 +242,9 @@ def off_policy_sequences(
 
     Off-policy sequence masking (arXiv 2512.02556, 2025, section 3.1): the mean over a sequence's trained
     tokens of log pi(engine) - log pi(current) exceeds `delta`. Pushing such a sequence further down teaches nothing.
+    Both log-probs are finite at masked tokens too.
     """
-    drop = sequence_mean(torch.where(mask > 0, engine - current, 0.0), mask, sequence_ids, num_sequences)
+    drop = sequence_mean(engine - current, mask, sequence_ids, num_sequences)
     return (advantages < 0) & (drop > delta)
 
 
