@@ -29,9 +29,14 @@ class Copy:
     """
 
     def __init__(self, folder: Path, source: Path = ROOT) -> None:
-        import hypothesis  # noqa: F401 - so that the forked processes have them
+        # So that the forked processes have them.
+        import hypothesis  # noqa: F401
+        import ray  # noqa: F401
+        import sympy  # noqa: F401
         import torch
+        import torch.distributed.tensor
         import transformers  # noqa: F401
+        import wandb  # noqa: F401
 
         torch.set_num_threads(1)
         self._folder = folder.resolve()

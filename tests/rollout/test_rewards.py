@@ -8,14 +8,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from tests.support.scoring import scorer
 
+from slime.config.options import DataOptions
+from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
+from slime.plugins.resolve import Use
+from slime.rollout.rewards import RewardJob
 from slime.types import Sample, Status
 
 
@@ -41,6 +47,16 @@ class FaultyReward:
     async def score(self, samples: Sequence[Sample]) -> object:
         self.seen += samples
         return self.answer
+
+
+def test_a_worker_builds_the_reward_with_the_runs_context(tmp_path: Path) -> None:
+    use, config = Use("reward", "reward", "r"), RunConfig(data=DataOptions(rollout_seed=7))
+    found = SimpleNamespace(component=SimpleNamespace(id="p/r"), build=lambda context: context)
+    plugins: Any = SimpleNamespace(look_up=lambda asked: {"r": found}[asked.name])
+    context: Any = RewardJob(config, use, tmp_path, "http://engines", "key").build(plugins)
+    assert (context.seed, context.run_dir, context.config) == (7, tmp_path, config)
+    assert (context.engine_url, context.engine_key) == ("http://engines", "key")
+    assert context.logger.name == "slime.plugins.p/r"
 
 
 def test_rewards_are_assigned_in_order() -> None:
