@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(
     with pytest.raises(EngineError) as caught:
         process.wait_ready(timeout_s=20)
     message = str(caught.value)
-    assert "the child ended with exit code 1" in message
+    assert re.match(r"the child \(pid \d+\) ended with exit code 1 after", message)
     assert "line 99" in message and "the disk is on fire" in message and "line 50\n" not in message
     process.stop()
 
@@ -81,7 +82,7 @@ def test_a_killed_process_is_noticed_and_reported(child: Callable[[str], Supervi
     os.kill(process.pid, signal.SIGKILL)
     wait_until(lambda: process.poll() is not None)
     failure = process.failure()
-    assert failure is not None and "killed by SIGKILL" in failure and "sleeping" in failure
+    assert failure is not None and f"(pid {process.pid}) was killed by SIGKILL" in failure and "sleeping" in failure
     process.stop()
 
 

@@ -10,10 +10,9 @@ import re
 import shutil
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
-from tests.faults.measure import Outcome, loaded, measure
+from tests.faults.measure import Outcome, measure
 from tests.faults.table import FAULTS
 from tests.faults.target import Bench
 
@@ -34,15 +33,15 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="slime-faults-"))
     bench = Bench.make(folder)
     outcomes = []
-    with loaded() if options.loaded else nullcontext():
-        for number, fault in enumerate(chosen):
-            outcome = measure(fault, bench, folder / str(number))
-            outcomes.append(outcome)
-            if options.write:
-                PAGE.write_text(table_with(PAGE.read_text(encoding="utf-8"), [outcome]), encoding="utf-8")
-            verdict = "ok" if not outcome.problems else "; ".join(outcome.problems)
-            print(f"{fault.name} ({fault.phase}): {_seconds(outcome.found_s)}, code {outcome.code}: {verdict}")
-            print(f"    {outcome.message}", flush=True)
+    for number, fault in enumerate(chosen):
+        outcome = measure(fault, bench, folder / str(number), under_load=options.loaded)
+        outcomes.append(outcome)
+        if options.write:
+            page = table_with(PAGE.read_text(encoding="utf-8"), [outcome], under_load=options.loaded)
+            PAGE.write_text(page, encoding="utf-8")
+        verdict = "ok" if not outcome.problems else "; ".join(outcome.problems)
+        print(f"{fault.name} ({fault.phase}): {_seconds(outcome.found_s)}, code {outcome.code}: {verdict}")
+        print(f"    {outcome.message}", flush=True)
     failed = [outcome for outcome in outcomes if outcome.problems]
     for outcome in failed:
         print(f"\n=== {outcome.fault.name} ({outcome.fault.phase}) ===\n{outcome.output[-4000:]}")
@@ -53,15 +52,30 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def table_with(page: str, outcomes: list[Outcome]) -> str:
-    """The page with the rows of these faults replaced in its table; the others stay."""
+def table_with(page: str, outcomes: list[Outcome], *, under_load: bool = False) -> str:
+    """The page with these faults measured anew in its table; all else stays.
+
+    Args:
+        page: The text of the page.
+        outcomes: What was measured.
+        under_load: Replace only the seconds under load, except in new rows.
+    """
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     rows = dict(re.findall(r"^(\| [^|]+ \| [^|]+ \|)(.*)$", table, re.MULTILINE))
-    rows |= dict(map(_row, outcomes))
+    for outcome in outcomes:
+        key, cells = _row(outcome)
+        found, loaded, *others = rows[key].strip(" |").split(" | ", 2) if key in rows else ("-", "-", cells)
+        seconds = _seconds(outcome.found_s)
+        if under_load:
+            loaded, cells = seconds, others[0]
+        else:
+            found = seconds
+        rows[key] = f" {found} | {loaded} | {cells} |"
     names = [_key(fault.name, fault.phase) for fault in FAULTS]
     lines = [key + rows[key] for key in names if key in rows]
-    head = "| fault | while | found after | message | exit code |\n| --- | --- | --- | --- | --- |\n"
+    head = "| fault | while | found after | under load | message | exit code |\n"
+    head += "| --- | --- | --- | --- | --- | --- |\n"
     return before + BEGIN + "\n" + head + "".join(f"{line}\n" for line in lines) + END + after
 
 
@@ -70,12 +84,13 @@ def _key(name: str, phase: str) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, str]:
+    """What names a row, and its message and exit code."""
     message = outcome.message.replace("|", "\\|")
     message = re.sub(r"/\S*slime-faults-\w+/", "…/", message)
     message = re.sub(r"\bon \S+\)", "on HOST)", re.sub(r"\bpid \d+", "pid N", message))
     key = _key(outcome.fault.name, outcome.fault.phase)
     message = message if len(message) <= _WIDTH else f"{message[:_WIDTH]}…"
-    return key, f" {_seconds(outcome.found_s)} | `{message}` | {outcome.code} |"
+    return key, f"`{message}` | {outcome.code}"
 
 
 def _seconds(value: float | None) -> str:

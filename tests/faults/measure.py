@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from tests.faults.target import Bench, Target
 
 #: seconds that a run may take to end after a fault, beyond what the fault may stay unnoticed
 ENDING_S = 60.0
+#: the last line of a run that did not finish; and what no run may show: `[36m` begins Ray's colours
+_CONTINUE = re.compile(r"^slime: (to continue from|no (new )?checkpoint|the run wrote no checkpoint)", re.MULTILINE)
+_RAY_TEXT = re.compile(r"\[36m|ray::|^Traceback", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Outcome:
     #: processes that outlived the run
     left: list[str]
     output: str
+    #: how many times longer than promised the fault may have stayed unnoticed
+    slack: float = 1.0
 
     @property
     def problems(self) -> list[str]:
@@ -42,49 +47,69 @@ class Outcome:
         fault, problems = self.fault, []
         if self.found_s is None:
             problems.append(f"nothing said that matches {fault.says!r}")
-        elif self.found_s > fault.within_s:
+        elif self.found_s > self.slack * fault.within_s:
             problems.append(f"found after {self.found_s:.1f} s instead of {fault.within_s:g} s")
         if self.ended_s is None:
             problems.append("did not end")
         elif self.code not in fault.exit_codes:
             problems.append(f"exit code {self.code} instead of {' or '.join(map(str, fault.exit_codes))}")
+        problems += [f"nothing that matches {text!r}" for text in fault.also if not re.search(text, self.output)]
+        if fault.continues and not _CONTINUE.search(self.output):
+            problems.append("not said how to continue")
+        if _RAY_TEXT.search(self.output):
+            problems.append("shows Ray's own text, or a traceback of slime's code")
         if self.left:
             problems.append(f"left processes: {self.left}")
         return problems
 
 
-def measure(fault: Fault, bench: Bench, work: Path, *, slack: float = 1.0) -> Outcome:
-    """Start a run in `work`, inject the fault, and wait for the end. `slack` multiplies what a fault may take."""
+def measure(fault: Fault, bench: Bench, work: Path, *, slack: float = 1.0, under_load: bool = False) -> Outcome:
+    """Start a run in `work`, inject the fault, and wait for the end.
+
+    Args:
+        fault: The fault.
+        bench: What the runs share.
+        work: A new folder.
+        slack: Multiplies what the fault may take.
+        under_load: Compute beside the run: from its first step on, or from the beginning if the fault comes earlier.
+    """
     more = () if fault.prepare is None else fault.prepare(bench, work.with_name(f"{work.name}-before"))
-    target = bench.start(work, (*fault.flags, *more), fault.environment, fault.prefix)
-    try:
-        return _watch(fault, target, slack)
-    finally:
-        target.end()
+    early = fault.phase in ("starting", "loading")
+    with ExitStack() as load:
+        if under_load and early:
+            load.enter_context(loaded())
+        target = bench.start(work, (*fault.flags, *more), fault.environment, fault.prefix)
+        try:
+            if under_load and not early:
+                target.wait_until(lambda: "ready after" in target.output(), "first step")
+                load.enter_context(loaded())
+            fault.inject(target)
+            return _watch(fault, target, slack)
+        except RuntimeError as error:  # the run did not get that far
+            return Outcome(fault, None, None, target.process.poll(), "", target.end(), str(error))
+        finally:
+            target.end()
 
 
 def _watch(fault: Fault, target: Target, slack: float) -> Outcome:
-    fault.inject(target)
     moment = target.moment()
     injected = moment.stat().st_mtime if moment.exists() else time.time()
-    before = len(target.output())
     found_s = ended_s = code = None
     deadline = time.monotonic() + slack * fault.within_s + ENDING_S
     while time.monotonic() < deadline and ended_s is None:
         code = target.process.poll()
-        said = target.output()[before if not moment.exists() else 0 :]
-        if found_s is None and _line(fault, said) is not None:
+        if found_s is None and _line(fault, target.output()) is not None:
             found_s = time.time() - injected
         if code is not None:
             ended_s = time.time() - injected
-        time.sleep(0.05)
+        time.sleep(0.02)
     said = target.output()
-    return Outcome(fault, found_s, ended_s, code, _line(fault, said) or "", target.end(), said)
+    return Outcome(fault, found_s, ended_s, code, (_line(fault, said) or "").strip(), target.end(), said, slack)
 
 
 def _line(fault: Fault, text: str) -> str | None:
     """The line of an error, or of an interruption, that names the fault."""
-    error = re.search(r"^(ending the run: |slime: (error|interrupted)|interrupted).*", text, re.MULTILINE | re.DOTALL)
+    error = re.search(r"^(ending the run: |slime: (error|interrupted)).*", text, re.MULTILINE | re.DOTALL)
     if error is None:
         return None
     lines = error.group().splitlines()

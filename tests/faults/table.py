@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from tests.faults.target import Bench, Target
 
 #: seconds that a dead, and a hung part may stay unnoticed
 DEAD_S, HUNG_S = 5.0, 30.0
+#: seconds until Ctrl-C is answered, and until a Ray cluster that does not answer is given up
+ANSWER_S, REACH_S = 0.2, 10.0
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
 
@@ -34,6 +38,10 @@ class Fault:
     core: bool = False
     #: a command that runs the run
     prefix: Sequence[str] = ()
+    #: what the output must contain besides, as regular expressions
+    also: Sequence[str] = ()
+    #: whether the last lines say how the run can be continued
+    continues: bool = True
     #: makes what the run needs, in the given folder; returns more flags
     prepare: Callable[[Bench, Path], Sequence[str]] | None = None
 
@@ -72,12 +80,22 @@ def _component(target: Target) -> None:
     target.wait_until(target.moment().exists, "the component's note")
 
 
+def _says(text: str) -> Callable[[Target], None]:
+    """The moment at which the run says something."""
+
+    def wait(target: Target) -> None:
+        target.wait_until(lambda: re.search(text, target.output()), text)
+
+    return wait
+
+
 def _interrupt(times: int) -> Callable[[Target], None]:
     def inject(target: Target) -> None:
         target.wait_for_step()
         for number in range(times):
             if number:
-                time.sleep(0.3)
+                answered = ("interrupted", "still ending")[number - 1]
+                target.wait_until(lambda text=answered: text in target.output(), f"answer to Ctrl-C {number}")
             if target.process.poll() is None:
                 target.interrupt()
 
@@ -97,6 +115,23 @@ def _damage_newest(bench: Bench, work: Path) -> Sequence[str]:
     return "--load", str(work / "saved")
 
 
+#: sockets that accept connections, and never answer
+_SILENT: list[socket.socket] = []
+
+
+def _silent_cluster(bench: Bench, work: Path) -> Sequence[str]:
+    """Something that accepts connections at --ray-address, and never answers."""
+    del bench, work
+    _SILENT.append(socket.create_server(("", 0)))
+    return "--ray-address", f"127.0.0.1:{_SILENT[-1].getsockname()[1]}"
+
+
+def _first_save(target: Target) -> None:
+    """The moment at which something is written to /mnt/saved of the run, whose /mnt is its own."""
+    saved = Path(f"/proc/{target.process.pid}/root/mnt/saved")
+    target.wait_until(lambda: saved.is_dir() and any(saved.iterdir()), "checkpoint")
+
+
 def _small_disk(size: str) -> Sequence[str]:
     """A command that runs another with a small file system of its own under /mnt."""
     return "unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={size} none /mnt && exec "$@"', "sh"
@@ -105,14 +140,15 @@ def _small_disk(size: str) -> Sequence[str]:
 _PARTS = {
     "trainer-0": ("trainer rank 0", r"trainer rank 0 \(pid \d+"),
     "trainer-1": ("trainer rank 1", r"trainer rank 1 \(pid \d+"),
-    "engine-0": ("engine, HTTP server", r"engine 0"),
-    "scheduler": ("engine, scheduler", r"engine 0"),
-    "detokenizer": ("engine, detokenizer", r"engine 0"),
-    "router": ("router", r"the router (at|\(pid)"),
-    "rollout": ("rollout process", r"rollout process"),
-    "raylet": ("Ray's raylet", r"raylet"),
-    "gcs_server": ("Ray's GCS", r"gcs_server|GCS"),
+    "engine-0": ("engine, HTTP server", r"engine 0.*\(pid \d+"),
+    "scheduler": ("engine, scheduler", r"engine 0's scheduler \(pid \d+"),
+    "detokenizer": ("engine, detokenizer", r"engine 0's detokenizer \(pid \d+"),
+    "router": ("router", r"the router.* \(pid \d+"),
+    "rollout": ("rollout process", r"rollout process \(pid \d+"),
+    "raylet": ("Ray's raylet", r"\(raylet\) \(pid \d+"),
+    "gcs_server": ("Ray's GCS", r"\(gcs_server\) \(pid \d+"),
 }
+_LOGS = {"scheduler": "engine-0", "detokenizer": "engine-0"}
 _CORE = {("trainer-1", KILL), ("trainer-0", STOP), ("scheduler", STOP)}
 
 
@@ -123,7 +159,9 @@ def _signals() -> list[Fault]:
             name = f"{'kill -9' if signum == KILL else 'SIGSTOP'} of {title}"
             within_s = DEAD_S if signum == KILL else HUNG_S
             core = (role, signum) in _CORE
-            rows.append(Fault(name, "steps", _send(role, signum), says, within_s, core=core))
+            # The log of Ray's daemons goes with Ray's other files; the message has its last errors.
+            also = () if role in ("raylet", "gcs_server") else (rf"/logs/{_LOGS.get(role, role)}\.log",)
+            rows.append(Fault(name, "steps", _send(role, signum), says, within_s, core=core, also=also))
     starting = _in_phase("engine-0.log")
     rows += [
         Fault(
@@ -132,7 +170,13 @@ def _signals() -> list[Fault]:
         Fault(
             "SIGSTOP of trainer rank 1", "starting", _send("trainer-1", STOP, starting), _PARTS["trainer-1"][1], HUNG_S
         ),
-        Fault("SIGSTOP of engine, HTTP server", "starting", _send("engine-0", STOP, starting), "engine 0", HUNG_S),
+        Fault(
+            "SIGSTOP of engine, HTTP server",
+            "starting",
+            _send("engine-0", STOP, starting),
+            _PARTS["engine-0"][1],
+            HUNG_S,
+        ),
     ]
     return rows
 
@@ -165,6 +209,7 @@ def _components() -> list[Fault]:
                     (*flags, *(("--reward.timeout-s", "10") if limited else ())),
                     {"FAULT": fault, "FAULT_IN": component},
                     core=(component, fault) in {("estimator", "spin"), ("generator", "sleep")},
+                    also=(r"logs/trainer-1\.log" if component == "estimator" else r"logs/rollout\.log",),
                 )
             )
     return rows
@@ -177,21 +222,45 @@ def _at_start(_: Target) -> None:
 def _others() -> list[Fault]:
     save = ("--save", "/mnt/saved", "--save-interval", "1")
     return [
-        Fault("Ctrl-C", "steps", _interrupt(1), "interrupt", DEAD_S, exit_codes=(130,)),
-        Fault("Ctrl-C three times", "steps", _interrupt(3), "interrupt", DEAD_S, exit_codes=(130, -2)),
+        Fault("Ctrl-C", "steps", _interrupt(1), "interrupted", ANSWER_S, exit_codes=(130,)),
         Fault(
-            "no Ray at --ray-address", "starting", _at_start, "--ray-address", 15.0, ("--ray-address", "127.0.0.1:1")
+            "Ctrl-C three times", "steps", _interrupt(3), "ended at once", ANSWER_S, exit_codes=(130,), continues=False
+        ),
+        Fault(
+            "nothing at --ray-address",
+            "starting",
+            _says("starting Ray"),
+            "--ray-address",
+            REACH_S,
+            ("--ray-address", "127.0.0.1:1"),
+        ),
+        Fault(
+            "no answer at --ray-address",
+            "starting",
+            _says("starting Ray"),
+            "--ray-address",
+            REACH_S,
+            prepare=_silent_cluster,
         ),
         Fault(
             "Ray's memory monitor kills a worker",
             "starting",
-            _at_start,
+            _says("starting [^R]"),
             r"memory",
-            30.0,
+            HUNG_S,
             environment={"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"},
         ),
-        Fault("full disk", "saving", _at_start, r"free|No space left", 60.0, save, prefix=_small_disk("3m")),
-        Fault("damaged newest checkpoint", "loading", _at_start, "saved", 60.0, prepare=_damage_newest),
+        Fault("full disk", "saving", _first_save, r"bytes are free", DEAD_S, save, prefix=_small_disk("3m")),
+        Fault(
+            "damaged newest checkpoint",
+            "loading",
+            _at_start,
+            r"newest intact checkpoint is .*rollout_000001",
+            HUNG_S,
+            exit_codes=(2,),
+            continues=False,
+            prepare=_damage_newest,
+        ),
     ]
 
 

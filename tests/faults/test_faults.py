@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 @pytest.mark.parametrize("fault", CORE, ids=lambda fault: f"{fault.name} while {fault.phase}")
 def test_the_part_at_fault_is_named_in_time_and_nothing_is_left(fault: Fault, bench: Bench, tmp_path: Path) -> None:
     outcome = measure(fault, bench, tmp_path / "run", slack=SLACK)
-    assert outcome.found_s is not None, outcome.output
-    assert outcome.found_s < SLACK * fault.within_s, outcome.output
-    assert outcome.code in fault.exit_codes, outcome.output
-    assert outcome.left == []
-    assert "[36m" not in outcome.output
+    assert outcome.problems == [], outcome.output
 
 
 def test_five_faults_are_tried_here() -> None:
@@ -52,6 +49,8 @@ def test_a_fault_is_one_row_of_the_page_and_measured_again_it_replaces_the_row()
     assert "| 1.2 s |" in once and "| 1.2 s |" not in twice and "| 2.5 s |" in twice
     assert "(pid N on HOST) has ended \\| see …" in twice
     assert twice.count(f"| {fault.name} | {fault.phase} |") == 1
+    loaded = table_with(twice, [outcome(4.5)], under_load=True)
+    assert "| 2.5 s | 4.5 s | `slime: error: trainer rank 1" in loaded
 
 
 def test_the_rows_of_the_page_are_those_of_the_table() -> None:
@@ -59,4 +58,6 @@ def test_the_rows_of_the_page_are_those_of_the_table() -> None:
     known = {f"| {fault.name} | {fault.phase} |" for fault in FAULTS}
     rows = [line for line in measured.splitlines() if line.startswith("| ") and "found after" not in line]
     rows = [line for line in rows if not line.startswith("| ---")]
-    assert [row for row in rows if not any(row.startswith(key) for key in known)] == []
+    assert {" | ".join(row.split(" | ")[:2]) + " |" for row in rows} == known
+    numbers = [cell for row in rows for cell in row.split(" | ")[2:4]]
+    assert [cell for cell in numbers if not re.fullmatch(r"\d+\.\d s", cell)] == [], "a fault was not found"

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.kit.processes.pulse import idle_too_long
+from slime.kit.processes import pulse
+from slime.kit.processes.pulse import idle_too_long, read_pulse
 from slime.run.host_watch import HostWatch, Part, Trouble, log_excerpt
 
 HANG_S = 1.0
@@ -69,6 +70,13 @@ def look_for(watch: HostWatch, seconds: float) -> list[Trouble]:
     return []
 
 
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def watching(*parts: Part) -> HostWatch:
     watch = HostWatch(HANG_S)
     for part in parts:
@@ -83,6 +91,33 @@ def test_a_process_that_ended_is_named_with_its_pid_host_and_log(start: Start) -
     text = trouble.describe()
     assert text.startswith(f"part 1 (pid {ended.pid} on {os.uname().nodename}) has ended")
     assert str(ended.log) in text and "out of luck" in text
+
+
+def test_what_a_process_says_is_read_also_after_it_has_said_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+    own = pulse.Pulse()
+    page = own.start(60.0)
+    for text in ("long" * 5000, "short"):
+        own.say(text=text)
+        wait_for(lambda text=text: (read_pulse(os.getpid(), page) or {}).get("text") == text)
+
+
+def test_a_process_that_cannot_say_everything_goes_on_beating(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        attempts.append(1)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+    attempts: list[int] = []
+    own = pulse.Pulse()
+    own.each_beat(fail)
+    page = own.start(60.0)
+    first = read_pulse(os.getpid(), page)
+    assert first is not None
+    wait_for(lambda: len(attempts) > 2 and (read_pulse(os.getpid(), page) or first)["beat"] > first["beat"])
+    assert [record.exc_info is not None for record in caplog.records] == [True], "it is logged, and once"
 
 
 @pytest.mark.slow

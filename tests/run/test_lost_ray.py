@@ -1,4 +1,4 @@
-"""When Ray kills a process for its memory, a run ends with the reason and leaves nothing."""
+"""When Ray kills a process for its memory, or a part of Ray ends, a run ends with the reason and leaves nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from tests.integration.conftest import MARK, processes_marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -59,3 +63,38 @@ def test_a_process_that_ray_killed_for_its_memory_is_named_with_numbers() -> Non
         r" machine ran out of memory: [\d.]+ of [\d.]+ GiB were in use, and Ray ends processes above 1\.0%",
         output,
     ), output
+
+
+def test_a_driver_whose_parent_is_process_1_names_the_part_of_ray_that_ended(tmp_path: Path) -> None:
+    mark, output = uuid.uuid4().hex, tmp_path / "output"
+    with TemporaryDirectory(dir="/tmp", prefix="lost-") as folder, output.open("w") as out:
+        # The shell ends at once, and the driver becomes a child of process 1, as in a container.
+        subprocess.run(
+            ["sh", "-c", '"$0" -c "$1" "$2" & exit', sys.executable, DRIVER, folder],
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "RAY_TMPDIR": folder, MARK: mark},
+            check=True,
+        )
+        try:
+            wait_until(lambda: Path(folder, "trainer-0.log").exists())
+            [driver] = [one for one in processes_marked(mark) if DRIVER in one.cmdline()]
+            if driver.ppid() != 1:
+                pytest.skip("orphans of this session have another parent than process 1")
+            [raylet] = [one for one in processes_marked(mark) if one.name() == "raylet"]
+            raylet.kill()
+            wait_until(lambda: not processes_marked(mark))
+        finally:
+            for process in processes_marked(mark):
+                process.kill()
+    assert re.search(
+        r"ClusterError: starting the trainer: Ray's node service \(raylet\) \(pid \d+\) was killed by SIGKILL\.",
+        output.read_text(),
+    )
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -21,8 +21,10 @@ from ray.exceptions import (
 )
 
 from slime.errors import ClusterError, ProcessDiedError
+from slime.observe.log import last_log_line, start_log
 from slime.observe.memory import processes_killed_for_memory
 from slime.run import deaths, ray_errors
+from slime.run.host_watch import log_excerpt
 from slime.run.ray_errors import explain
 
 #: as Ray 2.60 words it, shortened in the middle
@@ -79,6 +81,18 @@ def test_a_crash_is_found_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "trainer-1.log"
     log.write_text("step 1\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n")
     assert f"died: it crashed: Segmentation fault. Its log is {log}." in explained(died(DIED), log)
+
+
+def test_a_crash_of_an_earlier_run_in_the_same_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "trainer-1.log"
+    log.parent.mkdir()
+    log.write_text("Fatal Python error: Segmentation fault\nfrom yesterday\n")
+    start_log(tmp_path, verbose=False).close()
+    assert "died: it was killed by SIGKILL" in explained(died(DIED), log)
+    assert "yesterday" not in log_excerpt(log) and last_log_line(log.parent) == ""
+    with log.open("a") as file:
+        file.write("Fatal Python error: Bus error\n")
+    assert "died: it crashed: Bus error." in explained(died(DIED), log)
 
 
 def test_lack_of_memory_is_named_if_the_kernel_has_killed_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

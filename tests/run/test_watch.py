@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from slime.errors import ClusterError, EngineError, SlimeError, TrainerError
+from slime.errors import ClusterError, DeadlineError, EngineError, SlimeError, TrainerError
 from slime.run.host_watch import Kind, Part
 from slime.run.watch import RunWatch
 
@@ -82,6 +84,31 @@ def test_only_a_stopped_ray_of_this_run_is_killed(watch: RunWatch, sleeper: Slee
         time.sleep(0.01)
     assert "is stopped" in str(watch.explain())
     assert raylet.poll() is None
+
+
+def test_a_process_that_has_not_answered_in_time_shows_where_it_is(watch: RunWatch, tmp_path: Path) -> None:
+    code = (
+        "import faulthandler, signal, time\n"
+        "faulthandler.register(signal.SIGUSR2)\n"
+        "def dawdle():\n    print('begun', flush=True)\n    time.sleep(60)\n"
+        "dawdle()\n"
+    )
+    logs = [tmp_path / "trainer-0.log", tmp_path / "trainer-1.log"]
+    children = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as out:
+            children.append(subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out))
+        watch.add(Part(f"trainer rank {rank}", "trainer", children[-1].pid, log))
+    try:
+        deadline = time.monotonic() + 20
+        while not all("begun" in log.read_text() for log in logs) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        late = DeadlineError(f"training: 1 of 2 processes had not answered after 9 s: trainer rank 1 (log: {logs[1]}).")
+        shown = watch.stacks(late)
+    finally:
+        kill(*children)
+    assert shown.startswith(f"\ntrainer rank 1 (pid {children[1].pid}) is here:\n")
+    assert shown.splitlines()[2].endswith("line 5 in dawdle") and "rank 0" not in shown
 
 
 def test_what_a_supervisor_says_comes_first(watch: RunWatch, sleeper: Sleeper) -> None:

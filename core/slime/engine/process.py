@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from slime.errors import DeadlineError, EngineError, without_escapes
 from slime.kit.processes import Child, DirectChild, describe_exit, in_memory_file, kill_group
+from slime.observe.log import of_this_run
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
@@ -112,7 +113,8 @@ class SupervisedProcess(ABC):
         if status == -signal.SIGKILL:
             how += " (by a person, or by the kernel for lack of memory)"
         assert self._ended_at is not None
-        return f"{self.name} {how} after {self._ended_at - self._started_at:.0f} s. {self._log_excerpt()}"
+        seconds = self._ended_at - self._started_at
+        return f"{self.name} (pid {self._child.pid}) {how} after {seconds:.0f} s. {self._log_excerpt()}"
 
     def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
         """Return once the process is ready. `watch` is called meanwhile, and may raise.
@@ -139,10 +141,10 @@ class SupervisedProcess(ABC):
             with self.log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - _TAIL_BYTES))
-                text = without_escapes(log.read().decode(errors="replace"))
+                text = of_this_run(without_escapes(log.read().decode(errors="replace")))
         except FileNotFoundError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.strip("\n").splitlines()[-lines:])
 
     def _log_excerpt(self) -> str:
         tail = self.log_tail()

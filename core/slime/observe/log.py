@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from slime.errors import without_escapes
 from slime.raised import LOG_FORMAT, ONLY_IN_LOGS
 
 FILE_NAME = "driver.log"
+#: separates the lines of a run from those of an earlier one in the same folder
+_NEW_RUN = "=== a new run in this folder begins here ==="
 #: bytes at the end of a log in which its last line is looked for
 _TAIL_BYTES = 4096
 #: beginnings of lines that say nothing about what a process does: the second line of a Python warning
@@ -57,7 +60,17 @@ def start_log(run_dir: Path, *, verbose: bool) -> DriverLog:
     """Begin the log of a run."""
     path = run_dir / "logs" / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
+    for log in path.parent.glob("*.log"):
+        with suppress(OSError):
+            if log.stat().st_size:
+                with log.open("a") as file:
+                    file.write(f"\n{_NEW_RUN}\n")
     return DriverLog(path, verbose=verbose)
+
+
+def of_this_run(text: str) -> str:
+    """What the end of a log says about the present run: an earlier one in the same folder may have crashed."""
+    return text.rpartition(_NEW_RUN)[2]
 
 
 def last_log_line(folder: Path) -> str:
@@ -66,7 +79,7 @@ def last_log_line(folder: Path) -> str:
     for _, path in sorted(logs, reverse=True):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = without_escapes(file.read().decode("utf-8", "replace"))
+            text = of_this_run(without_escapes(file.read().decode("utf-8", "replace")))
         lines = [
             line
             for line in text.replace("\r", "\n").splitlines()

@@ -10,6 +10,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from slime.observe.log import of_this_run
 from slime.observe.memory import largest_processes, machine_memory, processes_killed_for_memory
 
 _TOP = 5
@@ -34,7 +35,8 @@ def cause_of_death(log: Path | None) -> str:
 def _crash(log: Path) -> str | None:
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        found = re.findall(r"^Fatal Python error: (.+)$", file.read().decode(errors="replace"), re.MULTILINE)
+        text = of_this_run(file.read().decode(errors="replace"))
+        found = re.findall(r"^Fatal Python error: (.+)$", text, re.MULTILINE)
         if found:
             return str(found[-1])
     return None

@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.kit.processes import living_members
 from slime.kit.processes.pulse import STACK_SIGNAL, idle_too_long, read_pulse
+from slime.observe.log import of_this_run
 from slime.run.deaths import cause_of_death, memory_now
 
 #: seconds that a process may be stopped. A person may stop one for a moment.
@@ -113,6 +114,11 @@ class HostWatch:
         #: process groups of engines that are ready, so that no more processes are to be found
         self._complete: set[int] = set()
         self._looked_at = time.monotonic()
+
+    @property
+    def parts(self) -> list[Part]:
+        """The processes that are watched."""
+        return [record.part for record in self._records.values()]
 
     def add(self, part: Part) -> None:
         """Watch one more process. If it has ended already, the next `look` says so."""
@@ -311,7 +317,7 @@ def _tail(path: Path, since: int | None = None) -> list[str]:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - _TAIL_BYTES) if since is None else min(since, size))
-            return log.read().decode(errors="replace").splitlines()
+            return of_this_run(log.read().decode(errors="replace")).splitlines()
     except OSError:
         return []
 

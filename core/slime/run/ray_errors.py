@@ -47,7 +47,7 @@ def explain(error: RayError, doing: str, who: str, where: Path) -> SlimeError:
         where: Its log file.
     """
     if (failure := ray_failure()) is not None:
-        return ClusterError(f"{doing}: {failure}, and with it the run's connection to its processes is lost.")
+        return ClusterError(f"{doing}: {failure}")
     text = without_escapes(str(error))
     if isinstance(error, OutOfMemoryError):
         return ProcessDiedError(f"{doing}: {_out_of_memory(text, who)}")

@@ -9,6 +9,7 @@ import atexit
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -44,6 +45,10 @@ _HARMLESS_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 #: Ray gets this long to end its processes; then they are killed
 _LEAVE_S = 10.0
 _KILL_S = 5.0
+#: a line of the logs of Ray's daemons: E is an error, C a failed check
+_ERROR_LINE = re.compile(r"^\[[^\]]* [ECF] \d+ \d+\] .*$", re.MULTILINE)
+_LAST_WORDS = 5
+_TAIL_CHARS = 256 * 1024
 
 
 @contextmanager
@@ -238,11 +243,20 @@ def _leave() -> None:
 
 
 def ray_failure() -> str | None:
-    """Which part of the local Ray has ended, and how; None while it is complete, and for a cluster."""
+    """Which part of the local Ray has ended, how, and why; None while it is complete, and for a cluster."""
     for name, process in _daemons():
         if name in _NEEDED and (status := process.poll()) is not None:
-            return f"{_NEEDED[name]} (pid {process.pid}) {describe_exit(status)}"
+            return f"{_NEEDED[name]} (pid {process.pid}) {describe_exit(status)}.{_last_words(name)}"
     return None
+
+
+def _last_words(kind: str) -> str:
+    """The last errors that a daemon of the local Ray wrote. Its log is removed with Ray's other files."""
+    lines = []
+    for log in Path(ray_worker._global_node.get_logs_dir_path()).glob(f"{kind}.*"):
+        with suppress(OSError):
+            lines += _ERROR_LINE.findall(log.read_text(errors="replace")[-_TAIL_CHARS:])
+    return "\n".join(("\nThe last errors in its log:", *lines[-_LAST_WORDS:])) if lines else ""
 
 
 def _daemons() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:

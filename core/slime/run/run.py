@@ -16,6 +16,7 @@ from slime.config import RunConfig
 from slime.errors import (
     CheckpointError,
     ClusterError,
+    DeadlineError,
     EngineError,
     PluginContractError,
     ProcessDiedError,
@@ -232,6 +233,8 @@ class Run:
         cause = None if named else self._watch.explain() or self._dead_engine()
         if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
             self.observer.ending(error)
+            if isinstance(error, DeadlineError) and (stacks := self._watch.stacks(error)):
+                raise DeadlineError(f"{error}{stacks}") from error
             return
         self.observer.ending(cause)
         raise cause from error

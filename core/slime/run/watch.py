@@ -21,13 +21,15 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.errors import ClusterError, EngineError, SlimeError, TrainerError
-from slime.run.host_watch import HostWatch, Kind, Part, Trouble
+from slime.errors import ClusterError, DeadlineError, EngineError, SlimeError, TrainerError
+from slime.run.host_watch import HostWatch, Kind, Part, Trouble, stack_of
 
 #: seconds between two looks
 LOOK_S = 0.5
 #: seconds that the watch on another machine has to answer when an error is to be explained
 _ANSWER_S = 3.0
+#: stacks that are shown when a deadline has passed; each takes up to a second to get
+_MOST_STACKS = 4
 #: of parts that ended together, the one named is the first of these: without Ray all others end
 _CAUSES: tuple[Kind, ...] = ("ray", "trainer", "engine", "router", "rollout")
 #: a stopped or dead part explains a hung one
@@ -111,6 +113,12 @@ class RunWatch:
         except SlimeError as cause:
             return cause
         return None
+
+    def stacks(self, error: DeadlineError) -> str:
+        """Where the processes of this machine are whose logs an error names, because they have not answered."""
+        late = [part for part in self._here.parts if part.log is not None and f"(log: {part.log})" in str(error)]
+        stacks = ((part, stack_of(part)) for part in late[:_MOST_STACKS])
+        return "".join(f"\n{part.name} (pid {part.pid}) is here:\n{stack}" for part, stack in stacks if stack)
 
     def _look(self, *, at_once: bool) -> list[Found]:
         here = self._here.look(syncing=self._syncing, at_once=at_once)

@@ -185,13 +185,14 @@ class PendingCall:
                 raise self._first_cause(errors, pending)
             if pending and (failure := ray_failure()) is not None:
                 # Without its control store Ray would go on for a minute, and then end this process without a word.
-                raise ClusterError(f"{self.doing}: {failure}.")
+                raise ClusterError(f"{self.doing}: {failure}")
             if pending and self.watch is not None:
                 self.watch()
             if pending and time.monotonic() > deadline:
+                late = [self.parts[index] for index, ref in enumerate(self.refs) if ref in pending]
                 raise DeadlineError(
                     f"{self.doing}: {len(pending)} of {len(self.refs)} processes had not answered after "
-                    f"{self.timeout_s:.0f} s. Their logs are under logs/ in the run folder."
+                    f"{self.timeout_s:.0f} s: {', '.join(f'{name} (log: {log})' for name, log in late)}."
                 )
         return [self._result(ref) for ref in self.refs]
 

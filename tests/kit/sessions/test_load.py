@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import resource
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -184,6 +186,33 @@ def test_running_out_of_descriptors_is_logged_once_and_ends_by_itself(
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.name for record in told] == ["slime.kit.sessions.listener"]
     assert "Too many open files" in told[0].getMessage()
+
+
+def test_an_error_of_the_system_while_accepting_does_not_keep_the_event_loop_busy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "_PAUSE_S", 0.05)
+    attempts = 0
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        accept = loop.sock_accept
+
+        async def fail(listening: socket.socket) -> Any:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1000:
+                return await accept(listening)
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        monkeypatch.setattr(loop, "sock_accept", fail)
+        async with talking([Say.text("four")]):
+            await asyncio.sleep(0.3)
+
+    run(work())
+    assert attempts < 20
+    [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "Invalid argument" in told and "ulimit" not in told
 
 
 # --- nonsense -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
@@ -30,7 +31,8 @@ STACK_SIGNAL = signal.SIGUSR2
 _COMPUTED_SHARE = 0.25
 #: share of a time limit that counts at most between two looks
 _GAP_SHARE = 0.2
-_PAGE = 4096
+
+logger = logging.getLogger(__name__)
 
 
 def idle_too_long(silent_s: float, computed_s: float, state: str, limit_s: float) -> bool:
@@ -127,11 +129,17 @@ class Pulse:
             self._inside = None
 
     def _beat(self) -> None:
+        reported = False
         while True:
             time.sleep(BEAT_S)
-            for action in self._each_beat:
-                action()
-            self._look_inside()
+            try:
+                for action in self._each_beat:
+                    action()
+                self._look_inside()
+            except Exception:  # without a beat a process counts as hung: it may have run out of descriptors only
+                if not reported:
+                    logger.exception("This process could not say everything about its state.")
+                reported = True
             self._write()
 
     def _look_inside(self) -> None:
@@ -145,8 +153,8 @@ class Pulse:
 
     def _write(self) -> None:
         assert self._page is not None
-        text = json.dumps({"beat": time.monotonic(), **self._fields})
-        os.pwrite(self._page, text.ljust(_PAGE).encode(), 0)
+        # One line: what an earlier, longer one left behind it is not read.
+        os.pwrite(self._page, json.dumps({"beat": time.monotonic(), **self._fields}).encode() + b"\n", 0)
 
 
 #: the page of this process
@@ -157,7 +165,7 @@ def read_pulse(pid: int, page: int) -> dict[str, Any] | None:
     """What a process of this machine says; None if it has ended, or is just writing."""
     try:
         with Path(f"/proc/{pid}/fd/{page}").open("rb") as file:
-            said: dict[str, Any] = json.loads(file.read())
+            said: dict[str, Any] = json.loads(file.readline())
     except (OSError, ValueError):
         return None
     return said

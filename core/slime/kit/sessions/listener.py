@@ -86,10 +86,12 @@ class Listener:
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._socket)
+            except ConnectionError:  # the client has gone
+                continue
             except OSError as error:
-                if error.errno in _SHORTAGES:
-                    self._report(error)
-                    await asyncio.sleep(_PAUSE_S)
+                # The connection, or the cause, is still there: trying at once would keep the event loop busy.
+                self._report(error)
+                await asyncio.sleep(_PAUSE_S)
                 continue
             if len(self._silent) >= MOST_SILENT:
                 self._drop(next(iter(self._silent)))
@@ -109,8 +111,11 @@ class Listener:
         if time.monotonic() - self._message_at < _BETWEEN_MESSAGES_S:
             return
         self._message_at = time.monotonic()
+        remedy = (
+            " Fewer agents at once (--rollout-concurrency) or a higher limit of open files (`ulimit -n`) helps."
+            if error.errno in _SHORTAGES
+            else ""
+        )
         logger.warning(
-            "the endpoint of the agents cannot accept connections now: %s. It keeps trying. Fewer agents at once"
-            " (--rollout-concurrency) or a higher limit of open files (`ulimit -n`) helps.",
-            error.strerror,
+            "the endpoint of the agents cannot accept connections now: %s. It keeps trying.%s", error.strerror, remedy
         )
