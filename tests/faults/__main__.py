@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose name or phase matches this regular expression")
     parser.add_argument("--write", action="store_true", help="replace the rows in docs/reliability.md")
     options = parser.parse_args()
+    # In the background of a shell it would be ignored, by the runs as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [fault for fault in FAULTS if re.search(options.only, f"{fault.name} ({fault.phase})")]
     folder = Path(tempfile.mkdtemp(prefix="slime-faults-"))
     bench = Bench.make(folder)
@@ -37,8 +40,7 @@ def main() -> int:
         outcome = measure(fault, bench, folder / str(number), under_load=options.loaded)
         outcomes.append(outcome)
         if options.write:
-            page = table_with(PAGE.read_text(encoding="utf-8"), [outcome], under_load=options.loaded)
-            PAGE.write_text(page, encoding="utf-8")
+            PAGE.write_text(table_with(PAGE.read_text(encoding="utf-8"), [outcome]), encoding="utf-8")
         verdict = "ok" if not outcome.problems else "; ".join(outcome.problems)
         print(f"{fault.name} ({fault.phase}): {_seconds(outcome.found_s)}, code {outcome.code}: {verdict}")
         print(f"    {outcome.message}", flush=True)
@@ -52,30 +54,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def table_with(page: str, outcomes: list[Outcome], *, under_load: bool = False) -> str:
-    """The page with these faults measured anew in its table; all else stays.
-
-    Args:
-        page: The text of the page.
-        outcomes: What was measured.
-        under_load: Replace only the seconds under load, except in new rows.
-    """
+def table_with(page: str, outcomes: list[Outcome]) -> str:
+    """The page with the rows of these faults replaced in its table; the others stay."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     rows = dict(re.findall(r"^(\| [^|]+ \| [^|]+ \|)(.*)$", table, re.MULTILINE))
-    for outcome in outcomes:
-        key, cells = _row(outcome)
-        found, loaded, *others = rows[key].strip(" |").split(" | ", 2) if key in rows else ("-", "-", cells)
-        seconds = _seconds(outcome.found_s)
-        if under_load:
-            loaded, cells = seconds, others[0]
-        else:
-            found = seconds
-        rows[key] = f" {found} | {loaded} | {cells} |"
+    rows |= dict(map(_row, outcomes))
     names = [_key(fault.name, fault.phase) for fault in FAULTS]
     lines = [key + rows[key] for key in names if key in rows]
-    head = "| fault | while | found after | under load | message | exit code |\n"
-    head += "| --- | --- | --- | --- | --- | --- |\n"
+    head = "| fault | while | found after | message | exit code |\n| --- | --- | --- | --- | --- |\n"
     return before + BEGIN + "\n" + head + "".join(f"{line}\n" for line in lines) + END + after
 
 
@@ -84,13 +71,12 @@ def _key(name: str, phase: str) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, str]:
-    """What names a row, and its message and exit code."""
     message = outcome.message.replace("|", "\\|")
     message = re.sub(r"/\S*slime-faults-\w+/", "…/", message)
     message = re.sub(r"\bon \S+\)", "on HOST)", re.sub(r"\bpid \d+", "pid N", message))
     key = _key(outcome.fault.name, outcome.fault.phase)
     message = message if len(message) <= _WIDTH else f"{message[:_WIDTH]}…"
-    return key, f"`{message}` | {outcome.code}"
+    return key, f" {_seconds(outcome.found_s)} | `{message}` | {outcome.code} |"
 
 
 def _seconds(value: float | None) -> str:

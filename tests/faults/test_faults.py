@@ -49,8 +49,6 @@ def test_a_fault_is_one_row_of_the_page_and_measured_again_it_replaces_the_row()
     assert "| 1.2 s |" in once and "| 1.2 s |" not in twice and "| 2.5 s |" in twice
     assert "(pid N on HOST) has ended \\| see …" in twice
     assert twice.count(f"| {fault.name} | {fault.phase} |") == 1
-    loaded = table_with(twice, [outcome(4.5)], under_load=True)
-    assert "| 2.5 s | 4.5 s | `slime: error: trainer rank 1" in loaded
 
 
 def test_the_rows_of_the_page_are_those_of_the_table() -> None:
@@ -59,5 +57,4 @@ def test_the_rows_of_the_page_are_those_of_the_table() -> None:
     rows = [line for line in measured.splitlines() if line.startswith("| ") and "found after" not in line]
     rows = [line for line in rows if not line.startswith("| ---")]
     assert {" | ".join(row.split(" | ")[:2]) + " |" for row in rows} == known
-    numbers = [cell for row in rows for cell in row.split(" | ")[2:4]]
-    assert [cell for cell in numbers if not re.fullmatch(r"\d+\.\d s", cell)] == [], "a fault was not found"
+    assert [row for row in rows if not re.fullmatch(r"\d+\.\d s", row.split(" | ")[2])] == [], "not all were found"

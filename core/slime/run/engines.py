@@ -43,6 +43,12 @@ class EngineProcess(EngineServer):
             self.wait_ready(timeout_s)
             for sign, question in (("server_at", self.control.health), ("scheduler_at", self.control.server_info)):
                 Thread(target=self._ask, args=(sign, question), name=f"slime-{sign}", daemon=True).start()
+        except EngineError as error:
+            killed = self.pid is not None and (self.poll() or 0) < 0
+            self.stop()
+            if killed:
+                raise
+            raise EngineStartError(str(error)) from error
         except BaseException:
             self.stop()
             raise
@@ -122,11 +128,8 @@ class Engines:
 
     def wait_ready(self, watch: Watch) -> None:
         """Wait for all engines and start the router; `watch` is called meanwhile."""
-        try:
-            self._workers.wait_built(watch)
-            self.urls = self._workers.call("address", doing="starting the engines")
-        except EngineError as error:
-            raise EngineStartError(str(error)) from error
+        self._workers.wait_built(watch)
+        self.urls = self._workers.call("address", doing="starting the engines")
         self._router = RouterServer(
             self.urls, self.keys, port=self._port, host=self._host, log_path=self._log_dir / "router.log"
         )
