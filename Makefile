@@ -35,9 +35,9 @@ test: install
 test-all: install
 	$(PYTEST)
 
-# Kills, stops and breaks every part of small real runs; writes the table of docs/reliability.md (three quarters of an hour).
+# Kills, stops and breaks every part of small real runs on a loaded machine; writes the table of docs/reliability.md (three quarters of an hour).
 faults: install
-	$(BIN)/python -m tests.faults --write
+	$(BIN)/python -m tests.faults --loaded --write
 
 lint: install
 	$(BIN)/ruff check .

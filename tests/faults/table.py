@@ -149,7 +149,7 @@ _PARTS = {
     "gcs_server": ("Ray's GCS", r"\(gcs_server\) \(pid \d+"),
 }
 _LOGS = {"scheduler": "engine-0", "detokenizer": "engine-0"}
-_CORE = {("trainer-1", KILL), ("trainer-0", STOP), ("scheduler", STOP)}
+_CORE = {("trainer-1", KILL)}
 
 
 def _signals() -> list[Fault]:
@@ -208,7 +208,7 @@ def _components() -> list[Fault]:
                     DEAD_S if fault == "raise" else HUNG_S,
                     (*flags, *(("--reward.timeout-s", "10") if limited else ())),
                     {"FAULT": fault, "FAULT_IN": component},
-                    core=(component, fault) in {("estimator", "spin"), ("generator", "sleep")},
+                    core=(component, fault) == ("estimator", "spin"),
                     also=(r"logs/trainer-1\.log" if component == "estimator" else r"logs/rollout\.log",),
                 )
             )
