@@ -110,23 +110,19 @@ from slime.config.run_config import nvidia_devices
             "train on wrong gradients",
         ),
         ("--num-virtual-stages-per-pipeline-rank 2", "virtual pipeline stages need --pipeline-model-parallel-size"),
-        (
-            "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --multi-latent-attention",
-            "--multi-latent-attention True is not supported: this release trains dense models",
-        ),
-        (
-            "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --num-experts 4",
-            "--num-experts 4 is not supported: this release trains dense models",
-        ),
         ("--overlap-param-gather", "--overlap-param-gather needs --overlap-grad-reduce"),
         (
             "--overlap-param-gather --overlap-grad-reduce --no-use-distributed-optimizer",
             "--overlap-param-gather needs the distributed optimizer",
         ),
+        ("--expert-model-parallel-size 2", "hold each expert once, and --actor-num-nodes 1 x"),
         (
-            "--expert-model-parallel-size 2",
-            "--expert-model-parallel-size 2 is not supported: this release",
+            "--actor-num-gpus-per-node 2 --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
+            "--expert-model-parallel-size 2 x --expert-tensor-parallel-size 2 (default: the tensor-parallel size) x",
         ),
+        ("--moe-token-dispatcher-type flex", "only the alltoall dispatcher exchanges"),
+        ("--moe-router-load-balancing-type sinkhorn", "The choice of experts itself must be the engines'"),
+        ("--mtp-num-layers 1", "--mtp-num-layers 1 is not supported: slime trains a model to predict one token"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
         (
             "--no-position-embedding --position-embedding-type learned_absolute",

@@ -37,6 +37,17 @@ MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss_scale_window": (1.0, {"fp16": True, "initial_loss_scale": 16.0}),
 }
 
+#: the same as `MOVES`, for a model with experts
+MOVES_EXPERTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "moe_aux_loss_coeff": (0.1, {}),
+    "moe_z_loss_coeff": (0.1, {}),
+    "moe_router_load_balancing_type": ("none", {"moe_aux_loss_coeff": 0.1}),
+    "moe_expert_capacity_factor": (0.5, {}),
+    "moe_token_drop_policy": ("position", {"moe_expert_capacity_factor": 0.5}),
+    "moe_router_dtype": ("fp64", {}),
+    "moe_router_bias_update_rate": (0.1, {}),
+}
+
 #: (Megatron options, why they move no number); a star stands for any letters
 NEUTRAL: tuple[tuple[str, str], ...] = (
     ("barrier_with_L1_time config_logger_dir", "for logs and timers of Megatron's own training loop"),
@@ -44,12 +55,12 @@ NEUTRAL: tuple[tuple[str, str], ...] = (
     ("deterministic_mode enable_autocast", "slower or equal kernels for the same numbers, in the parameters' type"),
     (
         "recompute_activations recompute_granularity recompute_method recompute_num_layers recompute_modules"
-        " distribute_saved_activations",
+        " distribute_saved_activations moe_layer_recompute",
         "memory: activations are computed again instead of stored",
     ),
     (
         "cross_entropy_loss_fusion cross_entropy_fusion_impl masked_softmax_fusion bias_activation_fusion"
-        " bias_dropout_fusion memory_efficient_layer_norm",
+        " bias_dropout_fusion memory_efficient_layer_norm moe_grouped_gemm moe_permute_fusion",
         "speed: the fused form of the same computation, or a form that slime replaces by its own",
     ),
     ("attention_softmax_in_fp32", "slime's attention always computes the softmax in float32"),
@@ -86,6 +97,9 @@ NOT_TOGETHER = {
     "recompute_modules": "its default is all that a dense model has",
     "recompute_granularity": "the same as recompute_activations",
     "use_distributed_optimizer": "its default here is on",
+    "moe_layer_recompute": "needs experts (`test_experts.py`)",
+    "moe_grouped_gemm": "needs experts",
+    "moe_permute_fusion": "needs experts",
 }
 #: Megatron options that describe the model: a value that config.json contradicts is refused
 DESCRIBES = (
@@ -93,14 +107,20 @@ DESCRIBES = (
     " layernorm_epsilon layernorm_zero_centered_gamma add_bias_linear add_qkv_bias qk_layernorm rotary_interleaved"
     " gated_linear_unit position_embedding_type rotary_percent rotary_base rope_scaling_factor use_rope_scaling"
     " untie_embeddings_and_output_weights swiglu squared_relu quick_geglu group_query_attention"
-    " use_rotary_position_embeddings no_position_embedding"
+    " use_rotary_position_embeddings no_position_embedding num_moe_experts moe_layer_freq moe_ffn_hidden_size"
+    " moe_shared_expert_intermediate_size moe_shared_expert_gate moe_router_topk moe_router_score_function"
+    " moe_router_pre_softmax moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor"
+    " moe_router_enable_expert_bias multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim"
+    " v_head_dim rope_type rotary_scaling_factor original_max_position_embeddings beta_fast beta_slow mscale"
+    " mscale_all_dim"
 )
 #: Megatron options of lengths: limits of prompts and engines, which the trainer does not read
 LENGTHS = "max_position_embeddings seq_length"
-#: Megatron options of the parallel layout, under which the numbers stay the same (`test_layouts.py`)
+#: Megatron options of the parallel layout, under which the numbers stay the same (`test_layouts.py`, `test_experts.py`)
 LAYOUT = (
     "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size sequence_parallel"
-    " overlap_param_gather virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage"
+    " expert_model_parallel_size expert_tensor_parallel_size overlap_param_gather"
+    " virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage"
 )
 
 _KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.5}

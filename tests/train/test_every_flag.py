@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 from tests.config.conftest import GOOD
-from tests.train.flag_cases import DESCRIBES, LAYOUT, LENGTHS, MOVES, NEUTRAL, OWN_MOVES, OWN_NEUTRAL
+from tests.train.flag_cases import (
+    DESCRIBES,
+    LAYOUT,
+    LENGTHS,
+    MOVES,
+    MOVES_EXPERTS,
+    NEUTRAL,
+    OWN_MOVES,
+    OWN_NEUTRAL,
+)
 
 from slime.config import config_problems, read_config
 from slime.config.flag_table import flags_of
@@ -45,7 +54,7 @@ def words(flag: Flag, value: Any) -> list[str]:
 
 def classes_of(key: str) -> list[str]:
     listed = {
-        "moves a number": key in MOVES,
+        "moves a number": key in MOVES or key in MOVES_EXPERTS,
         "refused": key in _UNSUPPORTED or any(matches(key, names) for names, _ in REFUSED),
         "needs a GPU": key in _GPU_ONLY and not any(matches(key, names) for names, _ in (*NEUTRAL, *REFUSED)),
         "neutral": any(matches(key, names) for names, _ in NEUTRAL),
@@ -71,7 +80,7 @@ def test_the_tables_name_only_options_that_exist() -> None:
     patterns = " ".join(names for names, *_ in (*REFUSED, *DEPENDENT, *NEUTRAL))
     for word in f"{patterns} {DESCRIBES} {LAYOUT} {LENGTHS}".split():
         assert any(matches(key, word) for key in FLAGS), word
-    assert MOVES.keys() <= FLAGS.keys()
+    assert MOVES.keys() | MOVES_EXPERTS.keys() <= FLAGS.keys()
 
 
 # --- refused and noted -------------------------------------------------------------------------------
@@ -125,7 +134,10 @@ def test_what_lacks_another_option_is_noted(optimizer: str) -> None:
         ("--window-size 128 0", True),
         ("--softmax-type off-by-one", True),
         ("--softmax-scale 0.5", True),
-        ("--moe-aux-loss-coeff 0.01", True),
+        ("--moe-enable-deepep", True),
+        ("--moe-input-jitter-eps 0.1", True),
+        ("--moe-router-load-balancing-type sinkhorn", True),
+        ("--moe-router-load-balancing-type seq_aux_loss --moe-token-dispatcher-type alltoall", False),
         ("--moe-aux-loss-coeff 0 --softmax-type vanilla --attention-dropout 0 --hidden-dropout 0.0", False),
         ("--expert-tensor-parallel-size 1 --no-masked-softmax-fusion --attention-softmax-in-fp32", False),
     ],
@@ -136,11 +148,11 @@ def test_flags_of_scripts(stated: str, refused: bool) -> None:
 
 
 def test_one_sentence_for_options_with_one_reason() -> None:
-    stated = [*GOOD, "--moe-router-topk", "4", "--moe-z-loss-coeff", "0.1"]
+    stated = [*GOOD, "--moe-router-fusion", "--moe-enable-routing-replay"]
     [problem] = config_problems(read_config(stated))
     assert problem == (
-        "--moe-router-topk 4, --moe-z-loss-coeff 0.1 cannot be used: this release trains dense models, which have no"
-        " experts. Drop them"
+        "--moe-router-fusion, --moe-enable-routing-replay cannot be used: slime's routers count the load of each expert"
+        " and replay the engine's choice, which Megatron's do not. Drop them"
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
 from tests.train.harness import make_batch
 
 from slime.train.forward import PackingRule
-from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm, rotary_thd
+from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm
+from slime.train.rotation import rotary_thd
 
 CPU = torch.device("cpu")
 
@@ -113,6 +117,35 @@ def test_rotary_embedding_uses_positions_within_each_sequence() -> None:
     (grad,) = torch.autograd.grad((out * weight).sum(), t)
     (numeric,) = torch.autograd.functional.jvp(lambda x: (rotary_thd(x, ends, freqs) * weight).sum(), t, grad)[1:]
     assert numeric.item() == pytest.approx(grad.square().sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [{}, {"rotary_interleaved": True}, {"multi_latent_attention": True, "mscale": 1.3}])
+def test_every_kind_of_rotary_embedding_equals_megatron(kind: dict[str, Any]) -> None:
+    ends = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
+    angle = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01])
+    halves = torch.cat([angle, angle], -1)
+    freqs = (angle.repeat_interleave(2, -1) if kind.get("rotary_interleaved") else halves)[:, None, None, :]
+    t = torch.randn(9, 2, 8, requires_grad=True)
+    weight = torch.randn(9, 2, 8)
+    got = rotary_thd(t, ends, freqs, **kind)
+    parts = [t[a:b].unsqueeze(1) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    want = torch.cat([_apply_rotary_pos_emb_bshd(part, freqs[: len(part)], **kind).squeeze(1) for part in parts])
+    assert (got - want).abs().max() < 1e-6
+    ours, theirs = (torch.autograd.grad((out * weight).sum(), t, retain_graph=True)[0] for out in (got, want))
+    assert (ours - theirs).abs().max() < 1e-6
+
+
+def test_values_may_have_another_size_than_keys() -> None:
+    ends = torch.tensor([0, 5, 7], dtype=torch.int32)
+    query, key, value = torch.randn(7, 4, 24), torch.randn(7, 4, 24), torch.randn(7, 4, 16)
+    attention = PackedAttention(_Config(), 1, None, "self", k_channels=24)
+    out = attention(
+        query, key, value, None, packed_seq_params=SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_q_padded=None)
+    )
+    for a, b in ((0, 5), (5, 7)):
+        q, k, v = (x[a:b].transpose(0, 1) for x in (query, key, value))
+        want = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
+        assert (out[a:b] - want).abs().max() < 1e-6
 
 
 def test_rms_norm_equals_torch_in_value_and_gradient() -> None:

@@ -12,7 +12,7 @@ from tests.train.harness import make_config
 
 from slime.errors import ConfigError
 from slime.train.architecture import ModelShape, merge_architecture
-from slime.train.model import build_scheduler
+from slime.train.optimizing import build_scheduler
 from slime.train.settings import TrainSettings, train_settings
 
 FOLDER = ModelShape(
@@ -139,7 +139,8 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
         ),
         (1, {"overlap_param_gather": True}, "--overlap-param-gather needs --overlap-grad-reduce"),
         (1, {"hidden_dropout": 0.1}, "--hidden-dropout 0.1 cannot be used"),
-        (1, {"num_moe_experts": 8}, "trains dense models"),
+        (1, {"num_moe_experts": 8}, "--num-experts says 8, and config.json of --hf-checkpoint says None"),
+        (1, {"moe_aux_loss_coeff": 0.1}, "--moe-aux-loss-coeff 0.1: the model has no experts"),
         (1, {"use_megatron_fsdp": True}, "--use-megatron-fsdp True is not supported"),
         (1, {"optimizer": "sgd", "use_distributed_optimizer": True}, "only Adam"),
         (1, {"optimizer": "muon"}, "--optimizer 'muon' is not one of adam, sgd"),

@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from slime.config.megatron_effects import stated_options
 from slime.config.run_config import RunConfig
 
-#: options that slime's trainer does not support -> the value that turns them off
-_UNSUPPORTED: dict[str, Any] = {
-    "num_moe_experts": None,
-    "expert_model_parallel_size": 1,
-    "multi_latent_attention": False,
-    "mtp_num_layers": None,
-    "use_megatron_fsdp": False,
-    "num_distributed_optimizer_instances": 1,
-    "hybrid_context_parallel": False,
-    "hierarchical_context_parallel_sizes": None,
+_DENSE_COPIES = "this release trains without FSDP, hierarchical copies and hybrid context parallelism"
+#: options that slime's trainer does not support -> the value that turns them off, and the reason
+_UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "mtp_num_layers": (
+        None,
+        "slime trains a model to predict one token at a time; layers that predict more keep their weights",
+    ),
+    "moe_token_dispatcher_type": (
+        "alltoall",
+        "packed sequences vary in length, which only the alltoall dispatcher exchanges",
+    ),
+    "use_megatron_fsdp": (False, _DENSE_COPIES),
+    "num_distributed_optimizer_instances": (1, _DENSE_COPIES),
+    "hybrid_context_parallel": (False, _DENSE_COPIES),
+    "hierarchical_context_parallel_sizes": (None, _DENSE_COPIES),
 }
+#: auxiliary losses of routers; Megatron's "sinkhorn" would choose other experts than the engines do
+_BALANCING = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
 #: values that need TransformerEngine, Apex or CUDA kernels, and have no equivalent on a CPU
 _GPU_ONLY: dict[str, tuple[Any, ...]] = {
     "apply_rope_fusion": (True,),
@@ -33,8 +41,6 @@ _GPU_ONLY: dict[str, tuple[Any, ...]] = {
     "fp8": ("e4m3", "hybrid"),
     "gradient_accumulation_fusion": (True,),
     "fine_grained_activation_offloading": (True,),
-    "moe_grouped_gemm": (True,),
-    "moe_permute_fusion": (True,),
     "nccl_ub": (True,),
     "optimizer_cpu_offload": (True,),
     "persist_layer_norm": (True,),
@@ -47,12 +53,16 @@ _GPU_ONLY: dict[str, tuple[Any, ...]] = {
 
 def unsupported(config: RunConfig) -> Iterator[str]:
     """Features that the trainer lacks."""
-    for name, off in _UNSUPPORTED.items():
+    for name, (off, reason) in _UNSUPPORTED.items():
         value = config.megatron.get(name)
         if value and value != off:
+            yield f"--{_flag(name)} {value} is not supported: {reason}. Drop it"
+    balancing = config.megatron.get("moe_router_load_balancing_type", "none")
+    for kind in balancing if isinstance(balancing, list) else [balancing]:
+        if kind not in _BALANCING:
             yield (
-                f"--{_flag(name)} {value} is not supported: this release trains dense models with grouped-query"
-                " attention and one output per token, without FSDP or hierarchical layouts. Drop it"
+                f"--moe-router-load-balancing-type {kind}: expected one of {', '.join(_BALANCING)}. The choice of"
+                " experts itself must be the engines'"
             )
 
 
@@ -76,6 +86,36 @@ def rank_layout(config: RunConfig) -> Iterator[str]:
         yield f"{layout} needs {need} ranks, but {have}"
     elif config.world_size % need:
         yield f"{layout} needs {need} ranks per copy of the model, and {have} is not a multiple of it"
+    yield from _expert_layout(config, have)
+
+
+def _expert_layout(config: RunConfig, have: str) -> Iterator[str]:
+    """Ranks divide a second time for the experts: pipeline x expert x expert-tensor parallel x copies."""
+    stated = config.megatron
+    expert, divided = stated.get("expert_model_parallel_size", 1), stated.get("expert_tensor_parallel_size")
+    for flag, size in (("--expert-model-parallel-size", expert), ("--expert-tensor-parallel-size", divided)):
+        if size is not None and size < 1:
+            yield f"{flag} {size}: expected at least 1"
+            return
+    if expert == 1 and divided is None:
+        return
+    divided = divided or stated.get("tensor_model_parallel_size", 1)
+    pipeline = stated.get("pipeline_model_parallel_size", 1)
+    if config.world_size % (expert * divided * pipeline):
+        yield (
+            f"--expert-model-parallel-size {expert} x --expert-tensor-parallel-size {divided} (default: the"
+            f" tensor-parallel size) x --pipeline-model-parallel-size {pipeline} = {expert * divided * pipeline} ranks"
+            f" hold each expert once, and {have} is not a multiple of it"
+        )
+
+
+def needs_sequence_parallel(transformer: Mapping[str, Any]) -> bool:
+    """Whether a model may be divided by tensor parallelism only together with sequence parallelism.
+
+    Megatron refuses experts without it. The down projections of latent attention are held whole by every rank, and
+    their gradients are complete only if each rank sees its own part of the sequence.
+    """
+    return bool(transformer.get("num_moe_experts") or transformer.get("multi_latent_attention"))
 
 
 def virtual_pipeline(config: RunConfig) -> Iterator[str]:
@@ -160,6 +200,30 @@ def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterat
             f"--pipeline-model-parallel-size {pipeline} does not divide the model's {layers} layers. Set uneven"
             " stages with --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers"
         )
+    if tensor > 1 and stated.get("sequence_parallel") is False and needs_sequence_parallel(transformer):
+        yield (
+            f"--tensor-model-parallel-size {tensor} without sequence parallelism trains experts and latent attention on"
+            " wrong gradients. Drop --no-sequence-parallel: it is on by default for this model"
+        )
+    yield from _expert_problems(config, transformer, tensor)
+
+
+def _expert_problems(config: RunConfig, transformer: Mapping[str, Any], tensor: int) -> Iterator[str]:
+    """Layouts that do not fit the model's experts, and settings of experts for a model that has none."""
+    experts = transformer.get("num_moe_experts")
+    if not experts:
+        unused = [shown for name, shown in stated_options(config).items() if name.startswith(("moe_", "expert_"))]
+        if unused:
+            yield f"{', '.join(unused)}: the model has no experts. Drop {'it' if len(unused) == 1 else 'them'}"
+        return
+    stated = config.megatron
+    expert = stated.get("expert_model_parallel_size", 1)
+    divided = stated.get("expert_tensor_parallel_size") or tensor
+    width = transformer.get("moe_ffn_hidden_size") or transformer.get("ffn_hidden_size")
+    if expert > 0 and experts % expert:
+        yield f"--expert-model-parallel-size {expert} does not divide the model's {experts} experts"
+    if divided > 0 and width and width % divided:
+        yield f"--expert-tensor-parallel-size {divided} does not divide the experts' {width} hidden entries"
 
 
 def _flag(name: str) -> str:

@@ -18,16 +18,32 @@ from slime.config.run_config import RunConfig
 #: (options, why the run refuses any value but the default); a star stands for any letters
 REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "moe_* expert_tensor_parallel_size overlap_moe_expert_parallel_comm delay_wgrad_compute"
-        " ep_overlap_early_attn_memory_release",
-        "this release trains dense models, which have no experts",
+        "overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release"
+        " moe_shared_expert_overlap",
+        "slime's schedule does not overlap the exchange between experts with other work",
     ),
     (
-        "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type rotary_scaling_factor"
-        " original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim cache_mla_latents",
-        "this release has no multi-latent attention",
+        "moe_enable_deepep moe_flex_dispatcher_backend moe_deepep_num_sms moe_hybridep_num_sms"
+        " moe_pad_expert_input_to_capacity",
+        "packed sequences vary in length, which only the alltoall dispatcher exchanges",
     ),
-    ("mtp_loss_scaling_factor mtp_standalone", "this release predicts one token at a time"),
+    (
+        "moe_router_force_load_balancing moe_input_jitter_eps",
+        "with a random choice of experts, log-probs of the same tokens differ from pass to pass",
+    ),
+    (
+        "moe_enable_routing_replay moe_router_fusion",
+        "slime's routers count the load of each expert and replay the engine's choice, which Megatron's do not",
+    ),
+    (
+        "moe_extended_tp moe_token_dropping moe_use_legacy_grouped_gemm moe_router_topk_limited_devices"
+        " moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_per_layer_logging",
+        "Megatron has removed it, or slime's trainer does not support it",
+    ),
+    (
+        "mtp_loss_scaling_factor mtp_standalone",
+        "slime trains a model to predict one token at a time; layers that predict more keep their weights",
+    ),
     (
         "experimental_attention_variant dsa_* linear_* mamba_* is_hybrid_model use_mamba_mem_eff_path"
         " heterogeneous_block_specs hetereogenous_dist_checkpoint",
@@ -41,12 +57,14 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "apply_residual_connection_post_layernorm glu_linear_offset activation_func_clamp_value use_te_activation_func"
-        " use_fused_weighted_squared_relu fused_single_qkv_rope fp32_residual_connection",
+        " use_fused_weighted_squared_relu fused_single_qkv_rope fp32_residual_connection moe_apply_probs_on_input"
+        " moe_latent_size",
         "the engines compute the layers as config.json of the model describes them, and so does the trainer",
     ),
     ("hidden_dropout attention_dropout", "with dropout, log-probs of the same tokens differ from pass to pass"),
     (
-        "inference_* flash_decode use_inference_optimized_layers mlp_chunks_for_prefill symmetric_ar_type",
+        "inference_* flash_decode cache_mla_latents use_inference_optimized_layers mlp_chunks_for_prefill"
+        " symmetric_ar_type",
         "SGLang generates, not Megatron",
     ),
     (
@@ -164,7 +182,7 @@ def _decays(megatron: dict[str, Any]) -> bool:
 
 def refused_effects(config: RunConfig) -> Iterator[str]:
     """One sentence for each reason, with all the options that it holds for."""
-    stated = _stated(config)
+    stated = stated_options(config)
     for patterns, reason in REFUSED:
         if found := [shown for name, shown in stated.items() if matches(name, patterns)]:
             yield f"{', '.join(found)} cannot be used: {reason}. Drop {'it' if len(found) == 1 else 'them'}"
@@ -172,7 +190,7 @@ def refused_effects(config: RunConfig) -> Iterator[str]:
 
 def dependent_notes(config: RunConfig) -> Iterator[str]:
     """Options that have an effect only beside others, which are missing."""
-    stated, megatron = _stated(config), dict(config.megatron)
+    stated, megatron = stated_options(config), dict(config.megatron)
     for patterns, has_effect, why in DEPENDENT:
         if has_effect(megatron):
             continue
@@ -186,7 +204,7 @@ def matches(name: str, patterns: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
-def _stated(config: RunConfig) -> dict[str, str]:
+def stated_options(config: RunConfig) -> dict[str, str]:
     """Options with another value than Megatron's default, as users write them."""
     if not config.megatron:
         return {}

@@ -5,7 +5,7 @@ Stated flags must agree with the model folder; without a folder they describe th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,34 @@ _TRANSFORMER = (
     "rotary_interleaved",
     "gated_linear_unit",
     "activation_func",
+    "num_moe_experts",
+    "moe_layer_freq",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate",
+    "moe_router_topk",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+    "multi_latent_attention",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "rope_type",
+    "rotary_scaling_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
 )
+#: fields that have no effect unless `rope_type` is "yarn"
+_YARN = ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _GPT_DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "rotary_base": 10000.0,
@@ -42,7 +69,23 @@ _GPT_DEFAULTS: dict[str, Any] = {
     "max_sequence_length": 4096,
 }
 #: values of fields that a folder does not mention
-_SILENT: dict[str, Any] = {"layernorm_zero_centered_gamma": False, "rotary_interleaved": False}
+_SILENT: dict[str, Any] = {
+    "layernorm_zero_centered_gamma": False,
+    "rotary_interleaved": False,
+    "num_moe_experts": None,
+    "moe_layer_freq": 1,
+    "moe_shared_expert_intermediate_size": None,
+    "moe_shared_expert_gate": False,
+    "moe_router_score_function": "softmax",
+    "moe_router_pre_softmax": False,
+    "moe_router_num_groups": None,
+    "moe_router_group_topk": None,
+    "moe_router_topk_scaling_factor": None,
+    "moe_router_enable_expert_bias": False,
+    "multi_latent_attention": False,
+    "q_lora_rank": None,
+    "rotary_scaling_factor": 1.0,
+}
 #: a model cannot be built without these
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
@@ -74,12 +117,14 @@ def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any]) -> Mo
     for flags, folder in ((transformer, _SILENT | hf.transformer), (gpt, hf.gpt)):
         for name, value in flags.items():
             # Another context length is a choice, not a contradiction: rotary positions have no table.
-            if name == "max_sequence_length" or name not in folder or _same(value, folder[name]):
+            if name == "max_sequence_length" or name not in folder or _agree(name, value, folder):
                 continue
             raise ConfigError(
                 f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {folder[name]!r}."
                 " Drop the flag, or point --hf-checkpoint at the model it describes."
             )
+    if hf.transformer.get("rope_type") == "rope":
+        transformer = {name: value for name, value in transformer.items() if name not in _YARN}
     return ModelShape({**hf.transformer, **transformer}, {**_GPT_DEFAULTS, **hf.gpt, **gpt})
 
 
@@ -136,6 +181,27 @@ def _stated(megatron: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return transformer, gpt
 
 
+def _agree(name: str, value: Any, folder: Mapping[str, Any]) -> bool:
+    """Whether a stated value means the same model as the folder's."""
+    theirs = folder[name]
+    if name in _YARN and folder.get("rope_type") == "rope":
+        return True
+    if name == "moe_layer_freq":
+        return expert_layers(value, folder["num_layers"]) == expert_layers(theirs, folder["num_layers"])
+    if name == "moe_router_pre_softmax" and folder.get("moe_router_score_function") == "sigmoid":
+        return True  # a sigmoid has no "before" and "after" the choice
+    if name in ("moe_router_num_groups", "moe_router_group_topk", "moe_router_topk_scaling_factor"):
+        return _same(value or 1, theirs or 1)  # one group, or the factor 1, is the same as none
+    return _same(value, theirs)
+
+
+def expert_layers(pattern: int | Sequence[int], layers: int) -> list[int]:
+    """1 for each layer with experts and 0 for each without, from Megatron's `moe_layer_freq`."""
+    if isinstance(pattern, int):
+        return [int(number % max(1, pattern) == 0) for number in range(layers)]
+    return list(pattern)
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         return bool(abs(float(a) - float(b)) <= 1e-9 * max(abs(float(a)), abs(float(b))))
@@ -145,5 +211,8 @@ def _same(a: Any, b: Any) -> bool:
 def _flag(name: str) -> str:
     if name == "activation_func":
         return "the activation (--swiglu, --squared-relu or --quick-geglu)"
-    spelled = {"share_embeddings_and_output_weights": "untie_embeddings_and_output_weights"}.get(name, name)
+    spelled = {
+        "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
+        "num_moe_experts": "num_experts",
+    }.get(name, name)
     return "--" + spelled.replace("_", "-")

@@ -71,7 +71,7 @@ class Critic:
         else:
             _load_hf(chunks, Path(folder), hf_config)
         lr_flag = "--lr" if lr is None else "--critic-lr"
-        self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag)
+        self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag, replays_routes=False)
 
     def values(self, batch: TrainBatch) -> list[Tensor]:
         """N x [T_i] float32 on the CPU, the same on every rank, masked tokens included.

@@ -23,6 +23,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime.train.modules import packed_positions
+from slime.train.router import NO_ROUTES, RoutedRows, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class MicroBatch:
     slots: Tensor | None
     sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
     token_ids: Tensor  #: [R] int64, the index of each response token among all of the batch
+    routed: RoutedRows = NO_ROUTES  #: for the routers of a mixture of experts
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,27 @@ class PackingRule:
     cp_size: int
     cp_rank: int
     device: torch.device
+    tp_rank: int = 0
 
-    def pack(self, batch: TrainBatch, samples: Sequence[int], *, counts: bool = True) -> MicroBatch:
-        """Pack the samples with these indices."""
+    def pack(
+        self,
+        batch: TrainBatch,
+        samples: Sequence[int],
+        *,
+        counts: bool = True,
+        step_tokens: int | None = None,
+        routes: Sequence[np.ndarray[Any, Any]] | None = None,
+    ) -> MicroBatch:
+        """Pack the samples with these indices.
+
+        Args:
+            batch: The rollout's samples.
+            samples: Which of them.
+            counts: False for a micro-batch that only keeps this rank in step with the others.
+            step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
+            routes: Of each sample of the batch the experts that the engine chose, [P + T - 1, layers, K], if the
+                routers are to take them.
+        """
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1
         inputs, lengths, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], [], []
         begins = np.cumsum(batch.response_lengths) - batch.response_lengths
@@ -82,6 +102,12 @@ class PackingRule:
             inputs.append(np.zeros(extra, dtype=np.int32))
             lengths.append(extra)
         tokens, rows, targets = _int64(inputs), _int64(row_parts), _int64(target_parts)
+        runs = [len(batch.tokens[i]) - 1 for i in samples]
+        padding = None
+        if sum(lengths) > sum(runs):
+            parts = [np.arange(length) >= run for length, run in zip(lengths, [*runs, 0], strict=False)]
+            padding = torch.from_numpy(np.concatenate(parts))
+        chosen = None if routes is None else _packed_routes([routes[i] for i in samples], sum(lengths), lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = packed_positions(ends, self.cp_size, self.cp_rank)
         slots = None
@@ -91,6 +117,9 @@ class PackingRule:
             local_of[mine] = torch.arange(mine.numel())
             slots = (local_of[rows] >= 0).nonzero().squeeze(1)
             tokens, rows, targets = tokens[mine], local_of[rows[slots]], targets[slots]
+            padding = None if padding is None else padding[mine]
+            chosen = None if chosen is None else chosen[mine]
+        share = sum(runs) / step_tokens if counts and step_tokens else 0.0
         return MicroBatch(
             samples=tuple(samples),
             counts=counts,
@@ -102,7 +131,16 @@ class PackingRule:
             slots=None if slots is None else slots.to(self.device),
             sequence_ids=_int64(sequence_parts).to(self.device),
             token_ids=_int64(token_parts).to(self.device),
+            routed=RoutedRows(share, self._this_part(padding), self._this_part(chosen)),
         )
+
+    def _this_part(self, rows: Tensor | None) -> Tensor | None:
+        """Of one entry for each token, those that this rank's layers see: a part under sequence parallelism."""
+        if rows is None:
+            return None
+        if self.sequence_parallel:
+            rows = rows.chunk(self.tensor_parallel_size)[self.tp_rank]
+        return rows.to(self.device)
 
     def _sequences(self, ends: Tensor, longest: int) -> PackedSeqParams:
         padded = ends if self.cp_size > 1 else None
@@ -115,6 +153,16 @@ class PackingRule:
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
         )
+
+
+def _packed_routes(routes: Sequence[np.ndarray[Any, Any]], total: int, lengths: Sequence[int]) -> Tensor:
+    """[total, layers, K] experts for each packed token; -1 for padding."""
+    packed = np.full((total, *routes[0].shape[1:]), -1, dtype=np.int16)
+    start = 0
+    for own, length in zip(routes, lengths, strict=False):  # the last length may be of padding
+        packed[start : start + len(own)] = own
+        start += length
+    return torch.from_numpy(packed)
 
 
 def flat_column(parts: Sequence[Any], device: torch.device) -> Tensor:
@@ -293,6 +341,7 @@ class Pipeline:
         # Keeps logits in the model's precision: they are converted to float32 piece by piece.
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
         self._cp_group = parallel_state.get_context_parallel_group()
+        self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
         """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
@@ -333,6 +382,8 @@ class Pipeline:
         return results
 
     def _run(self, model: Any, micro_batch: MicroBatch) -> Any:
+        for router in self._routers[id(model)]:
+            router.expect(micro_batch.routed)
         return model(
             micro_batch.tokens,
             micro_batch.positions,

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import megatron.core.optimizer as megatron_optimizer
-import megatron.core.optimizer.distrib_optimizer as distributed_optimizer
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -24,15 +22,14 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor
-from torch.optim.adam import adam
 
 from slime.data import plan_micro_batches
-from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import load_state, save_state
 from slime.train.forward import (
     LossFunction,
@@ -44,7 +41,10 @@ from slime.train.forward import (
     counts_tokens,
     sum_over_ranks,
 )
+from slime.train.linears import ReplicatedLinear
 from slime.train.modules import Norm, PackedAttention
+from slime.train.optimizing import build_scheduler, install_adam, take_step
+from slime.train.router import TrainingRouter, router_metrics, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from slime.data import TrainBatch
 
 
-_OURS: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
+#: Megatron's modules -> those that training needs instead
+_OURS: dict[type, type] = {TopKRouter: TrainingRouter}
+#: the same, where TransformerEngine has none of its own
+_WITHOUT_TE: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
 
 
 def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[..., Any] = GPTModel) -> list[Any]:
@@ -73,8 +76,12 @@ def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[
             normalization=transformer.normalization,
             vp_stage=stage,
         )
+        spec = replace_modules(copy.deepcopy(spec), _OURS)
         if not settings.use_transformer_engine:
-            spec = replace_modules(copy.deepcopy(spec), _OURS)
+            replace_modules(spec, _WITHOUT_TE)
+            _replicate_down_projections(spec)
+        if settings.layer_specs is not None:
+            spec = settings.layer_specs(spec, transformer, transformer_engine=settings.use_transformer_engine)
         stage_of = {"ignore_virtual": stage is None, "vp_stage": stage}
         chunk = model(
             transformer,
@@ -84,15 +91,42 @@ def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[
             vp_stage=stage,
             **settings.gpt,
         )
+        _keep_experts_apart(chunk)
         chunks.append(chunk.to(device))
     return chunks
+
+
+def _replicate_down_projections(spec: Any) -> None:
+    """See `ReplicatedLinear`."""
+    for layer in spec.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        if isinstance(attention, MLASelfAttentionSubmodules):
+            attention.linear_q_down_proj = attention.linear_kv_down_proj = ReplicatedLinear
+
+
+def _keep_experts_apart(chunk: torch.nn.Module) -> None:
+    """Give the experts' weights gradient buffers and an optimizer of their own under every layout.
+
+    Megatron does so only with expert parallelism. With expert tensor parallelism below tensor parallelism, it would
+    then not add the gradients of all copies of an expert; and checkpoints with and without expert parallelism would
+    have different parts.
+    """
+    for name, parameter in chunk.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron reads it
 
 
 def wrap_chunks(settings: TrainSettings, chunks: list[Any]) -> list[Any]:
     """Each chunk inside Megatron's DDP, and converted to half precision if the settings say so."""
     transformer = settings.transformer
     if transformer.bf16 or transformer.fp16:
+        # Half precision would round the bias by which routers choose experts, and then the choice differs.
+        biases = [(router, router.expert_bias) for chunk in chunks for router in routers_of(chunk)]
+        exact = [None if bias is None else bias.clone() for _, bias in biases]
         chunks = [Float16Module(transformer, chunk) for chunk in chunks]
+        for (router, _), bias in zip(biases, exact, strict=True):
+            if bias is not None:
+                router.expert_bias.data = bias
     return [
         DistributedDataParallel(transformer, settings.ddp, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
@@ -127,156 +161,6 @@ def replace_modules(spec: Any, replacements: dict[type, type]) -> Any:
     return spec
 
 
-def build_scheduler(
-    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
-) -> Any:
-    """The learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
-
-    An iteration is one optimizer step. The default decays over the whole run. A resumed run keeps only its count of
-    steps; the schedule's length and the learning rate are those that the resumed run states.
-
-    Args:
-        config: The run's configuration.
-        settings: The model's settings, with the learning rate.
-        optimizer: What the schedule drives.
-        lr_flag: The flag that set the learning rate, for messages.
-        idle_rollouts: Rollouts of the run in which this model takes no step.
-
-    Raises:
-        ConfigError: The options contradict each other.
-    """
-    stated = config.megatron
-    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.batch.steps
-    decay = stated.get("lr_decay_iters") or max(1, run)
-    warmup = stated.get("lr_warmup_iters") or 0
-    if stated.get("lr_warmup_fraction") is not None:
-        if warmup:
-            raise ConfigError("--lr-warmup-iters and --lr-warmup-fraction exclude each other.")
-        warmup = round(stated["lr_warmup_fraction"] * decay)
-    if warmup >= decay:
-        raise ConfigError(
-            f"the learning rate would warm up for {warmup} steps of {decay} (--lr-decay-iters, by default rollouts x"
-            " steps per rollout). Shorten the warm-up."
-        )
-    lr, least = settings.optimizer.lr, settings.optimizer.min_lr
-    if not 0 <= least <= lr:
-        raise ConfigError(f"--min-lr {least} is not between 0 and {lr_flag} {lr}.")
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=lr,
-        min_lr=least,
-        lr_warmup_steps=warmup,
-        lr_decay_steps=decay,
-        lr_decay_style=stated.get("lr_decay_style", "constant"),
-        start_wd=settings.optimizer.weight_decay,
-        end_wd=settings.optimizer.weight_decay,
-        wd_incr_steps=decay,
-        wd_incr_style="constant",
-        use_checkpoint_opt_param_scheduler=False,
-        override_opt_param_scheduler=True,
-    )
-
-
-def take_step(
-    optimizer: Any, scheduler: Any, *, step_name: str, sums: Mapping[str, float], scaled: bool
-) -> tuple[float, float]:
-    """Update the weights with the accumulated gradients.
-
-    Args:
-        optimizer: Megatron's optimizer.
-        scheduler: Its learning-rate schedule, advanced by one step.
-        step_name: Rollout and step, for messages.
-        sums: Sums over the step's tokens, `loss` among them.
-        scaled: Whether float16 loss scaling is on, with which an overflow is expected now and then: Megatron skips
-            that update.
-
-    Returns:
-        The gradient norm and the learning rate of this step.
-
-    Raises:
-        TrainerError: The loss or the gradient is not finite.
-    """
-    seen = ", ".join(f"{name} {value:g}" for name, value in sums.items())
-    if not math.isfinite(sums["loss"]):
-        hint = " A large logprob_gap points at the engine's weights or log-probs." if "logprob_gap" in sums else ""
-        raise TrainerError(
-            f"{step_name}: the loss is {sums['loss']}. Sums over the step's tokens: {seen}."
-            f" The weights were not changed.{hint}"
-        )
-    lr = float(optimizer.param_groups[0]["lr"])
-    updated, norm, _ = optimizer.step()
-    scheduler.step(increment=1)
-    # Megatron has no norm for gradients that overflowed in float16.
-    norm = math.nan if norm is None else float(norm)
-    if not math.isfinite(norm) and (updated or not scaled):
-        raise TrainerError(
-            f"{step_name}: the gradient norm is {norm} at loss {sums['loss']:g} and learning rate {lr:g}."
-            f" Sums over the step's tokens: {seen}. Resume from the last checkpoint."
-        )
-    return norm, lr
-
-
-class GroupStepAdam(torch.optim.Optimizer):
-    """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) with `adam_w_mode`.
-
-    Its step count is in the parameter group, as in TransformerEngine's and Apex's FusedAdam, which Megatron's
-    distributed optimizer can save and reload. torch's own counts per parameter, and Megatron cannot load what it saved.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        adam_w_mode: bool = True,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.adam_w_mode = adam_w_mode
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
-        """One update of every parameter that has a gradient."""
-        if closure is not None:
-            raise ValueError("GroupStepAdam takes no closure")
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["exp_avg"] = torch.zeros_like(p)
-                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            if not params:
-                continue
-            adam(
-                params,
-                [p.grad for p in params],
-                [self.state[p]["exp_avg"] for p in params],
-                [self.state[p]["exp_avg_sq"] for p in params],
-                [],
-                [torch.tensor(float(group["step"] - 1)) for _ in params],
-                foreach=True,
-                decoupled_weight_decay=self.adam_w_mode,
-                amsgrad=False,
-                maximize=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-            )
-
-
-def install_adam() -> None:
-    """Make Megatron use `GroupStepAdam` if neither TransformerEngine nor Apex is installed."""
-    if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
-        megatron_optimizer.Adam = distributed_optimizer.Adam = GroupStepAdam
-        megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
-        distributed_optimizer.HAVE_APEX_OR_TE = distributed_optimizer.USING_APEX_OPTIMIZER = True
-
-
 class TrainableModel:
     """This rank's chunks of a model, with optimizer, learning-rate schedule and pipeline.
 
@@ -298,6 +182,7 @@ class TrainableModel:
         *,
         lr_flag: str = "--lr",
         idle_rollouts: int = 0,
+        replays_routes: bool = True,
     ) -> None:
         """Wrap the chunks, which must have the weights that training starts from.
 
@@ -309,6 +194,7 @@ class TrainableModel:
             device: Where the chunks are.
             lr_flag: The flag that set the learning rate, for messages.
             idle_rollouts: Rollouts of the run in which this model takes no step.
+            replays_routes: Whether its routers take the experts that the engine chose, where a batch has them.
         """
         self._config, self._settings, self._device = config, settings, device
         self.chunks = chunks
@@ -324,13 +210,22 @@ class TrainableModel:
             cp_size=settings.transformer.context_parallel_size,
             cp_rank=parallel_state.get_context_parallel_rank(),
             device=device,
+            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         )
+        self._routers = [router for chunk in chunks for router in routers_of(chunk)]
+        self._replays = replays_routes
         self._last_lr = 0.0
 
-    def score(self, batch: TrainBatch) -> list[Tensor]:
-        """The head's first vector for every response token: N x [T_i] float32 on the CPU, the same on every rank."""
+    def score(self, batch: TrainBatch, *, replay: bool = True) -> list[Tensor]:
+        """The head's first vector for every response token: N x [T_i] float32 on the CPU, the same on every rank.
+
+        Args:
+            batch: The samples.
+            replay: Take the experts that the engine chose, if the batch has them; False for weights that are not the
+                engine's.
+        """
         self.finish_param_gather()
-        micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))))
+        micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))), replay=replay)
         scored = self._pipeline.score(micro_batches)
         flat = torch.zeros(int(batch.response_lengths.sum()), device=self._device)
         if counts_tokens():
@@ -366,7 +261,9 @@ class TrainableModel:
                 # Without the distributed optimizer, the last step's gradients are still in the parameters and would be
                 # counted a second time.
                 self.optimizer.zero_grad()
-                micro_batches = self._micro_batches(batch, np.flatnonzero(batch.step_ids == step).tolist())
+                samples = np.flatnonzero(batch.step_ids == step).tolist()
+                tokens = sum(len(batch.tokens[i]) - 1 for i in samples)
+                micro_batches = self._micro_batches(batch, samples, step_tokens=tokens)
                 sums = sum_over_ranks(self._pipeline.train(micro_batches, loss))
                 sums["micro_batches"] = len(micro_batches)
             add_sums(total, sums)
@@ -404,7 +301,15 @@ class TrainableModel:
             for chunk in self._wrapped:
                 chunk.start_param_sync(force_sync=True)
 
-    def _micro_batches(self, batch: TrainBatch, samples: list[int]) -> list[MicroBatch]:
+    def routing_metrics(self, *, steps: int) -> dict[str, float]:
+        """What the routers counted in the last `steps` optimizer steps (collective); empty for a dense model."""
+        if self._settings.transformer.num_moe_experts is None or not steps:
+            return {}
+        return router_metrics(self._routers, steps=steps)
+
+    def _micro_batches(
+        self, batch: TrainBatch, samples: list[int], *, step_tokens: int | None = None, replay: bool = True
+    ) -> list[MicroBatch]:
         """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
         algorithm, transformer = self._config.algorithm, self._settings.transformer
         plan = plan_micro_batches(
@@ -418,10 +323,12 @@ class TrainableModel:
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
-        packed = [self._packing.pack(batch, group) for group in mine if group]
+        routes = getattr(batch, "routed_experts", None) if replay and self._replays else None
+        pack = partial(self._packing.pack, batch, step_tokens=step_tokens, routes=routes)
+        packed = [pack(group) for group in mine if group]
         while len(packed) < count:
             shortest = min(samples, key=lambda i: len(batch.tokens[i]))
-            packed.append(self._packing.pack(batch, [shortest], counts=False))
+            packed.append(pack([shortest], counts=False))
         return packed
 
 

@@ -1,4 +1,4 @@
-"""Attention, norm and rotary embedding over packed sequences, in place of Megatron's local modules.
+"""Attention and norm over packed sequences, in place of Megatron's local modules.
 
 The stock modules assert against packed sequences, context parallelism or sequence parallelism. These are torch
 operations, the same on CPU and GPU; with TransformerEngine its modules are used instead.
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core.models.common.embeddings import rope_utils
 from torch import Tensor
 
 #: sequences share a bucket while they are at least this fraction of its longest...
@@ -136,8 +135,8 @@ def _gather(rows: Tensor, total: int, device: torch.device) -> Gather:
 class PackedAttention(torch.nn.Module):
     """Causal core attention over packed ("thd") sequences with torch SDPA.
 
-    query [T, Hq, D], key and value [T, Hk, D] -> [T, Hq * D], with T the packed tokens of this rank; sequences
-    are those of `packed_seq_params` and never see one another. Under context parallelism keys and values are
+    query [T, Hq, D], key [T, Hk, D] and value [T, Hk, V] -> [T, Hq * V], with T the packed tokens of this rank;
+    sequences are those of `packed_seq_params` and never see one another. Under context parallelism keys and values are
     gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
     """
 
@@ -313,61 +312,3 @@ class _RmsNorm(torch.autograd.Function):
         mean = torch.mv(per_weight, weight.float()).div_(size).view_as(scale)
         grad_x = torch.addcmul(wide * weight, unit, mean, value=-1).mul_(scale)
         return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
-
-
-def rotary_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """Rotary position embedding of packed sequences, vectorised, with the signature of TransformerEngine's kernel.
-
-    Args:
-        t: [T, heads, D] queries or keys.
-        cu_seqlens: [n + 1] 0 and the ends of the whole sequences.
-        freqs: [longest, 1, 1, R] angles, R <= D, halves repeated.
-        cp_size: Context-parallel ranks.
-        cp_rank: This one.
-
-    Returns:
-        t [T, heads, D] rotated by its positions.
-    """
-    angles = freqs.view(freqs.size(0), 1, -1)
-    positions = packed_positions(cu_seqlens, cp_size, cp_rank)
-    cos, sin = angles.cos(), angles.sin()
-    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
-    sin[..., : sin.size(-1) // 2].neg_()
-    cos, sin = (table.to(t.dtype).index_select(0, positions) for table in (cos, sin))
-    if angles.size(-1) == t.size(-1):
-        return _rotate(t, cos, sin)
-    turned = _rotate(t[..., : angles.size(-1)], cos, sin)
-    return torch.cat((turned, t[..., angles.size(-1) :]), dim=-1)
-
-
-def _rotate(t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    turned: Tensor = _Rotate.apply(t, cos, signed_sin)  # type: ignore[no-untyped-call]  # torch does not type it
-    return turned
-
-
-class _Rotate(torch.autograd.Function):
-    """t cos + swap(t) sin, halves swapped; the gradient is the rotation backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, signed_sin)
-        return torch.addcmul(t * cos, _swap_halves(t), signed_sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, signed_sin = ctx.saved_tensors
-        return torch.addcmul(grad * cos, _swap_halves(grad), signed_sin, value=-1), None, None
-
-
-def _swap_halves(t: Tensor) -> Tensor:
-    first, second = t.chunk(2, dim=-1)
-    return torch.cat((second, first), dim=-1)
-
-
-def install_rotary() -> None:
-    """Use `rotary_thd` for `apply_rope_fusion` if TransformerEngine's kernel is missing.
-
-    Megatron would otherwise rotate sequence by sequence in Python.
-    """
-    if rope_utils.fused_apply_rotary_pos_emb_thd is None:
-        rope_utils.fused_apply_rotary_pos_emb_thd = rotary_thd

@@ -157,6 +157,7 @@ class MegatronRank:
             loss = partial(micro_batch_loss, LossTerms.of(algorithm, self._estimator, self.spec), columns)
             sums, grad_norm, lr = self.policy.train(batch, policy_steps, loss, seconds)
             self.policy.skip(len(skipped))
+            metrics |= self.policy.routing_metrics(steps=len(policy_steps))
             metrics |= token_means(sums, steps=max(1, len(steps))) | {"grad_norm": grad_norm, "lr": lr}
         self._rollouts_seen += 1
         every = algorithm.ref_update_interval
@@ -197,7 +198,8 @@ class MegatronRank:
         if self.reference is not None and (steps or self._estimator_needs_kl):
             self.policy.finish_param_gather()  # else weights still being gathered would be exchanged
             with timed(seconds, "time/ref_log_probs"), self.reference.in_model():
-                ref = self.policy.score(batch)
+                # The engine's choice of experts is the policy's; another model has its own.
+                ref = self.policy.score(batch, replay=False)
         if self.critic is not None:
             with timed(seconds, "time/values"):
                 values = self.critic.values(batch)

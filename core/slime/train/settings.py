@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.config.assemble import stop_on
-from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems
+from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
 from slime.train.architecture import ModelShape, merge_architecture
-from slime.train.modules import install_rotary
+from slime.train.rotation import install_rotary
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -46,6 +46,8 @@ _CPU_OFF: dict[str, Any] = {
     "cross_entropy_loss_fusion": False,
     "cuda_graph_impl": "none",
     "masked_softmax_fusion": False,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
 }
 
 
@@ -61,6 +63,8 @@ class TrainSettings:
     optimizer: OptimizerConfig
     ddp: DistributedDataParallelConfig
     use_transformer_engine: bool
+    #: replaces modules in Megatron's specs: (spec, transformer, *, transformer_engine) -> spec; of some model families
+    layer_specs: Callable[..., Any] | None = None
 
 
 def train_settings(config: RunConfig, hf: ModelShape | None) -> TrainSettings:
@@ -103,10 +107,14 @@ def train_settings(config: RunConfig, hf: ModelShape | None) -> TrainSettings:
 def _transformer(
     config: RunConfig, stated: Mapping[str, Any], shape: ModelShape, half: torch.dtype | None, use_te: bool
 ) -> TransformerConfig:
-    fields = shape.transformer | _fields(stated, TransformerConfig, skip=(*shape.transformer, "bf16", "fp16"))
+    kind = MLATransformerConfig if shape.transformer.get("multi_latent_attention") else TransformerConfig
+    fields = shape.transformer | _fields(stated, kind, skip=(*shape.transformer, "bf16", "fp16"))
     problems = [problem for check in TRAINER_CHECKS for problem in check(config)]
     stop_on([*problems, *layout_problems(config, shape.transformer)])
-    fields |= _layout(stated, shape.transformer["num_layers"])
+    fields |= _layout(stated, shape.transformer)
+    if shape.transformer.get("num_moe_experts"):
+        # The bias of the choice is part of the model: it must not drift away from the engine's between two syncs.
+        fields = {"moe_router_dtype": "fp32", "moe_router_bias_update_rate": 0.0} | fields
     if stated.get("recompute_activations"):
         fields.setdefault("recompute_granularity", "selective")
     for name in ("hidden_dropout", "attention_dropout"):
@@ -137,14 +145,18 @@ def _transformer(
         fields["use_cpu_initialization"] = True
         # The fused form of this one activation is faster here too (see slime.cpu.megatron_fixes).
         fields["bias_activation_fusion"] = activation == "silu" and bool(fields.get("gated_linear_unit"))
-    if not use_te and shape.gpt["position_embedding_type"] == "rope" and not fields.get("rotary_interleaved"):
-        install_rotary()
-        fields["apply_rope_fusion"] = True
-    return _build(TransformerConfig, fields)
+    if not use_te:
+        fields["moe_grouped_gemm"] = False  # the form without TransformerEngine needs one more package
+    if kind is MLATransformerConfig:
+        # Latent attention has rotary embeddings of its own, which GPTModel's keywords do not reach.
+        fields = {name: shape.gpt[name] for name in ("rotary_base", "rotary_percent")} | fields
+    install_rotary()
+    return _build(kind, fields)
 
 
-def _layout(stated: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _layout(stated: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the parallel layout. Some that are not stated have only one right value."""
+    layers = model["num_layers"]
     tensor = stated.get("tensor_model_parallel_size", 1)
     pipeline = stated.get("pipeline_model_parallel_size", 1)
     per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
@@ -155,8 +167,9 @@ def _layout(stated: Mapping[str, Any], layers: int) -> dict[str, Any]:
         "tensor_model_parallel_size": tensor,
         "pipeline_model_parallel_size": pipeline,
         "context_parallel_size": stated.get("context_parallel_size", 1),
-        # Without tensor parallelism there is nothing to split, and Megatron refuses the combination.
-        "sequence_parallel": bool(stated.get("sequence_parallel")) and tensor > 1,
+        # Without tensor parallelism there is nothing to split, and Megatron refuses the combination. Experts and latent
+        # attention compute wrong gradients, or none, under tensor parallelism alone.
+        "sequence_parallel": tensor > 1 and bool(stated.get("sequence_parallel", needs_sequence_parallel(model))),
         "virtual_pipeline_model_parallel_size": None if virtual == 1 else virtual,
     }
     if fields["virtual_pipeline_model_parallel_size"] is not None:
