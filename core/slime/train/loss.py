@@ -241,7 +241,7 @@ def off_policy_sequences(
     """[M] bool: tokens of negative advantage in sequences that the policy has already moved away from.
 
     Off-policy sequence masking (arXiv 2512.02556, 2025, section 3.1): the mean over a sequence's trained tokens of
-    log pi(engine) - log pi(current) exceeds `delta`. Pushing it further down teaches nothing. All are finite.
+    log pi(engine) - log pi(current), finite everywhere, exceeds `delta`. Pushing it further down teaches nothing.
     """
     drop = sequence_mean(engine - current, mask, sequence_ids, num_sequences)
     return (advantages < 0) & (drop > delta)
