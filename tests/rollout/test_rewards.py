@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from tests.support.scoring import scorer
+from tests.support.scoring import scorer, term
 
 from slime.config.options import DataOptions
 from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
 from slime.plugins.resolve import Use
-from slime.rollout.rewards import RewardJob
+from slime.rollout.rewards import RewardJob, Scorer
 from slime.types import Sample, Status
 
 
@@ -70,6 +71,16 @@ def test_parts_are_kept_in_addition_to_the_score() -> None:
     score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)
     assert sample.reward == {"format": 1.0, "score": 0.5}
     assert sample.reward_value == 0.5
+
+
+def test_a_reward_without_the_part_that_is_asked_for_fails_its_sample() -> None:
+    samples = [finished(), finished()]
+    uneven: Any = FaultyReward([Reward(0.5, {"form": 1.0}), Reward(0.5, {"other": 2.0})])
+    one = term(uneven, RewardSpec(name="uneven", factory="nowhere:U", scope="group"), "reward uneven")
+    asyncio.run(Scorer([replace(one, part="form")]).score(samples, BusyClock()))
+    assert samples[0].reward == {"value": 0.5, "form": 1.0, "score": 1.0}
+    assert samples[1].status is Status.FAILED
+    assert "gave no part 'form' (--reward-key); its parts: other" in str(samples[1].failure)
 
 
 def test_only_trainable_samples_are_scored() -> None:
