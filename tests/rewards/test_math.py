@@ -30,6 +30,7 @@ EQUAL = [
     ("-0.5", "-1/2"),
     ("12,345,678", "12345678"),
     ("x+1", "$1+x$"),
+    ("5000000", r"\boxed{5 million}"),
     ("1/6", r"\boxed{0.1\overline{6}}"),
     (r"0.1\overline{6}", "1/6"),
 ]
@@ -71,6 +72,7 @@ def test_with_boxed_only_the_box_counts() -> None:
 def test_variable_names_matter_only_in_strict_mode() -> None:
     assert score("math", "$y+1$", "$x+1$").value == 0.0
     assert score("math", "$y+1$", "$x+1$", strict=False).value == 1.0
+    assert score("math", "no idea", "$x+1$", strict=False).parts == {"parsed": 0.0}
 
 
 def test_numbers_are_compared_to_the_given_precision() -> None:

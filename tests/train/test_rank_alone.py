@@ -1,16 +1,22 @@
-"""What a rank does with weights and checkpoints, without a model, engines or other ranks."""
+"""What a rank does with batches, weights and checkpoints, without a model, engines or other ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.train.harness import make_config
+from tests.train.harness import Centred, make_batch, make_config
 
+from slime.data import TrainBatch
+from slime.plugin import Advantages, EstimatorBatch
 from slime.train import rank as module
+from slime.train.forward import Pipeline
 from slime.train.rank import MegatronRank
 
 
@@ -140,3 +146,109 @@ def test_a_new_run_from_a_checkpoint_takes_only_weights(own_reference: bool, tmp
     rank.load(tmp_path / "state", weights_only=True)
     renewed = [] if own_reference else [("reference", "renewed")]  # after the policy has its weights
     assert rank.calls == [("policy", "weights", "state"), *renewed, ("critic", "weights", "state")]
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+
+class Policy(Part):
+    """A policy whose losses add up to 6."""
+
+    columns: Any = None
+
+    def train(self, _: TrainBatch, steps: list[int], loss: Any, __: dict[str, float]) -> Any:
+        self.calls.append((self.name, "steps", *map(str, steps)))
+        self.columns = loss.args[1]
+        return {"tokens": 10.0, "loss": 6.0, "micro_batches": 2.0}, 0.5, 0.1
+
+    def skip(self, steps: int) -> None:
+        self.calls.append((self.name, "skipped", str(steps)))
+
+    def score(self, batch: TrainBatch) -> list[torch.Tensor]:
+        return [torch.full((len(mask),), -1.0) for mask in batch.loss_masks]
+
+
+class Values(Part):
+    """A critic whose values are zeros."""
+
+    @property
+    def model(self) -> Values:
+        return self
+
+    def train(self, _: TrainBatch, steps: list[int], *__: Any) -> dict[str, float]:
+        self.calls.append((self.name, "steps", *map(str, steps)))
+        return {"value_loss": 0.25}
+
+    def skip(self, steps: int) -> None:
+        self.calls.append((self.name, "skipped", str(steps)))
+
+    def values(self, batch: TrainBatch) -> list[torch.Tensor]:
+        return [torch.zeros(len(mask)) for mask in batch.loss_masks]
+
+
+class Returning(Centred):
+    """Returns that equal the advantages."""
+
+    def advantages(self, batch: EstimatorBatch) -> Advantages:
+        centred = super().advantages(batch).advantages
+        return Advantages(centred, returns=centred)
+
+
+def trainer(folder: Path, **options: Any) -> OneRank:
+    """A rank with policy and critic that trains two steps a rollout."""
+    rank = OneRank(0, folder)
+    rank.config = make_config(folder / "model", steps=2, **options)
+    rank.policy, rank.critic, rank.reference = Policy("policy", rank.calls), Values("critic", rank.calls), None
+    rank.spec, rank._estimator, rank._estimator_needs_kl = None, Returning(), False
+    rank._device, rank._rollouts_seen = torch.device("cpu"), 0
+    return rank
+
+
+def test_the_loss_is_the_mean_over_the_steps_of_a_rollout(tmp_path: Path) -> None:
+    rank = trainer(tmp_path)
+    metrics = rank.train(make_batch(samples=8, steps=2))
+    assert ("policy", "steps", "0", "1") in rank.calls
+    assert (metrics["loss"], metrics["grad_norm"], metrics["lr"]) == (3.0, 0.5, 0.1)
+    assert metrics["value_loss"] == 0.25
+    assert "skipped_steps" not in metrics
+
+
+def test_a_step_without_trained_tokens_is_skipped_by_policy_and_critic(tmp_path: Path) -> None:
+    batch = make_batch(samples=8, steps=2)
+    masks = [mask * int(step == 0) for mask, step in zip(batch.loss_masks, batch.step_ids, strict=True)]
+    rank = trainer(tmp_path)
+    metrics = rank.train(dataclasses.replace(batch, loss_masks=masks))
+    assert rank.calls == [
+        ("critic", "steps", "0"), ("critic", "skipped", "1"), ("policy", "steps", "0"), ("policy", "skipped", "1"),
+    ]  # fmt: skip
+    assert (metrics["skipped_steps"], metrics["loss"]) == (1, 6.0)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_advantages_are_whitened_if_the_run_says_so(normalized: bool, tmp_path: Path) -> None:
+    rank, batch = trainer(tmp_path, normalize_advantages=normalized), make_batch(samples=8, steps=2)
+    rank.train(batch)
+    used = rank.policy.columns.advantages[torch.from_numpy(np.concatenate(batch.loss_masks)) > 0]
+    assert (abs(float(used.mean())) < 1e-5 and float(used.std()) == pytest.approx(1.0, abs=1e-4)) is normalized
+
+
+class Whole(Pipeline):
+    """A pipeline of one stage whose model returns its tokens, and whose head two vectors of them."""
+
+    def __init__(self) -> None:
+        self._chunks = [torch.nn.Identity()]
+        self._head = lambda last, _: (last * 2, last * 3)
+
+    def _run(self, model: Any, micro_batch: Any) -> Any:
+        return model(micro_batch.tokens)
+
+    def _schedule(self, step: Any, micro_batches: list[Any], **options: Any) -> list[Any]:
+        assert options == {"forward_only": True, "collect_non_loss_data": True}
+        batches = iter(micro_batches)
+        results = (step(batches, self._chunks[0]) for _ in micro_batches)
+        return [collect(output, non_loss_data=True) for output, collect in results]
+
+
+def test_scores_are_the_heads_first_vector_for_each_micro_batch() -> None:
+    micro_batches: list[Any] = [SimpleNamespace(tokens=torch.tensor([n]), slots=None) for n in (1, 10)]
+    assert [part.tolist() for part in Whole().score(micro_batches)] == [[2], [20]]
