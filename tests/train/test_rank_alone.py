@@ -164,6 +164,10 @@ class Policy(Part):
     def skip(self, steps: int) -> None:
         self.calls.append((self.name, "skipped", str(steps)))
 
+    def routing_metrics(self, steps: int) -> dict[str, float]:
+        assert steps >= 0
+        return {}
+
     def score(self, batch: TrainBatch) -> list[torch.Tensor]:
         return [torch.full((len(mask),), -1.0) for mask in batch.loss_masks]
 
