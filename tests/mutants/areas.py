@@ -64,6 +64,7 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_packing.py",
                 "tests/train/test_splitting.py",
                 "tests/train/test_logprob.py",
+                "tests/train/test_rank_alone.py",
             ),
             ("tests/train/test_logprob.py", "tests/train/test_hf_parity.py", WIRING),
             ("tests/train/test_layouts.py",),

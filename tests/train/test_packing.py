@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
 from tests.train.harness import make_batch
 
 from slime.train.forward import PackingRule
@@ -43,6 +43,25 @@ def test_sequence_parallelism_pads_the_total_only() -> None:
     assert padded.tokens.numel() % 4 == 0
     assert 0 <= padded.tokens.numel() - plain.tokens.numel() < 4
     assert torch.equal(padded.rows, plain.rows)
+
+
+def test_routers_learn_the_part_of_the_step_that_a_micro_batch_is() -> None:
+    batch = make_batch(samples=5)
+    run = sum(len(batch.tokens[i]) - 1 for i in (3, 0))
+    assert rule().pack(batch, [3, 0], step_tokens=4 * run).routed.share == 0.25
+    assert rule().pack(batch, [3, 0], step_tokens=4 * run, counts=False).routed.share == 0.0
+    assert rule().pack(batch, [3, 0]).routed.share == 0.0, "outside of training"
+
+
+def test_each_sequence_parallel_rank_learns_which_of_its_rows_pad() -> None:
+    batch = make_batch(samples=5)
+    samples = next([i] for i in range(5) if (len(batch.tokens[i]) - 1) % 4)
+    run = len(batch.tokens[samples[0]]) - 1
+    parts = [replace(rule(tp=4), tp_rank=rank).pack(batch, samples).routed.padding for rank in range(4)]
+    rows = [row for part in parts if part is not None for row in part.tolist()]
+    assert rows == [False] * run + [True] * (-run % 4)
+    first = rule(tp=4).pack(batch, samples).routed.padding
+    assert first is not None and parts[0] is not None and torch.equal(first, parts[0])
 
 
 def test_context_parallel_ranks_hold_every_row_once() -> None:
@@ -121,6 +140,9 @@ def test_rotary_embedding_uses_positions_within_each_sequence() -> None:
 
 @pytest.mark.parametrize("kind", [{}, {"rotary_interleaved": True}, {"multi_latent_attention": True, "mscale": 1.3}])
 def test_every_kind_of_rotary_embedding_equals_megatron(kind: dict[str, Any]) -> None:
+    # Not above: slime.train must be imported before megatron.core.
+    from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+
     ends = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
     angle = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01])
     halves = torch.cat([angle, angle], -1)
