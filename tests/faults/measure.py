@@ -93,13 +93,14 @@ def measure(fault: Fault, bench: Bench, work: Path, *, slack: float = 1.0, under
 
 def _watch(fault: Fault, target: Target, slack: float) -> Outcome:
     moment = target.moment()
-    injected = moment.stat().st_mtime if moment.exists() else time.time()
+    injected = moment.stat().st_mtime if moment.exists() else target.signalled_at or time.time()
     found_s = ended_s = code = None
     deadline = time.monotonic() + slack * fault.within_s + ENDING_S
     while time.monotonic() < deadline and ended_s is None:
         code = target.process.poll()
         if found_s is None and _line(fault, target.output()) is not None:
-            found_s = time.time() - injected
+            # The line is in the file since its last change, or longer.
+            found_s = max(0.0, target.log.stat().st_mtime - injected)
         if code is not None:
             ended_s = time.time() - injected
         time.sleep(0.02)

@@ -96,6 +96,8 @@ class Target:
     process: subprocess.Popen[bytes]
     mark: str
     log: Path
+    #: when a signal was sent last; on a busy machine this process may get no further for a while
+    signalled_at: float | None = None
 
     @property
     def logs(self) -> Path:
@@ -148,10 +150,13 @@ class Target:
 
     def signal(self, role: str, signum: int) -> None:
         """Send a signal to the process of a role."""
-        os.kill(self.pid(role), signum)
+        pid = self.pid(role)
+        self.signalled_at = time.time()
+        os.kill(pid, signum)
 
     def interrupt(self) -> None:
         """Ctrl-C: as a terminal, to the whole foreground group."""
+        self.signalled_at = time.time()
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> list[str]:
