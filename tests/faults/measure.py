@@ -20,7 +20,7 @@ from tests.faults.target import Bench, Target
 ENDING_S = 60.0
 #: the last line of a run that did not finish; and what no run may show: `[36m` begins Ray's colours
 _CONTINUE = re.compile(r"^slime: (to continue from|no (new )?checkpoint|the run wrote no checkpoint)", re.MULTILINE)
-_RAY_TEXT = re.compile(r"\[36m|ray::|^Traceback", re.MULTILINE)
+_RAY_TEXT = re.compile(r"\[36m|ray::\S+\(\)|^Traceback", re.MULTILINE)
 
 
 @dataclass(frozen=True)
