@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,12 +11,13 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, disk_problem
 from slime.run.checkpoint import intact_checkpoint, read_checkpoint
 from slime.run.checkpoint_files import digest_of_json
 from slime.run.checkpoint_writer import CheckpointWriter
@@ -244,3 +246,14 @@ def test_a_full_disk_is_named_with_its_free_bytes_and_the_newest_checkpoint_stay
     assert not list(root.glob(".*"))
     save(root, 8)  # and there is space again
     assert intact_checkpoint(root, "--load {}").rollouts_done == 8
+
+
+def test_a_library_that_says_nothing_of_the_full_disk_is_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    assert disk_problem(error, tmp_path / "megatron").startswith("RuntimeError: [enforce fail")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert disk_problem(error, tmp_path / "megatron") == f"the disk is full; 0 bytes are free in {tmp_path}"
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    assert disk_problem(refused, tmp_path / "megatron").startswith("Permission denied; ")
