@@ -30,6 +30,8 @@ from pydantic import BaseModel, ConfigDict
 from slime.types import Group, Sample, SpecInfo, Status
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = [
@@ -222,7 +224,10 @@ class Generation:
     log_probs: list[float]  #: [T] at the sampling temperature
     finish_reason: str  #: "stop", "length" or "abort"
     weight_versions: list[str]
-    meta: Mapping[str, Any] = field(default_factory=dict)  #: the engine's `meta_info`, untouched
+    meta: Mapping[str, Any] = field(default_factory=dict)  #: the engine's `meta_info`, without `routed_experts`
+    #: [P + T - 1, layers, experts per token] the experts of each token but the last, of a prompt of P tokens; None
+    #: without --use-rollout-routing-replay
+    routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
 
 
 class PolicyClient(Protocol):

@@ -7,9 +7,14 @@ This module imports nothing but the standard library.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Status(Enum):
@@ -76,7 +81,9 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     #: [T] log-probabilities of the response tokens under the engine that sampled them
     rollout_log_probs: list[float] | None = None
-    rollout_routed_experts: list[list[int]] | None = None
+    #: [P + T - 1, layers, experts per token] numbers of the experts that computed each token but the last in the
+    #: engine; of layers without experts, zeros. Set with --use-rollout-routing-replay
+    rollout_routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
 
     #: keep the sample in the group's statistics but out of the loss
     remove_sample: bool = False
@@ -118,6 +125,9 @@ class Sample:
         """A JSON-ready dictionary; `from_dict` reverses it."""
         row = asdict(self)
         row["status"] = self.status.value
+        if (routes := self.rollout_routed_experts) is not None:
+            encoded = base64.b64encode(routes.tobytes()).decode()
+            row["rollout_routed_experts"] = {"dtype": routes.dtype.name, "shape": routes.shape, "base64": encoded}
         return row
 
     @classmethod
@@ -126,6 +136,11 @@ class Sample:
         row = dict(row)
         row["status"] = Status(row["status"])
         row["spec_info"] = SpecInfo(**row["spec_info"])
+        if (routes := row.get("rollout_routed_experts")) is not None:
+            import numpy as np
+
+            flat = np.frombuffer(base64.b64decode(routes["base64"]), dtype=routes["dtype"])
+            row["rollout_routed_experts"] = flat.reshape(routes["shape"])
         return cls(**row)
 
 

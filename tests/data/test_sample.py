@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from slime.types import Sample, SpecInfo, Status
 from slime.utils.types import Sample as FamiliarSample
 
@@ -26,6 +28,14 @@ def test_a_sample_survives_json() -> None:
         rollout_id=12,
     )
     assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
+
+
+def test_routed_experts_survive_json() -> None:
+    for kind in (np.uint8, np.int16):
+        routed = np.arange(24, dtype=kind).reshape(4, 3, 2)
+        again = Sample.from_dict(json.loads(json.dumps(Sample(rollout_routed_experts=routed).to_dict())))
+        assert again.rollout_routed_experts is not None and again.rollout_routed_experts.dtype == kind
+        assert np.array_equal(again.rollout_routed_experts, routed)
 
 
 def test_both_import_paths_name_the_same_class() -> None:

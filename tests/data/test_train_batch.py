@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from slime.data import Group, Sample, Status, TrainBatch
+from slime.errors import PluginContractError
 
 
 def sample(group: int, index: int, **change: object) -> Sample:
@@ -44,6 +45,37 @@ def test_parts_of_rewards_and_metadata_are_columns() -> None:
     }
     assert all(np.isnan(part[0]) and part.dtype == np.float32 for part in batch.reward_parts.values())
     assert batch.metadata == [{"level": 0}, {"level": 1}, {"level": 2}]
+
+
+def routed(tokens: int, kind: type = np.uint8, most: int = 7) -> np.ndarray:
+    return np.full((tokens - 1, 3, 2), most, dtype=kind)
+
+
+def test_routed_experts_are_a_column_of_one_type() -> None:
+    for kinds, most, expected in (
+        ((np.uint8, np.uint8), 7, np.uint8),
+        ((np.uint8, np.int32), 7, np.uint8),
+        ((np.uint8, np.int16), 300, np.int16),
+    ):
+        arrays = [routed(4, kinds[0]), routed(4, kinds[1], most)]
+        group = Group(0, [sample(0, n, rollout_routed_experts=one) for n, one in enumerate(arrays)])
+        batch = TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
+        assert batch.routed_experts is not None
+        assert [one.dtype for one in batch.routed_experts] == [expected] * 2
+        assert all(np.array_equal(one, array) for one, array in zip(batch.routed_experts, arrays, strict=True))
+        assert TrainBatch.from_groups([group], rollout=0, num_steps=1).routed_experts is None
+
+
+def test_missing_routed_experts_are_an_error_that_names_the_sample() -> None:
+    group = Group(5, [sample(5, 8, rollout_routed_experts=routed(4)), sample(5, 9)])
+    with pytest.raises(PluginContractError, match="sample 9 of group 5 has no rollout_routed_experts"):
+        TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
+
+
+def test_routed_experts_of_other_tokens_are_an_error() -> None:
+    group = Group(5, [sample(5, 8, rollout_routed_experts=routed(5))])
+    with pytest.raises(ValueError, match=r"sample 8 .* shape \[4, 3, 2\], expected .* \[3, layers"):
+        TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
 
 
 def test_only_trainable_samples_are_in_the_batch() -> None:

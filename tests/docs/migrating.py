@@ -47,6 +47,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "dynamic-sampling-filter-path": ("filter.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "partial-rollout": (None, ""),
     "mask-offpolicy-in-partial-rollout": (None, ""),
+    "use-rollout-routing-replay": (None, ""),
     "custom-generate-function-path": ("generate.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "buffer-filter-path": ("filter.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "rollout-sample-filter-path": ("filter.py", "`FILE.py:NAME` or `package.module:NAME`"),

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.support.engines import cpu_engine, running
+from tests.support.model_folders import model_folder
 from tests.support.tiny_models import make_tiny_model
 
 from slime.engine.server import EngineServer
+
+__all__ = ["model_folder"]
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +58,7 @@ class FaultyEngine:
 
     def __init__(self, port: int, reply: Callable[[int], tuple[int, bytes] | None]) -> None:
         self.requests = 0
+        self.bodies: list[bytes] = []
         self.health_checks = 0
         outer = self
 
@@ -62,7 +66,7 @@ class FaultyEngine:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                outer.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.requests += 1
                 answer = reply(outer.requests)
                 if answer is None:

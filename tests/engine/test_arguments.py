@@ -32,6 +32,13 @@ def test_user_settings_replace_defaults(given: list[str]) -> None:
     assert arguments[-len(given) :] == given
 
 
+def test_routed_experts_are_recorded_on_request() -> None:
+    flag = "--enable-return-routed-experts"
+    for device in ("cpu", "cuda"):
+        assert flag in server_arguments(spec(device=device, routed_experts=True), 1)
+        assert flag not in server_arguments(spec(device=device), 1)
+
+
 def test_an_alias_counts_as_set() -> None:
     arguments = server_arguments(spec(tp_size=2, extra_args=["--tensor-parallel-size", "2"]), 1)
     assert "--tp-size" not in arguments

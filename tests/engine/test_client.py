@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from tests.engine.conftest import FaultyEngine
 from tests.support.engines import wait_until_running
 
-from slime.engine.client import HttpPolicyClient
+from slime.engine.client import DirectEngines, HttpPolicyClient
 from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError, RequestRefusedError
@@ -223,6 +225,72 @@ def test_an_aborted_request_returns_its_partial_answer(endless_engine: EngineSer
     for generation in asyncio.run(run()):
         assert generation.finish_reason == "abort"
         assert 0 < len(generation.tokens) == len(generation.log_probs) < 3000
+
+
+def encoded(rows: int, *, most: int = 7) -> str:
+    """Routed experts of `rows` tokens, 2 layers and 3 experts per token, as an engine sends them."""
+    experts = np.arange(rows * 2 * 3, dtype=np.int32) % most
+    experts[-1] = most
+    return base64.b64encode(experts.tobytes()).decode()
+
+
+@pytest.mark.parametrize(("most", "kind"), [(255, np.uint8), (256, np.int16)])
+def test_routed_experts_come_in_the_smallest_type(
+    faulty_engine: Callable[..., FaultyEngine], most: int, kind: type
+) -> None:
+    rows = len(PROMPT) + 2 - 1
+    stub = faulty_engine(lambda _: (200, answer(routed_experts=encoded(rows, most=most))))
+    [generation] = generate(stub.url, ONE, routed_layers=2)
+    assert orjson.loads(stub.bodies[0])["return_routed_experts"] is True
+    assert generation.routed_experts is not None and generation.routed_experts.dtype == kind
+    assert generation.routed_experts.shape == (rows, 2, 3) and generation.routed_experts[-1, -1, -1] == most
+    assert "routed_experts" not in generation.meta
+
+
+@pytest.mark.parametrize("meta", [{}, {"routed_experts": encoded(4)}], ids=["none", "too-few"])
+def test_missing_routed_experts_are_an_engine_error(
+    faulty_engine: Callable[..., FaultyEngine], meta: dict[str, Any]
+) -> None:
+    stub = faulty_engine(lambda _: (200, answer(**meta)))
+    with pytest.raises(
+        EngineError, match=r"expected a multiple of 5 tokens x 2 layers; .*--enable-return-routed-experts"
+    ):
+        generate(stub.url, ONE, routed_layers=2)
+
+
+def test_an_aborted_answer_may_lack_routed_experts(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer(finish_reason={"type": "abort"})))
+    assert generate(stub.url, ONE, routed_layers=2)[0].routed_experts is None
+
+
+def test_requests_for_routed_experts_go_around_the_router_and_evaluations_do_not(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    served = answer(routed_experts=encoded(len(PROMPT) + 1))
+    router, one, two = (faulty_engine(lambda _: (200, served)) for _ in range(3))
+
+    async def run() -> None:
+        async with HttpPolicyClient(router.url, timeout_s=5, routed_layers=2) as client:
+            client.connect(router.url, [one.url, two.url])
+            await client.generate(PROMPT, SamplingParams(max_new_tokens=2, evaluation=True))
+            for session in ("a", "b", "a", "a", "b"):
+                await client.generate(PROMPT, ONE, session=session)
+
+    asyncio.run(run())
+    assert b"routed" not in router.bodies[0]
+    assert (router.requests, one.requests, two.requests) == (1, 5, 0)
+
+
+def test_direct_requests_are_spread_and_sessions_stay() -> None:
+    direct = DirectEngines(3)
+    with direct.engine("a") as a, direct.engine("b") as b, direct.engine(None) as c:
+        assert {a, b, c} == {0, 1, 2}
+        with direct.engine("b") as again, direct.engine("a") as too:
+            assert (again, too) == (b, a)
+            with direct.engine("d") as d:
+                assert d == c, "the engine with the fewest requests"
+    with direct.engine("d") as d_again:
+        assert d_again == d, "although another one is as free"
 
 
 def test_a_nan_log_prob_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from slime.observe.samples import write_eval, write_rollout
 from slime.types import Group, Sample, Status
 
@@ -51,6 +53,13 @@ def test_a_rollout_file_has_one_readable_line_per_sample_in_group_order(tmp_path
     }
     assert (second["status"], second["failure"]) == ("failed", "reward x: ValueError: bad")
     assert [file.name for file in path.parent.iterdir()] == ["000012.jsonl"]
+
+
+def test_routed_experts_are_counted_and_not_written(tmp_path: Path) -> None:
+    sample = Sample(tokens=[1, 2, 3, 9], response_length=2, rollout_routed_experts=np.zeros((3, 4, 8), np.uint8))
+    write_rollout(tmp_path, 0, [Group(0, [sample])])
+    row = json.loads((tmp_path / "rollouts" / "000000.jsonl").read_text())
+    assert row["routed_tokens"] == 3 and "rollout_routed_experts" not in row
 
 
 def test_dropped_samples_are_in_a_separate_file_with_the_reason(tmp_path: Path) -> None:

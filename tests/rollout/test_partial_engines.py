@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.engines import cpu_engine, running
-from tests.support.tiny_models import make_tiny_model
+from tests.support.routes import transformers_routes
+from tests.support.tiny_models import make_tiny_model, transformers_model
 
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
@@ -78,16 +80,22 @@ def left_nothing(server: EngineServer) -> None:
 
 
 async def run(
-    config: RunConfig, tokenizer: Any, servers: list[EngineServer], router: str, models: list[Path], folder: Path
+    config: RunConfig,
+    tokenizer: Any,
+    servers: list[EngineServer],
+    router: str,
+    models: list[Path],
+    folder: Path,
+    **client: Any,
 ) -> list[Rollout]:
     """Rollouts with weights that change after each: version v has the weights of model v."""
-    policy = HttpPolicyClient(router, timeout_s=60)
+    policy = HttpPolicyClient(router, timeout_s=60, **client)
     policy.connect(router, [server.url for server in servers])
     manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
     await manager.start()
     done = []
     try:
-        for number in range(ROLLOUTS):
+        for number in range(len(models)):
             await asyncio.to_thread(set_weights, servers, models[number], number)
             done.append(await asyncio.wait_for(manager.generate(number), 60))
             manager.trained(number + 1)
@@ -182,3 +190,52 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
     )
     for server in servers:
         left_nothing(server)
+
+
+ROUTED_ROLLOUTS = 3
+
+
+def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
+    fork_server: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    models = [make_tiny_model(tmp_path / f"model-{seed}", "qwen3_moe", seed=seed) for seed in range(ROUTED_ROLLOUTS)]
+    config = RunConfig(
+        data=DataOptions(prompt_data=[str(prompt_file)]),
+        rollout=RolloutOptions(
+            num_rollout=ROUTED_ROLLOUTS,
+            rollout_batch_size=2,
+            over_sampling_batch_size=6,
+            n_samples_per_prompt=2,
+            rollout_max_response_len=LIMIT,
+            partial_rollout=True,
+            use_rollout_routing_replay=True,
+        ),
+        reward=RewardOptions(reward="exact_match"),
+    )
+    from transformers import AutoTokenizer
+
+    servers = [cpu_engine(models[0], tmp_path, fork_server=fork_server, routed_experts=True) for _ in range(2)]
+    with running(*servers), contextlib.ExitStack() as stack:
+        router = RouterServer([server.url for server in servers], log_path=tmp_path / "router.log")
+        stack.callback(router.stop)
+        router.start()
+        router.wait_ready(60)
+        tokenizer = AutoTokenizer.from_pretrained(models[0])
+        rollouts = asyncio.run(run(config, tokenizer, servers, router.url, models, tmp_path, routed_layers=3))
+    reference, routers = Reference(models), [transformers_model(folder) for folder in models]
+    continued = 0
+    for rollout in rollouts:
+        batch = rollout.batch
+        assert batch is not None and batch.routed_experts is not None
+        samples = [sample for group in rollout.groups for sample in group.samples]
+        assert len(samples) == len(batch.routed_experts)
+        for sample, routed in zip(samples, batch.routed_experts, strict=True):
+            lengths = parts(sample, reference)
+            continued += len(lengths) > 1
+            expected, start, end = np.zeros_like(routed), 0, sample.prompt_length - 1
+            for version, length in zip(sample.weight_versions, lengths, strict=True):
+                end += length  # the last token that this version generated was read by the next one
+                expected[start:end] = transformers_routes(routers[int(version)], sample.tokens[:-1])[start:end]
+                start = end
+            assert np.array_equal(np.sort(routed, -1), expected)
+    assert continued >= 1, "no response was cut short: the test shows nothing"

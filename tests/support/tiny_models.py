@@ -40,7 +40,7 @@ _COMMON = {
 #: the fields that configurations of mixtures of experts share, except Qwen's
 _EXPERTS = {
     "first_k_dense_replace": 1,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,
     "n_group": 1,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
@@ -117,7 +117,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "mlp_only_layers": [],
         "model_type": "qwen3_moe",
-        "moe_intermediate_size": 32,
+        "moe_intermediate_size": 64,
         "norm_topk_prob": True,
         "num_experts": 8,
         "num_experts_per_tok": 2,

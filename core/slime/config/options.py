@@ -248,6 +248,8 @@ class RolloutOptions(Section):
     """Strings that end a response."""
     rollout_stop_token_ids: list[TokenId] = []
     """Token ids that end a response."""
+    use_rollout_routing_replay: bool = False
+    """Route each token in training to the experts that computed it in the engine (mixtures of experts only)."""
     rollout_timeout_s: Seconds = 600.0
     """Time limit for one generation request, in seconds."""
     rollout_concurrency: int = Field(default=1024, ge=1)

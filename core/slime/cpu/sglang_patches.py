@@ -7,6 +7,7 @@ Each patch states what goes wrong without it. None changes results that were rig
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def apply() -> None:
     """Apply all patches. SGLang must be importable (see `slime.cpu.sglang_standins`)."""
     allow_seeded_sampling()
     allow_routed_experts()
+    absorb_latent_attention()
+    allow_plain_positions()
     batch_attention()
 
 
@@ -51,6 +54,34 @@ def allow_routed_experts() -> None:
         return pools.alloc_with_host_register(*args, **{**kwargs, "pin_memory": False})
 
     pools.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+
+
+def absorb_latent_attention() -> None:
+    """Latent attention (MLA) computes on the compressed keys and values, in every pass.
+
+    The torch backend attends over what is in its cache, which is these. SGLang does not know that: it takes the rule of
+    triton, which expands keys and values for prompts without a cached prefix. The backend then ignores them, and
+    log-probs are off by more than 1 without an error. `--enable-deterministic-inference` has the same effect as this
+    patch, so both protect a CPU engine's numbers.
+    """
+    handlers = importlib.import_module("sglang.srt.models.deepseek_common.attention_backend_handler")
+    handlers.AttentionBackendRegistry._handlers.setdefault("torch_native", handlers._dispatch_mla_subtype)
+
+
+def allow_plain_positions() -> None:
+    """Latent attention without scaled rotary positions, as in Moonlight: SGLang's function for CPUs knows only YaRN's
+    and asserts that they are scaled. The one for GPUs computes plain ones in torch."""
+    factory: Any = importlib.import_module("sglang.srt.layers.rotary_embedding.factory")
+    scaled = factory.get_rope_cpu
+
+    def positions(*args: Any, **kwargs: Any) -> Any:
+        arguments = inspect.signature(scaled).bind(*args, **kwargs).arguments
+        if arguments.get("rope_scaling") is not None:
+            return scaled(*args, **kwargs)
+        arguments.pop("device", None)
+        return factory.get_rope(**arguments)
+
+    factory.get_rope_cpu = positions
 
 
 def batch_attention() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slime.errors import PluginContractError
 from slime.types import Group, Sample
 
 
@@ -36,9 +37,14 @@ class TrainBatch:
     #: name -> [N], the parts of the rewards; NaN where a sample does not have the part
     reward_parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     metadata: list[dict[str, Any]] = field(default_factory=list)  #: N x `Sample.metadata`
+    #: N x [P_i + T_i - 1, layers, experts per token], the experts that computed each token but the last in the engine,
+    #: in any order; of layers without experts, zeros. uint8, or int16 for numbers above 255. None unless asked for
+    routed_experts: list[NDArray[np.integer[Any]]] | None = None
 
     @classmethod
-    def from_groups(cls, groups: Sequence[Group], *, rollout: int, num_steps: int) -> TrainBatch:
+    def from_groups(
+        cls, groups: Sequence[Group], *, rollout: int, num_steps: int, routed_experts: bool = False
+    ) -> TrainBatch:
         """Columns of the samples that can be trained on (`Sample.trainable`), in group order.
 
         Samples with `remove_sample` still count in the group's statistics and get an all-zero mask.
@@ -50,10 +56,12 @@ class TrainBatch:
             groups: The finished groups.
             rollout: Index of the rollout.
             num_steps: Optimizer steps of the rollout.
+            routed_experts: Whether to include the routed experts, which every sample must have then.
 
         Raises:
-            ValueError: The number of steps is below 1, a mask or log-probs do not fit the response, or a prompt or
-                a response has no tokens.
+            PluginContractError: Routed experts are missing.
+            ValueError: The number of steps is below 1, a mask, log-probs or routed experts do not fit the tokens, or a
+                prompt or a response has no tokens.
         """
         if num_steps < 1:
             raise ValueError(f"num_steps is {num_steps}, expected at least 1")
@@ -76,7 +84,29 @@ class TrainBatch:
             ),
             reward_parts=_reward_parts([row.sample for row in rows]),
             metadata=[row.sample.metadata for row in rows],
+            routed_experts=_routed_experts([row.sample for row in rows]) if routed_experts else None,
         )
+
+
+def _routed_experts(samples: Sequence[Sample]) -> list[NDArray[np.integer[Any]]]:
+    """The samples' routed experts, all of the same type."""
+    routed = []
+    for sample in samples:
+        where, of = f"sample {sample.index} of group {sample.group_index}", sample.rollout_routed_experts
+        if of is None:
+            raise PluginContractError(
+                f"{where} has no rollout_routed_experts, which --use-rollout-routing-replay needs: its generator must"
+                " take its tokens from the policy client, and keep what the client reports of them (`Answers` or"
+                " `Conversation` of slime.kit.chat do)"
+            )
+        if of.ndim != 3 or len(of) != len(sample.tokens) - 1:
+            raise ValueError(
+                f"{where} has rollout_routed_experts of shape {list(of.shape)}, expected one entry for each of its"
+                f" {len(sample.tokens)} tokens but the last: [{len(sample.tokens) - 1}, layers, experts per token]"
+            )
+        routed.append(of)
+    small = all(of.dtype == np.uint8 or of.max(initial=0) < 256 for of in routed)
+    return [of.astype(np.uint8 if small else np.int16, copy=False) for of in routed]
 
 
 def _reward_parts(samples: Sequence[Sample]) -> dict[str, NDArray[np.float32]]:

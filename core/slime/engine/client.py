@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from binascii import a2b_base64
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
 import aiohttp
+import numpy as np
 import orjson
 from yarl import URL
 
@@ -74,6 +77,36 @@ class FairSlots:
             self._free -= 1
 
 
+class DirectEngines:
+    """Chooses an engine for each request, as the router does.
+
+    A session stays on its engine. Everything else goes to the engine with the fewest requests.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._requests = [0] * count
+        self._of_session: OrderedDict[str, int] = OrderedDict()
+
+    @contextmanager
+    def engine(self, session: str | None) -> Iterator[int]:
+        """The index of the engine for a request that runs in the body."""
+        index = None if session is None else self._of_session.get(session)
+        if index is None:
+            index = min(range(len(self._requests)), key=self._requests.__getitem__)
+        if session is not None:
+            self._of_session[session] = index
+            self._of_session.move_to_end(session)
+            if len(self._of_session) > _SESSIONS:
+                self._of_session.popitem(last=False)
+        self._requests[index] += 1
+        try:
+            yield index
+        finally:
+            self._requests[index] -= 1
+
+
+#: sessions whose engine is remembered; of the others, an engine has hardly a prefix cached
+_SESSIONS = 2**16
 #: header by which the router keeps the requests of one session on one engine
 _SESSION_HEADER = "X-SMG-Routing-Key"
 _HEADERS = {"Content-Type": "application/json"}
@@ -106,6 +139,7 @@ class HttpPolicyClient:
         timeout_s: float,
         concurrency: int = 1024,
         vocab_size: int | None = None,
+        routed_layers: int | None = None,
     ) -> None:
         """Does not connect yet.
 
@@ -115,6 +149,8 @@ class HttpPolicyClient:
             timeout_s: Seconds that one generation may take after it was sent.
             concurrency: Requests in flight at once; more wait here.
             vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
+            routed_layers: Layers of the model, to ask which experts compute each token; None: do not ask. Such requests
+                go to the engines directly, because the router drops the question. Evaluations do not ask.
         """
         self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
         self._abort_headers = bearer(None if keys is None else keys.admin)
@@ -125,6 +161,7 @@ class HttpPolicyClient:
         #: name of a request that still waits for a slot -> whether it was aborted
         self._unsent: dict[str, bool] = {}
         self._vocab_size = vocab_size
+        self._routed_layers = routed_layers
         self._session: aiohttp.ClientSession | None = None
 
     def connect(self, base_url: str, engines: Sequence[str] = ()) -> None:
@@ -134,7 +171,9 @@ class HttpPolicyClient:
         `base_url`.
         """
         self._url = URL(base_url.rstrip("/") + "/generate")
+        self._engine_urls = [URL(url.rstrip("/") + "/generate") for url in engines or (base_url,)]
         self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines or (base_url,)]
+        self._direct = DirectEngines(len(self._engine_urls))
 
     def limit(self, requests: int) -> None:
         """Keep at most this many requests in flight from now on, and never more than `concurrency`.
@@ -175,7 +214,8 @@ class HttpPolicyClient:
             DeadlineError: After `timeout_s`.
         """
         self._check_tokens(tokens)
-        body = _request_body(tokens, sampling, rid)
+        routed = self._routed_layers is not None and not sampling.evaluation
+        body = _request_body(tokens, sampling, rid, routed=routed)
         headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
         name = rid or ""
         try:
@@ -185,17 +225,30 @@ class HttpPolicyClient:
                 if self._unsent.pop(name, False):
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:
-                    async with asyncio.timeout(self._timeout_s):
-                        answer = await self._post(body, headers)
+                    with self._chosen(session, direct=routed) as url:
+                        async with asyncio.timeout(self._timeout_s):
+                            answer = await self._post(url, body, headers)
                 except TimeoutError:
                     raise DeadlineError(
-                        f"POST {self._url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens"
+                        f"POST {url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens"
                         f" (max_new_tokens {sampling.max_new_tokens}). Raise the time limit, or look at the engine's"
                         " log."
                     ) from None
         finally:
             self._unsent.pop(name, None)  # cancelled while it waited
-        return self._generation(answer)
+        generation = self._generation(answer, url)
+        if not routed or self._routed_layers is None:
+            return generation
+        return _with_routed_experts(generation, len(tokens), self._routed_layers, url)
+
+    @contextmanager
+    def _chosen(self, session: str | None, *, direct: bool) -> Iterator[URL]:
+        """Where to send a request that runs in the body."""
+        if not direct:
+            yield self._url
+            return
+        with self._direct.engine(session) as index:
+            yield self._engine_urls[index]
 
     async def abort(self, rids: Collection[str]) -> None:
         """End the requests of these names; they return the tokens they have, with finish reason "abort".
@@ -236,25 +289,25 @@ class HttpPolicyClient:
                 f"the model's vocabulary has {self._vocab_size}"
             )
 
-    async def _post(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+    async def _post(self, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes:
         """The body of a successful answer."""
         attempt = 1
         while True:
             try:
-                async with self._open_session().post(self._url, data=body, headers=headers) as response:
+                async with self._open_session().post(url, data=body, headers=headers) as response:
                     answer = await response.read()
                     if response.status != 200:
                         text = answer[:_EXCERPT].decode(errors="replace")
                         refused = 400 <= response.status < 500
                         kind = RequestRefusedError if refused else EngineError
-                        raise kind(f"POST {self._url}: status {response.status}, answer: {text}")
+                        raise kind(f"POST {url}: status {response.status}, answer: {text}")
                     return answer
             except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
                 if attempt >= _CONNECT_ATTEMPTS:
-                    raise EngineError(f"POST {self._url}: no connection in {attempt} attempts ({error})") from error
+                    raise EngineError(f"POST {url}: no connection in {attempt} attempts ({error})") from error
             except aiohttp.ClientError as error:
                 raise EngineError(
-                    f"POST {self._url}: the connection was lost before the answer came "
+                    f"POST {url}: the connection was lost before the answer came "
                     f"({type(error).__name__}: {error}); the engine or the router may have ended"
                 ) from error
             await asyncio.sleep(_CONNECT_BACKOFF_S * 2 ** (attempt - 1))
@@ -274,7 +327,7 @@ class HttpPolicyClient:
             )
         return self._session
 
-    def _generation(self, answer: bytes) -> Generation:
+    def _generation(self, answer: bytes, url: URL) -> Generation:
         try:
             meta = orjson.loads(answer)["meta_info"]
             rows = meta.get("output_token_logprobs") or ()  # T rows of (log-prob, token id, text or None)
@@ -288,18 +341,35 @@ class HttpPolicyClient:
         except (ValueError, KeyError, TypeError) as error:
             text = answer[:_EXCERPT].decode(errors="replace")
             raise EngineError(
-                f"POST {self._url}: the answer is not one of SGLang's /generate with log-probs "
+                f"POST {url}: the answer is not one of SGLang's /generate with log-probs "
                 f"({type(error).__name__}: {error}): {text}"
             ) from error
         if None in log_probs:
             raise EngineError(
-                f"POST {self._url}: log-prob of response token {log_probs.index(None)} is not a number; "
+                f"POST {url}: log-prob of response token {log_probs.index(None)} is not a number; "
                 f"the model's weights or activations have overflowed"
             )
         return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
 
 
-def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | None) -> bytes:
+def _with_routed_experts(answer: Generation, prompt_length: int, layers: int, url: URL) -> Generation:
+    """The answer with the routed experts that its `meta` holds encoded: base64 of int32, here in fewer bytes."""
+    meta = dict(answer.meta)
+    encoded = meta.pop("routed_experts", None)
+    if encoded is None and answer.finish_reason == "abort":
+        return answer  # whoever continues it gets those of all tokens
+    rows = prompt_length + len(answer.tokens) - 1
+    experts = np.frombuffer(a2b_base64(encoded or ""), dtype=np.int32)
+    if experts.size == 0 or experts.size % (rows * layers):
+        raise EngineError(
+            f"POST {url}: the answer has the routed experts of {experts.size} places, expected a multiple of {rows}"
+            f" tokens x {layers} layers; the engine needs --enable-return-routed-experts and a model with experts"
+        )
+    kind = np.uint8 if experts.max() < 256 else np.int16
+    return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind))
+
+
+def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> bytes:
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -317,4 +387,6 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | No
     request: dict[str, Any] = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
     if rid is not None:
         request["rid"] = rid
+    if routed:
+        request["return_routed_experts"] = True
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -71,6 +71,7 @@ class EngineSpec:
         device: Kind of machine.
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
         random_seed: SGLang's seed.
+        routed_experts: Whether requests may ask which experts computed each token.
         fork_server: Address of the host's `ForkServer`; CPU only.
         keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
@@ -83,6 +84,7 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cuda"
     extra_args: Sequence[str] = ()
     random_seed: int | None = None
+    routed_experts: bool = False
     fork_server: Path | None = None
     keys: EngineKeys | None = None
 
@@ -197,12 +199,13 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
     }
     if spec.random_seed is not None:
         defaults["--random-seed"] = str(spec.random_seed)
+    if spec.routed_experts:
+        defaults["--enable-return-routed-experts"] = None
     if spec.device == "cuda":
         return defaults
     return defaults | {
         # A request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower). On GPUs this costs
-        # much more, so there it is the user's choice. Models with latent attention are wrong without it: the torch
-        # backend then takes triton's rule for prompts, and ignores the keys and values that it gets.
+        # much more, so there it is the user's choice.
         "--enable-deterministic-inference": None,
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",

@@ -18,8 +18,8 @@ FOLDER = "rollouts"
 def sample_row(sample: Sample) -> dict[str, Any]:
     """One sample as a line of a file, without token ids and log-probs.
 
-    `trained_tokens` counts the ones in the loss mask. Conversations have `messages`; if the generator reports metrics,
-    samples have `metrics`.
+    `trained_tokens` counts the ones in the loss mask, `routed_tokens` those with routed experts, if the run records
+    them. Conversations have `messages`; if the generator reports metrics, samples have `metrics`.
     """
     row = {
         "group": sample.group_index,
@@ -36,6 +36,8 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "weight_versions": sample.weight_versions,
         "failure": sample.failure,
     }
+    if sample.rollout_routed_experts is not None:
+        row["routed_tokens"] = len(sample.rollout_routed_experts)
     if "messages" in sample.metadata:
         row["messages"] = sample.metadata["messages"]
     if sample.metrics:

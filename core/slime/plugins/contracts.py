@@ -213,6 +213,13 @@ def _check_tokens(sample: Sample) -> None:
             raise PluginContractError(f"returned rollout_log_probs that are not numbers: {error}") from None
         if not math.isfinite(total):
             raise PluginContractError("returned rollout_log_probs that are not finite")
+    if (routed := sample.rollout_routed_experts) is not None:
+        shape, rows = list(getattr(routed, "shape", ())), len(sample.tokens) - 1
+        if len(shape) != 3 or shape[0] != rows or routed.dtype.kind not in "iu":
+            raise PluginContractError(
+                f"returned rollout_routed_experts as {type(routed).__name__} of shape {shape}, expected an array of"
+                f" integers with one entry for each token but the last: [{rows}, layers, experts per token]"
+            )
 
 
 def _check_prompt(sample: Sample, prompt_tokens: Sequence[int]) -> None:

@@ -173,7 +173,12 @@ class RolloutManager:
             metrics["rollout/removed"] = float(removed)
         rewards = None if self._reward_post_process is None else self._reward_post_process.rewards(groups)
         started = time.monotonic()
-        batch = TrainBatch.from_groups(groups, rollout=rollout.number, num_steps=self._config.batch.steps)
+        batch = TrainBatch.from_groups(
+            groups,
+            rollout=rollout.number,
+            num_steps=self._config.batch.steps,
+            routed_experts=self._config.rollout.use_rollout_routing_replay,
+        )
         if rewards is not None:
             metrics["rollout/raw_reward"], values = rewards
             batch = replace(batch, rewards=np.asarray(values, dtype=np.float32))

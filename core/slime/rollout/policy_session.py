@@ -174,7 +174,8 @@ class PolicySession:
         if self._context.stopping and answer.finish_reason == "abort":
             self.cut_short = True
         if self.recorded is not None:
-            self.recorded.append(replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs)))
+            kept = replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs), routed_experts=None)
+            self.recorded.append(kept)
         return answer
 
     async def _ask(self, tokens: Sequence[int], sampling: SamplingParams, session: str | None) -> Generation:

@@ -122,6 +122,7 @@ class Engines:
             log_path=self._log_dir / f"engine-{index}.log",
             extra_args=sglang_argv(self._config.sglang),
             random_seed=self._config.data.rollout_seed + index,
+            routed_experts=self._config.rollout.use_rollout_routing_replay,
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
         )

@@ -51,12 +51,14 @@ async def build_rollout_process(
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     client = None
     if engine_url is not None:
+        description = read_hf_config(model)
         client = HttpPolicyClient(
             _NOT_CONNECTED,
             keys,
             timeout_s=config.rollout.rollout_timeout_s,
             concurrency=config.rollout.rollout_concurrency,
-            vocab_size=read_hf_config(model)["vocab_size"],
+            vocab_size=description["vocab_size"],
+            routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
         )
     manager = RolloutManager(
         config,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime.kit.chat import ChatTemplate, Conversation
@@ -68,13 +70,36 @@ def test_the_sample_holds_the_engines_reports_of_all_turns(template: ChatTemplat
 
 
 def test_routed_experts_have_one_row_for_each_computed_token(template: ChatTemplate) -> None:
-    import base64
-    from array import array
+    talk = Conversation(template, encode("qq"))
+    routed = np.arange(4 * 6, dtype=np.uint8).reshape(4, 3, 2)  # 4 computed tokens, 3 layers x 2 experts
+    talk.generated(replace(answer("ab"), routed_experts=routed))
+    assert np.array_equal(talk.to_sample(Sample()).rollout_routed_experts, routed)
+
+
+def test_earlier_routed_experts_stay_when_later_answers_report_others(template: ChatTemplate) -> None:
+    def reported(text: str, value: int) -> Generation:
+        rows = len(talk.tokens) + len(text) - 1
+        return replace(answer(text, end=False), routed_experts=np.full((rows, 1, 1), value, dtype=np.uint8))
 
     talk = Conversation(template, encode("qq"))
-    flat = array("i", range(4 * 6))  # 4 computed tokens, 3 layers x 2 experts
-    talk.generated(answer("ab", routed_experts=base64.b64encode(flat.tobytes()).decode()))
-    assert talk.to_sample(Sample()).rollout_routed_experts == [list(range(6 * n, 6 * n + 6)) for n in range(4)]
+    talk.generated(reported("ab", 1))
+    other = talk.fork()
+    talk.add([{"role": "tool", "content": "4"}])
+    begun = len(talk.tokens)
+    talk.generated(reported("cde", 2))
+    sample = talk.to_sample(Sample())
+    assert sample.rollout_routed_experts is not None
+    # The second request was the first in which an engine read the last token of the first answer.
+    assert sample.rollout_routed_experts[:, 0, 0].tolist() == [1] * 3 + [2] * (begun + 3 - 1 - 3)
+    assert np.array_equal(other.to_sample(Sample()).rollout_routed_experts, np.full((3, 1, 1), 1))
+
+
+def test_a_sample_has_no_routed_experts_if_some_are_unknown(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("qq"))
+    talk.generated(replace(answer("ab"), routed_experts=np.zeros((4, 1, 1), np.uint8)))
+    talk.add([{"role": "tool", "content": "4"}])
+    talk.generated(answer("c"))
+    assert talk.to_sample(Sample()).rollout_routed_experts is None
 
 
 @pytest.mark.parametrize(

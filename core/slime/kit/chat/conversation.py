@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-from array import array
 from collections.abc import Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.kit.chat.template import ChatTemplate
 from slime.plugin import Generation
 from slime.types import Sample, SpecInfo, Status
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
@@ -192,7 +194,8 @@ class Answers:
         self._spec: SpecInfo | None = None
         self._cached: float | None = None
         self._abort: str | None = None
-        self._routed: str | None = None
+        #: the routed experts of all tokens so far, in parts that copies share
+        self._routed: tuple[NDArray[np.integer[Any]], ...] = ()
 
     @classmethod
     def of(cls, sample: Sample) -> Answers:
@@ -201,6 +204,8 @@ class Answers:
         answers.weight_versions = list(sample.weight_versions)
         answers._spec = SpecInfo(**vars(sample.spec_info)) if sample.spec_info.spec_verify_ct else None
         answers._cached = sample.metrics.get("cached_tokens")
+        if sample.rollout_routed_experts is not None:
+            answers._routed = (sample.rollout_routed_experts,)
         return answers
 
     def add(self, answer: Generation) -> None:
@@ -216,27 +221,32 @@ class Answers:
             self._add_spec_info(meta)
         if (cached := meta.get("cached_tokens")) is not None:
             self._cached = (self._cached or 0.0) + cached
-        # The latest covers the whole sequence, including the prompt and all earlier answers.
-        self._routed = meta.get("routed_experts")
+        if answer.routed_experts is not None:
+            # It covers the whole sequence. Earlier rows stay: like the log-probs, they are those of the weights that
+            # generated the tokens. The copy lets go of the others.
+            held = sum(map(len, self._routed))
+            self._routed = (*self._routed, answer.routed_experts[held:].copy())
 
     def fork(self) -> Answers:
         """An independent copy."""
-        return deepcopy(self)
+        other = copy(self)
+        other.weight_versions = list(self.weight_versions)
+        other._spec = copy(self._spec)
+        return other
 
     def fill(self, sample: Sample) -> None:
         """Set status, failure, weight versions, finish reason and counters of a sample.
 
         Status and failure follow from how the last answer ended. The metric `cached_tokens` counts the prompt tokens
-        that engines had in their prefix cache, over all answers. `rollout_routed_experts` is set if the engine reports
-        them: [P + T - 1] rows, one for each computed token, of layers x experts per token.
+        that engines had in their prefix cache, over all answers. `rollout_routed_experts` is set if the engines
+        reported the experts of every token but the last.
         """
         sample.weight_versions = list(self.weight_versions)
         sample.finish_reason = self.finish_reason
         sample.spec_info = SpecInfo() if self._spec is None else self._spec
         if self._cached is not None:
             sample.metrics["cached_tokens"] = self._cached
-        if self._routed is not None:
-            sample.rollout_routed_experts = _rows(self._routed, len(sample.tokens) - 1)
+        sample.rollout_routed_experts = self._routed_experts(len(sample.tokens) - 1)
         status = _STATUS.get(self.finish_reason or "")
         sample.status = Status.FAILED if status is None else status
         sample.failure = None
@@ -244,6 +254,16 @@ class Answers:
             sample.failure = f"unknown finish reason {self.finish_reason!r}"
         elif status is Status.ABORTED:
             sample.failure = f"the engine aborted the request: {self._abort or 'no reason given'}"
+
+    def _routed_experts(self, rows: int) -> NDArray[np.integer[Any]] | None:
+        """The routed experts of the first `rows` tokens; None if some are missing."""
+        if rows < 1 or sum(map(len, self._routed)) < rows:
+            return None
+        if len(self._routed) == 1:
+            return self._routed[0][:rows]
+        import numpy as np
+
+        return np.concatenate(self._routed)[:rows]
 
     def _add_spec_info(self, meta: Mapping[str, Any]) -> None:
         spec = self._spec = self._spec or SpecInfo()
@@ -258,12 +278,3 @@ def abort_message(meta: Mapping[str, Any]) -> str | None:
     reason = meta.get("finish_reason")
     message = reason.get("message") if isinstance(reason, Mapping) else None
     return None if message is None else str(message)
-
-
-def _rows(encoded: str, rows: int) -> list[list[int]] | None:
-    """SGLang's base64 of int32 [rows, layers, top k] as one list for each row; None if the rows do not divide it."""
-    flat = array("i", base64.b64decode(encoded))
-    if rows <= 0 or len(flat) % rows:
-        return None
-    width = len(flat) // rows
-    return [flat[start : start + width].tolist() for start in range(0, len(flat), width)]

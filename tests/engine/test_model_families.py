@@ -1,0 +1,135 @@
+"""Every model family on a real engine: log-probs and routed experts are those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.engines import cpu_engine, running
+from tests.support.model_folders import Folders
+from tests.support.routes import transformers_routes
+from tests.support.tiny_models import FAMILIES, MOE_FAMILIES, transformers_model
+
+import slime.engine.server
+from slime.engine.client import HttpPolicyClient
+from slime.errors import EngineError
+from slime.plugin import Generation, SamplingParams
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+
+#: SGLang has no code for it, and its fallback, which runs the code of transformers, fails
+NOT_SERVED = ("glm",)
+#: of each kind of family one in every test run
+_FAST = ("deepseek_v3", "qwen3_moe")
+SERVED = [
+    pytest.param(family, marks=() if family in _FAST else pytest.mark.slow)
+    for family in FAMILIES
+    if family not in NOT_SERVED
+]
+PROMPTS = [[40, 41, 42, 43, 44], [40, 41], [*range(90, 110)], [3]]
+TOLERANCE = 1e-4
+Conversation = tuple[list[int], Generation]
+
+
+@contextmanager
+def serving(folder: Path, logs: Path, fork_server: Path, *, moe: bool, tp_size: int = 1) -> Iterator[str]:
+    """The address of an engine."""
+    server = cpu_engine(folder, logs, fork_server=fork_server, tp_size=tp_size, routed_experts=moe)
+    with running(server):
+        yield server.url
+
+
+def answers(url: str, *, moe: bool) -> list[Conversation]:
+    """Prompts with their answers: several at once, and one whose beginning the engine has in its cache."""
+    sampling = SamplingParams(max_new_tokens=16)
+
+    async def ask() -> list[Conversation]:
+        async with HttpPolicyClient(url, timeout_s=60, routed_layers=3 if moe else None) as client:
+            generated = await asyncio.gather(*(client.generate(prompt, sampling) for prompt in PROMPTS))
+            longer = [*PROMPTS[2], *generated[2].tokens, 50, 51, 52]
+            again = await client.generate(longer, sampling)
+            assert again.meta["cached_tokens"] >= len(PROMPTS[2])
+            return [*zip(PROMPTS, generated, strict=True), (longer, again)]
+
+    return asyncio.run(ask())
+
+
+def assert_log_probs(conversations: Sequence[Conversation], model: Any) -> None:
+    for prompt, answer in conversations:
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        assert np.abs(expected.numpy() - answer.log_probs).max() < TOLERANCE
+
+
+def assert_routes(conversations: Sequence[Conversation], model: Any) -> None:
+    for prompt, answer in conversations:
+        assert answer.routed_experts is not None and answer.routed_experts.dtype == np.uint8
+        expected = transformers_routes(model, (prompt + answer.tokens)[:-1])
+        assert np.array_equal(np.sort(answer.routed_experts, -1), expected)
+        assert "routed_experts" not in answer.meta
+        assert len(np.unique(expected)) > expected.shape[-1], "all tokens have the same experts: this shows nothing"
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_an_engine_computes_what_transformers_computes(
+    family: str, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    folder, moe = model_folder(family), family in MOE_FAMILIES
+    with serving(folder, tmp_path, fork_server, moe=moe) as url:
+        conversations = answers(url, moe=moe)
+    model = transformers_model(folder)
+    assert_log_probs(conversations, model)
+    if moe:
+        assert_routes(conversations, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4", "glm4_moe", "moonlight", "qwen2"])
+def test_two_ranks_compute_what_transformers_computes(
+    family: str, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    folder, moe = model_folder(family), family in MOE_FAMILIES
+    with serving(folder, tmp_path, fork_server, moe=moe, tp_size=2) as url:
+        conversations = answers(url, moe=moe)
+    model = transformers_model(folder)
+    assert_log_probs(conversations, model)
+    if moe:
+        assert_routes(conversations, model)
+
+
+@pytest.mark.slow
+def test_latent_attention_does_not_depend_on_seeded_sampling(
+    model_folder: Folders, fork_server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--enable-deterministic-inference` SGLang computes the prompt in another way, which is right by itself."""
+    defaults: Callable[..., dict[str, str | None]] = slime.engine.server._defaults
+
+    def without_seeds(spec: Any) -> dict[str, str | None]:
+        flags = defaults(spec)
+        del flags["--enable-deterministic-inference"]
+        return flags
+
+    monkeypatch.setattr(slime.engine.server, "_defaults", without_seeds)
+    folder = model_folder("deepseek_v3")
+    with serving(folder, tmp_path, fork_server, moe=True) as url:
+        conversations = answers(url, moe=True)
+    assert_log_probs(conversations, transformers_model(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", NOT_SERVED)
+def test_a_family_that_cannot_be_served_is_refused_by_sglang(
+    family: str, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(EngineError, match="Unsupported TP style"),
+        serving(model_folder(family), tmp_path, fork_server, moe=False),
+    ):
+        pass
