@@ -181,7 +181,15 @@ def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    "stated", ["--eps-clip 0.3", "--eps-clip-high 0.3", "--kl-loss-type k1", "--kl-reward-type k3", "--eps-clip-c 3"]
+    "stated",
+    [
+        "--eps-clip 0.3",
+        "--eps-clip-high 0.3",
+        "--kl-loss-type k1",
+        "--kl-reward-type k3",
+        "--eps-clip-c 3",
+        "--use-rollout-routing-replay",
+    ],
 )
 def test_supervised_training_refuses_options_of_the_policy_loss(refused: Refused, stated: str) -> None:
     problem = refused("--loss-type", "sft_loss", *stated.split())

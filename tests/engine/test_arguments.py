@@ -39,6 +39,12 @@ def test_routed_experts_are_recorded_on_request() -> None:
         assert flag not in server_arguments(spec(device=device), 1)
 
 
+def test_engines_whose_weights_are_compared_store_shared_experts_by_themselves() -> None:
+    flag = "--disable-shared-experts-fusion"
+    assert flag in server_arguments(spec(device="cuda", compared=True), 1)
+    assert flag not in server_arguments(spec(device="cuda"), 1)
+
+
 def test_an_alias_counts_as_set() -> None:
     arguments = server_arguments(spec(tp_size=2, extra_args=["--tensor-parallel-size", "2"]), 1)
     assert "--tp-size" not in arguments

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime.plugin import Context, Generation, NoOptions, PolicyClient, Sample, SamplingParams, SpecInfo, Status
@@ -128,6 +130,18 @@ def test_an_interrupted_response_continues_up_to_its_limit() -> None:
     assert sample.rollout_log_probs == [-0.5, -0.25, -0.125] * 2
     assert sample.weight_versions == ["3", "4", "5"]
     assert sample.spec_info.spec_accept_token_num == 2
+
+
+def test_a_continued_response_keeps_the_routed_experts_of_its_beginning() -> None:
+    first, then = Scripted("abort"), Scripted("length")
+    prompt = len(pending().tokens)
+    first.answer = replace(first.answer, routed_experts=np.full((prompt + 3 - 1, 1, 1), 1, np.uint8))
+    then.answer = replace(then.answer, routed_experts=np.full((prompt + 6 - 1, 1, 1), 2, np.uint8))
+    sample = single_turn(first, pending())
+    sample.status, sample.failure = Status.PENDING, None
+    sample = single_turn(then, sample)
+    assert sample.rollout_routed_experts is not None
+    assert sample.rollout_routed_experts[:, 0, 0].tolist() == [1] * (prompt + 2) + [2] * 3
 
 
 def test_a_response_over_a_lowered_limit_is_truncated_without_a_request() -> None:

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
@@ -100,6 +101,17 @@ def test_a_correct_sample_is_not_changed() -> None:
     [sample] = run(OneTurn())
     assert (sample.status, sample.tokens, sample.failure) == (Status.COMPLETED, [1, 2, 3, 7, 8], None)
     assert sample.rollout_log_probs == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    "routed", [np.zeros((5, 2, 2), np.uint8), np.zeros((4, 2), np.uint8), np.zeros((4, 2, 2)), [[0], [1], [2], [3]]]
+)
+def test_routed_experts_must_fit_the_tokens(routed: object) -> None:
+    [sample] = run(OneTurn(rollout_routed_experts=routed))
+    assert sample.status is Status.FAILED
+    assert "expected an array of integers with one entry for each token but the last: [4, " in (sample.failure or "")
+    [sample] = run(OneTurn(rollout_routed_experts=np.zeros((4, 2, 2), np.uint8)))
+    assert sample.status is Status.COMPLETED
 
 
 @pytest.mark.parametrize(

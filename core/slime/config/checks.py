@@ -108,6 +108,7 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
             "use_tis",
             "off_policy_sequence_delta",
             "true_on_policy_mode",
+            "use_rollout_routing_replay",
         ),
         lambda c: _policy_loss(c),
         "--loss-type policy_loss",

@@ -72,6 +72,7 @@ class EngineSpec:
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
         random_seed: SGLang's seed.
         routed_experts: Whether requests may ask which experts computed each token.
+        compared: Whether its weights will be compared with the trainer's.
         fork_server: Address of the host's `ForkServer`; CPU only.
         keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
@@ -85,6 +86,7 @@ class EngineSpec:
     extra_args: Sequence[str] = ()
     random_seed: int | None = None
     routed_experts: bool = False
+    compared: bool = False
     fork_server: Path | None = None
     keys: EngineKeys | None = None
 
@@ -201,6 +203,9 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         defaults["--random-seed"] = str(spec.random_seed)
     if spec.routed_experts:
         defaults["--enable-return-routed-experts"] = None
+    if spec.compared:
+        # On GPUs, the shared experts of some models are stored among the routed ones unless this is set.
+        defaults["--disable-shared-experts-fusion"] = None
     if spec.device == "cuda":
         return defaults
     return defaults | {
