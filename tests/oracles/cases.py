@@ -17,7 +17,9 @@ from slime.plugin import Context, EstimatorBatch
 from slime.train.forward import PackingRule
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 
-RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=torch.device("cpu"))
+RULE = PackingRule(
+    tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=torch.device("cpu"), tp_rank=0
+)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class PackingRule:
     cp_size: int
     cp_rank: int
     device: torch.device
-    tp_rank: int = 0
+    tp_rank: int
 
     def pack(
         self,
