@@ -210,6 +210,11 @@ def test_engines_with_a_longer_context_than_the_model_are_refused(refused: Refus
     assert "--sglang-context-length 65 is longer than the context of the model" in message
 
 
+def test_routes_of_a_model_without_routers_are_refused(refused: Refused) -> None:
+    message = refused("--use-rollout-routing-replay")
+    assert "--use-rollout-routing-replay is for mixtures of experts" in message
+
+
 def test_lengths_that_cannot_both_be_reached_are_noted(dry_run: Slime) -> None:
     ended = dry_run("--rollout-max-prompt-len", "60")
     assert "notes        --rollout-max-prompt-len 60 + --rollout-max-response-len 8 = 68 tokens, and the" in ended.out

@@ -149,6 +149,7 @@ def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Options that do not fit the model."""
     yield from _contradictions(config, model)
     yield from _contexts(config, model)
+    yield from _routing(config, model)
     yield from _stop_tokens(config, model)
     yield from _divisions(config, model)
 
@@ -172,6 +173,15 @@ def _contexts(config: RunConfig, model: ModelFacts) -> Iterator[str]:
         yield (
             f"--sglang-context-length {engine} is longer than the context of the model in {model.folder},"
             f" {model.context} tokens (max_position_embeddings). Drop it, or use at most {model.context}"
+        )
+
+
+def _routing(config: RunConfig, model: ModelFacts) -> Iterator[str]:
+    """Options of routers, for a model that has none."""
+    if config.rollout.use_rollout_routing_replay and not model.transformer.get("num_moe_experts"):
+        yield (
+            f"--use-rollout-routing-replay is for mixtures of experts, and the model in {model.folder}"
+            f" ({model.architecture.family}) has none. Drop it"
         )
 
 
