@@ -191,6 +191,7 @@ def test_one_key_of_a_nested_table_in_two_spellings_is_an_error(text: str) -> No
         (b'run-name = "a\\u0000"', "contains a NUL character"),
         (b"num-rollout = " + b"9" * 5000, "is not valid TOML: Exceeds the limit"),
         (b"[reward]\nscale = inf", r"\[reward\] scale: got Infinity, expected a finite number"),
+        (b'[[reward.terms]]\nname = "math"\noptions = "x"', r"terms\[0\].options: got 'x', expected a table"),
         (b"run-name = '" + b"a" * 300 + b"'", "run-name: a name in the path has 300 bytes, expected at most 255"),
     ],
 )

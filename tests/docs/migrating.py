@@ -108,13 +108,14 @@ REFUSED_BY_CHECKS = {"mtp-num-layers": "1", "mtp-loss-scaling-factor": "0.2"}
 #: flags of the original slime that the command line knows and that this release cannot do
 UNAVAILABLE = ("colocate", "use-fault-tolerance", "allgather-cp")
 
-#: fields of TRL's GRPOConfig (5 of them arguments of GRPOTrainer) -> here
+#: fields of TRL's GRPOConfig (6 of them arguments of GRPOTrainer) -> here
 TRL: dict[str, str] = {
     "model": "`--hf-checkpoint`",
     "reward_funcs": "`--custom-rm-path FILE.py:NAME`; several as `[[reward.terms]]` of the run file",
     "train_dataset": "`--prompt-data`",
     "eval_dataset": "`--eval-prompt-data`",
     "tools": "`--generator tool_loop` (docs/multi-turn.md)",
+    "peft_config": "`--lora-rank`, `--lora-alpha`, `--lora-targets` (docs/lora.md)",
     "reward_weights": "`weight` in `[[reward.terms]]`",
     "num_generations": "`--n-samples-per-prompt`",
     "max_completion_length": "`--rollout-max-response-len`",
@@ -151,11 +152,15 @@ TRL: dict[str, str] = {
     "seed": "`--seed` and `--rollout-seed`",
 }
 #: arguments of GRPOTrainer
-TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools")
+TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools", "peft_config")
 
 #: keys of verl's trainer configuration -> here
 VERL: dict[str, str] = {
     "actor_rollout_ref.model.path": "`--hf-checkpoint`",
+    "actor_rollout_ref.model.lora_rank": "`--lora-rank` (docs/lora.md)",
+    "actor_rollout_ref.model.lora_alpha": "`--lora-alpha`; its default here is the rank",
+    "actor_rollout_ref.model.target_modules": "`--lora-targets`",
+    "actor_rollout_ref.model.lora_adapter_path": "`--lora-load`",
     "data.train_files": "`--prompt-data`",
     "data.val_files": "`--eval-prompt-data`",
     "data.prompt_key": "`--input-key`",

@@ -32,6 +32,7 @@ from slime.config.options import (
     CheckpointOptions,
     ComponentOptions,
     DataOptions,
+    LoraOptions,
     RewardOptions,
     RolloutOptions,
 )
@@ -190,6 +191,7 @@ def _without_training(stated: RunConfig) -> RunConfig:
             "data": DataOptions(**data, rollout_seed=stated.data.rollout_seed),
             "reward": RewardOptions(**reward, terms=stated.reward.terms),
             "checkpoint": CheckpointOptions(hf_checkpoint=stated.checkpoint.hf_checkpoint),
+            "lora": LoraOptions(),
             "components": ComponentOptions(),
             "component_options": {slot: options for slot, options in stated.component_options.items() if slot in slots},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.redaction import redacted
+from slime.weights.lora import adapter_shapes, lora_of
+from slime.weights.mapping import tensor_shapes
 
 
 def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
@@ -17,7 +20,7 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
     config = checked.config
     parts: dict[str, Iterable[object]] = {
         "run folder": [checked.run_dir],
-        "model": [checked.model],
+        "model": [checked.model, *_adapters(checked)],
         "batch": _batch(config),
         "data": [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"],
         "evaluation": _evaluation(config) if config.evaluation.eval_interval is not None else [],
@@ -37,6 +40,16 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         for line in hanging(f"{'' if number else label:<13}", str(value))
     ]
     return "\n".join(lines)
+
+
+def _adapters(checked: Preflight) -> Iterator[str]:
+    model = checked.model.architecture
+    adapters = lora_of(checked.config.lora, model)
+    if adapters is not None:
+        whole, trained = (
+            sum(map(math.prod, shapes.values())) for shapes in (tensor_shapes(model), adapter_shapes(adapters, model))
+        )
+        yield f"frozen; {adapters}: {trained:,} trained numbers beside {whole:,}"
 
 
 def _batch(config: RunConfig) -> Iterator[str]:

@@ -13,9 +13,10 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.megatron_checks import layout_problems
-from slime.errors import ConfigError
+from slime.errors import CheckpointError, ConfigError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import architecture, read_hf_config
+from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, Architecture, first_names, tensor_shapes, wrong_names
 from slime.weights.stored import FLOATS, not_finite, stored_tensors
 
@@ -148,6 +149,7 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Options that do not fit the model."""
     yield from _contradictions(config, model)
+    yield from _adapters(config, model)
     yield from _contexts(config, model)
     yield from _routing(config, model)
     yield from _stop_tokens(config, model)
@@ -164,6 +166,19 @@ def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
                 f"--{name.replace('_', '-')} says {value}, and config.json of {model.folder} says {known[name]}."
                 " Drop the flag, or point --hf-checkpoint at the model it describes"
             )
+
+
+def _adapters(config: RunConfig, model: ModelFacts) -> Iterator[str]:
+    """Adapters on modules that the model does not have, or that contain NaN or infinity."""
+    try:
+        adapters = lora_of(config.lora, model.architecture)
+    except (CheckpointError, ConfigError) as error:
+        yield str(error)
+        return
+    folder = config.lora.lora_load
+    if adapters is not None and folder is not None:
+        for name in not_finite(adapter_tensors(Path(folder)), everything=True):
+            yield f"--lora-load {folder} has NaN or infinity in {name}: it was damaged when it was made or copied"
 
 
 def _contexts(config: RunConfig, model: ModelFacts) -> Iterator[str]:

@@ -154,6 +154,24 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
 
 
+def adapters(config: RunConfig) -> Iterator[str]:
+    """Options of adapters that have no adapters, or that would make log-probs random."""
+    options = config.lora
+    if options.lora_dropout:
+        yield (
+            f"--lora-dropout {options.lora_dropout} cannot be used: with dropout the trainer's log-probabilities of the"
+            " same tokens differ from pass to pass and from the engine's. Drop the flag"
+        )
+    if options.lora_rank is None and options.lora_load is None:
+        for flag in config.stated("lora_alpha", "lora_targets"):
+            yield f"{flag} has no effect without --lora-rank. Drop it, or add --lora-rank N to train adapters"
+    elif config.megatron.get("transformer_impl") == "transformer_engine":
+        yield (
+            "--transformer-impl transformer_engine excludes adapters (--lora-rank, --lora-load): its layers join norm"
+            " and projection, and an adapter needs what is between them. Drop the flag"
+        )
+
+
 def off_policy(config: RunConfig) -> Iterator[str]:
     """One correction for the engines' log-probs, with its bounds in order."""
     options = config.algorithm
@@ -311,6 +329,7 @@ CHECKS: tuple[Check, ...] = (
     choice_problems,
     dependent_options,
     contradictions,
+    adapters,
     off_policy,
     on_policy,
     chat_template,

@@ -74,7 +74,8 @@ class ComponentChoice(Section):
             return stated
         own = {key: value for key, value in stated.items() if key in cls.model_fields}
         rest = underscored({key: value for key, value in stated.items() if key not in cls.model_fields})
-        return own | {"options": {**own.get("options", {}), **rest}}
+        nested = own.get("options", {})
+        return own | {"options": {**nested, **rest}} if isinstance(nested, dict) else own
 
     def __str__(self) -> str:
         return self.name
@@ -378,6 +379,21 @@ class CheckpointOptions(Section):
     """Resume from the newest checkpoint in this folder."""
     save_hf: PathText | None = None
     """Export the final weights to this folder in Hugging Face format; {rollout} is filled in."""
+
+
+class LoraOptions(Section):
+    """Low-rank adapters (LoRA), trained instead of the whole model."""
+
+    lora_rank: Count | None = None
+    """Train adapters of this rank and freeze the model; default: train all weights."""
+    lora_alpha: float | None = Field(default=None, gt=0, le=1e6)
+    """The adapters' update of a weight is multiplied by this / --lora-rank; default: the rank."""
+    lora_targets: list[str] = ["all-linear"]
+    """Modules with adapters, by their Hugging Face names or the ends of them (q_proj), or all-linear."""
+    lora_load: PathText | None = None
+    """Start from the adapters in this PEFT folder, which states rank, alpha and modules."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Only 0: with dropout, log-probs of the same tokens would differ from pass to pass."""
 
 
 class SyncOptions(Section):

@@ -20,6 +20,7 @@ from slime.config.options import (
     ClusterOptions,
     ComponentOptions,
     DataOptions,
+    LoraOptions,
     PluginOptions,
     RewardOptions,
     RolloutOptions,
@@ -118,6 +119,7 @@ class RunConfig(BaseModel):
     reward: RewardOptions = RewardOptions()
     evaluation: EvalOptions = EvalOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
+    lora: LoraOptions = LoraOptions()
     sync: SyncOptions = SyncOptions()
     #: a list of `ComponentChoice` for each slot that several components may fill, by the slot's name
     components: Section = ComponentOptions()

@@ -120,6 +120,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "data": ("prompt_data",),
     "algorithm": ("critic_load",),
     "checkpoint": ("hf_checkpoint", "initial_megatron_checkpoint", "ref_load", "save", "load", "save_hf"),
+    "lora": ("lora_load",),
 }
 
 

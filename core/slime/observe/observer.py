@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 STILL_EVERY_S = 10.0
 _FILE_ONLY = {ONLY_IN_LOGS: True}
 #: metrics of the run as a whole, which have no prefix
-RUN_METRICS = frozenset(("weight_version",))
+RUN_METRICS = frozenset(("synced_bytes", "weight_version"))
 
 
 def start_trackers(config: RunConfig, run_dir: Path, plugins: PluginSet) -> list[TrackerThread]:

@@ -144,6 +144,7 @@ def require_export_folder(config: RunConfig) -> None:
         "--hf-checkpoint": options.hf_checkpoint,
         "--ref-load": options.ref_load,
         "--critic-load": config.algorithm.critic_load,
+        "--lora-load": config.lora.lora_load,
     }
     place = folder.resolve()
     for option, model in read.items():

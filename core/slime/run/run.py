@@ -101,6 +101,8 @@ class Run:
         #: the evaluation under way, and how many rollouts had been trained on
         self._evaluating: tuple[int, PendingCall] | None = None
         self._asked_progress: PendingCall | None = None
+        #: bytes of weights that each engine got in this step, if there was a sync
+        self._synced: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._step_started = time.monotonic()
 
@@ -274,6 +276,7 @@ class Run:
     def start_step(self) -> None:
         """Start the clock of one step, which `finish_step` reports."""
         self._seconds.clear()
+        self._synced.clear()
         self._step_started = time.monotonic()
 
     def start_generation(self, number: int) -> None:
@@ -322,7 +325,7 @@ class Run:
         self._trained_at[self._weight_version] = self._rollouts_trained
         version = str(self._weight_version)
         with self._timed("time/sync_weights"), self._watch.during_sync():
-            self._trainer.call(
+            of_ranks: list[int] = self._trainer.call(
                 "sync_weights",
                 self._engines.urls,
                 self._engines.keys,
@@ -331,6 +334,7 @@ class Run:
                 doing=f"syncing weights (version {version})",
                 timeout_s=self.config.sync.weight_sync_timeout_s,
             )
+        self._synced["synced_bytes"] = float(sum(of_ranks))
 
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
@@ -389,7 +393,7 @@ class Run:
 
     def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
         """Report one step: the rollout's metrics, the trainer's, and where the seconds went."""
-        metrics = {**rollout.metrics, **train_metrics, **self._seconds}
+        metrics = {**rollout.metrics, **train_metrics, **self._synced, **self._seconds}
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 
 from slime.errors import CheckpointError, disk_problem, one_line
 from slime.train.checkpoint_reader import blame, require_complete, without_code
+from slime.train.lora import saved_part
 
 _WRITER = filesystem_async.FileSystemWriterAsync
 
@@ -133,7 +134,7 @@ def _blaming(folder: Path) -> Iterator[None]:
 def _put_into(chunks: list[Any], loaded: dict[str, Any]) -> None:
     with torch.no_grad():
         for number, chunk in enumerate(chunks):
-            chunk.load_state_dict(loaded[_model_key(number, chunks)])
+            saved_part(chunk).load_state_dict(loaded[_model_key(number, chunks)])
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def _model_key(number: int, chunks: list[Any]) -> str:
 
 def _model_state(chunks: list[Any]) -> dict[str, Any]:
     return {
-        _model_key(number, chunks): chunk.sharded_state_dict(metadata=_metadata())
+        _model_key(number, chunks): saved_part(chunk).sharded_state_dict(metadata=_metadata())
         for number, chunk in enumerate(chunks)
     }
 

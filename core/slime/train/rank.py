@@ -22,11 +22,22 @@ from slime.train.advantages import advantage_metrics, check_agreement, check_fin
 from slime.train.architecture import ModelShape, read_same_model
 from slime.train.critic import Critic, ValueColumns
 from slime.train.forward import flat_column, policy_head
+from slime.train.lora import (
+    add_adapters,
+    check_adapters,
+    describe_adapters,
+    merged_values,
+    named_adapters,
+    start_adapters,
+)
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
 from slime.train.model import TrainableModel, build_chunks, timed
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
 from slime.weights import architecture, create_transport, drain, load_hf, named_hf_tensors, read_hf_config, save_hf
+from slime.weights.lora import lora_of, peft_config
+from slime.weights.peft import peft_writer
+from slime.weights.shards import NamedTensors, drained
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -79,6 +90,11 @@ class MegatronRank:
         self._hf_config: dict[str, Any] | None = None if folder is None else read_hf_config(Path(folder))
         self._architecture = None if self._hf_config is None else architecture(self._hf_config)
         found = self._architecture
+        if found is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
+            raise ConfigError(
+                "adapters (--lora-rank, --lora-load) need the names of the model's modules: --hf-checkpoint."
+            )
+        self._lora = None if found is None else lora_of(config.lora, found)
         shape = None if found is None else ModelShape(found.transformer, found.gpt)
         self._settings = train_settings(config, shape)
         self._transport: WeightTransport | None = None
@@ -95,14 +111,19 @@ class MegatronRank:
     def _build(self, needs: frozenset[str]) -> None:
         config, settings, algorithm = self.config, self._settings, self.config.algorithm
         chunks = build_chunks(settings, self._device)
+        if self._lora is not None and self._architecture is not None:
+            add_adapters(chunks, self._lora, self._architecture)
         self._estimator_needs_kl = not self._supervised and (algorithm.kl_coef != 0 or "reference" in needs)
         reference = self._estimator_needs_kl or (not self._supervised and algorithm.use_kl_loss)
         self.reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
             self._load_hf(chunks, Path(config.checkpoint.ref_load), "--ref-load")
-            self.reference = ReferenceWeights(chunks)
+            self.reference = ReferenceWeights(chunks, shares_frozen=False)
         if config.checkpoint.hf_checkpoint is not None:
             self._load_hf(chunks, Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
+        if self._lora is not None and self._architecture is not None:
+            folder = None if config.lora.lora_load is None else Path(config.lora.lora_load)
+            start_adapters(chunks, self._lora, self._architecture, folder=folder, seed=config.run.seed)
         if reference and self.reference is None:
             self.reference = ReferenceWeights(chunks)
         # Supervised answers were not sampled: their loss is the plain log-probability.
@@ -249,9 +270,17 @@ class MegatronRank:
                 "without --hf-checkpoint the weights have no Hugging Face names; give the model's folder."
             )
         self.policy.finish_param_gather()
-        return named_hf_tensors(self.policy.chunks, self._architecture)
+        values_of = None if self._lora is None else merged_values(self.policy.chunks)
+        return named_hf_tensors(self.policy.chunks, self._architecture, values_of=values_of)
 
-    def sync_weights(self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str) -> None:
+    def named_adapters(self) -> NamedTensors:
+        """The full tensors of the adapters, if there are any, under PEFT's names; otherwise as `named_hf_weights`."""
+        if self._lora is None or self._architecture is None:
+            return iter(())
+        self.policy.finish_param_gather()
+        return named_adapters(self.policy.chunks, self._lora, self._architecture)
+
+    def sync_weights(self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str) -> int:
         """Bring the engines to the policy's weights: every rank gathers, rank 0 sends.
 
         Args:
@@ -259,11 +288,14 @@ class MegatronRank:
             keys: Keys of the engines; None if they have none.
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
+
+        Returns:
+            Bytes that were sent to each engine, on rank 0; 0 on the others.
         """
         weights = self.named_hf_weights()
         if self._rank != 0:
             drain(weights)
-            return
+            return 0
         if self._transport is None:
             assert self._run_dir is not None
             self._transport = create_transport(
@@ -273,15 +305,29 @@ class MegatronRank:
                 scratch=self._run_dir / "weights",
                 on_gpu=self.config.on_gpu,
             )
-        self._transport.send(weights, version=version)
+        sent = 0
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            nonlocal sent
+            for name, tensor in weights:
+                sent += tensor.nbytes
+                yield name, tensor
+
+        self._transport.send(counted(), version=version)
+        return sent
 
     def export_hf(self, folder: Path) -> None:
-        """Write a complete Hugging Face model folder; rank 0 writes."""
-        weights = self.named_hf_weights()
+        """Write a complete Hugging Face model folder, with adapters merged and in a folder `adapter`; rank 0 writes."""
+        weights, base = self.named_hf_weights(), Path(str(self.config.checkpoint.hf_checkpoint))
+        adapters, also = self.named_adapters(), None
+        if self._lora is not None and self._architecture is not None:
+            also = peft_writer(adapters, peft_config(self._lora, self._architecture, str(base)))
         if self._rank == 0:
-            save_hf(folder, weights, Path(str(self.config.checkpoint.hf_checkpoint)))
+            with drained(adapters):
+                save_hf(folder, weights, base, also=also)
         else:
             drain(weights)
+            drain(adapters)
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule and random states to `folder`, which must be new or empty."""
@@ -290,6 +336,8 @@ class MegatronRank:
             self.critic.save(folder)
         if self.reference is not None:
             self.reference.save(folder / REFERENCE_PART)
+        if self._lora is not None and self._rank == 0:
+            describe_adapters(folder, self._lora, Path(str(self.config.checkpoint.hf_checkpoint)))
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
         """Read what `save` wrote, under any parallel layout.
@@ -300,6 +348,8 @@ class MegatronRank:
                 unless --ref-load names one.
         """
         self.policy.finish_param_gather()
+        base = self.config.checkpoint.hf_checkpoint
+        check_adapters(folder, self._lora, None if base is None else Path(base))
         if self.critic is not None and not weights_only:
             self.critic.check(folder)
         if self.reference is not None and not weights_only:

@@ -1,5 +1,7 @@
 """The reference policy: a second copy of this rank's weights, exchanged with the model's for a forward pass.
 
+If only adapters are trained, the frozen weights are the same for both, and the copy is one of the adapters alone.
+
 It starts as the weights of the run's model folders. It may be renewed later: every `--ref-update-interval` rollouts, or
 from the checkpoint whose weights the run started from. Only a renewed reference is saved in checkpoints, since a
 resumed run cannot read it from a folder again.
@@ -28,8 +30,15 @@ class ReferenceWeights:
         tensors: The copies, in the order of the chunks' parameters and buffers.
     """
 
-    def __init__(self, chunks: list[Any]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: list[Any], *, shares_frozen: bool = True) -> None:
+        """Copy the weights.
+
+        Args:
+            chunks: The bare chunks.
+            shares_frozen: Whether the reference has the same frozen parameters as the model, so that only the others
+                are copied.
+        """
+        self._chunks, self._shares_frozen = chunks, shares_frozen
         self.tensors = [_host_copy(tensor) for tensor in self._live()]
         self._renewed = False
 
@@ -61,7 +70,13 @@ class ReferenceWeights:
             self._exchange()
 
     def _live(self) -> list[Tensor]:
-        return [tensor.data for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+        found = []
+        for chunk in self._chunks:
+            parameters = list(chunk.parameters())
+            own = [one for one in parameters if one.requires_grad]
+            shares = self._shares_frozen and len(own) < len(parameters)
+            found += [tensor.data for tensor in (own if shares else (*parameters, *chunk.buffers()))]
+        return found
 
     def _exchange(self) -> None:
         for held, live in zip(self.tensors, self._live(), strict=True):

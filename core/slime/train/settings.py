@@ -187,7 +187,9 @@ def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> boo
             "--transformer-impl transformer_engine: the package transformer_engine is not installed."
             ' Install it (pip install "slime-rl[gpu]") or drop the flag.'
         )
-    return config.on_gpu and installed and wanted != "local"
+    # An adapter's input is what TransformerEngine keeps inside a layer: the output of the norm before a projection.
+    adapted = config.lora.lora_rank is not None or config.lora.lora_load is not None
+    return config.on_gpu and installed and wanted != "local" and not adapted
 
 
 def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:

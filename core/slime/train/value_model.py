@@ -12,6 +12,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from slime.train.forward import MicroBatch
+from slime.train.lora import merged_values
+from slime.weights.shards import global_name
 
 
 def value_head(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
@@ -75,12 +77,13 @@ def value_model(
 
 
 def copy_backbone(policy: Sequence[Any], critic: Sequence[Any]) -> None:
-    """Copy the policy's weights into the critic's bare chunks, except for the output layer."""
+    """Copy the policy's weights into the critic's bare chunks, except for the output layer; adapters are merged."""
+    values_of = merged_values(policy)
     for policy_chunk, critic_chunk in zip(policy, critic, strict=True):
         source = dict(_backbone(policy_chunk))
         with torch.no_grad():
             for name, tensor in _backbone(critic_chunk):
-                tensor.copy_(source[name])
+                tensor.copy_(values_of(global_name(name, policy_chunk), source[name]))
 
 
 def _backbone(chunk: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:

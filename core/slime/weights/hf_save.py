@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,14 @@ _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _Written = dict[str, list[tuple[str, int, torch.dtype]]]
 
 
-def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard_bytes: int = 4 * 2**30) -> None:
+def save_hf(
+    folder: Path,
+    named: NamedTensors,
+    source_folder: Path,
+    *,
+    max_shard_bytes: int = 4 * 2**30,
+    also: Callable[[Path], None] | None = None,
+) -> None:
     """Write a Hugging Face model folder: the tensors, and everything but weights copied from `source_folder`.
 
     Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
@@ -39,6 +47,7 @@ def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard
         named: Names and full tensors; iterated to the end in any case.
         source_folder: A complete folder of the same model.
         max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
+        also: Writes more files into the folder, which has not got its name yet.
 
     Raises:
         CheckpointError: If tensors of the model are missing or unknown, the folder cannot be written, or it is
@@ -48,12 +57,14 @@ def save_hf(folder: Path, named: NamedTensors, source_folder: Path, *, max_shard
         if folder.resolve() == source_folder.resolve():
             raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
         try:
-            _save(folder, named, source_folder, max_shard_bytes)
+            _save(folder, named, source_folder, max_shard_bytes, also or (lambda _: None))
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
 
 
-def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int) -> None:
+def _save(
+    folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int, also: Callable[[Path], None]
+) -> None:
     config = read_hf_config(source_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
@@ -63,6 +74,7 @@ def _save(folder: Path, named: NamedTensors, source_folder: Path, max_shard_byte
         files = _write_tensors(work, _in_own_types(named, source_folder), max_shard_bytes)
         _check_complete(folder, {name for tensors in files.values() for name, _, _ in tensors}, config)
         _write_config(work, config, files)
+        also(work)
         _move_into_place(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,8 @@ ReadSlice = Callable[[str, int, int, int], Tensor]
 
 #: name of the output layer over the vocabulary
 OUTPUT_LAYER = "output_layer.weight"
+#: the submodule of a model with its low-rank adapters, whose tensors are not the model's
+ADAPTERS = "adapters"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 #: TransformerEngine keeps a norm inside the linear layer that follows it
 _TRANSFORMER_ENGINE_NORMS = {
@@ -50,7 +53,8 @@ def local_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
                 "do not; remove the flag."
             )
         for name, parameter in model.named_parameters():
-            found[_global_name(name, model)] = parameter
+            if not name.startswith(f"{ADAPTERS}."):
+                found[global_name(name, model)] = parameter
     return found
 
 
@@ -74,7 +78,8 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _global_name(name: str, model: Any) -> str:
+def global_name(name: str, model: Any) -> str:
+    """The name in the rules of a local parameter of a bare model chunk."""
     match = _LAYER.fullmatch(name)
     if match is None:
         return name
@@ -195,10 +200,18 @@ def _round_up(value: int, multiple: int) -> int:
 
 T = TypeVar("T")
 NamedTensors = Iterator[tuple[str, Tensor]]
+#: a rule, and what gives this rank's shard of its tensor
+Shard = tuple[Rule, Callable[[], Tensor]]
+#: (name in the rules, parameter) -> the values to use for it
+ValuesOf = Callable[[str, Tensor], Tensor]
 
 
 def named_hf_tensors(
-    models: Sequence[nn.Module], architecture: Architecture, *, bucket_bytes: int = 256 * 2**20
+    models: Sequence[nn.Module],
+    architecture: Architecture,
+    *,
+    values_of: ValuesOf | None = None,
+    bucket_bytes: int = 256 * 2**20,
 ) -> NamedTensors:
     """Every full, unsharded tensor under its Hugging Face name, on global rank 0.
 
@@ -209,7 +222,29 @@ def named_hf_tensors(
     Args:
         models: The local model chunks.
         architecture: The model's names and rules.
+        values_of: Gives other values for a parameter than its own, such as those with an adapter merged into them.
         bucket_bytes: Bytes of one rank's shards gathered at a time; about two buckets are held at once.
+    """
+    return gather_tensors(_shards(models, architecture, values_of), architecture.sizes, bucket_bytes=bucket_bytes)
+
+
+def _shards(models: Sequence[nn.Module], model: Architecture, values_of: ValuesOf | None) -> Iterator[Shard]:
+    """The shards of the local model chunks."""
+    rules = {rule.megatron: rule for rule in model.rules}
+    for name, parameter in local_parameters(models).items():
+        if name == OUTPUT_LAYER and name not in rules:
+            continue  # a copy of the tied embedding
+        yield rule_of(name, rules), partial(values_of or _own_values, name, parameter.detach())
+
+
+def _own_values(_name: str, parameter: Tensor) -> Tensor:
+    return parameter
+
+
+def gather_tensors(shards: Iterable[Shard], sizes: Sizes, *, bucket_bytes: int = 256 * 2**20) -> NamedTensors:
+    """The full tensors of these rules, on global rank 0; otherwise as `named_hf_tensors`.
+
+    Every rank gives the shards of its pipeline stage. They are asked for their tensors one after another.
     """
     from megatron.core import parallel_state
 
@@ -217,7 +252,7 @@ def named_hf_tensors(
         return
     tp_group = parallel_state.get_tensor_model_parallel_group()
     pp_group = parallel_state.get_pipeline_model_parallel_group()
-    stage = _stage_tensors(models, architecture, tp_group, bucket_bytes)
+    stage = _stage_tensors(shards, sizes, tp_group, bucket_bytes)
     if dist.get_rank(pp_group) != 0:
         _send_stage(stage, tp_group, pp_group, bucket_bytes)
         return
@@ -227,20 +262,16 @@ def named_hf_tensors(
             yield from _receive_stage(pp_group, source)
 
 
-def _stage_tensors(models: Sequence[nn.Module], model: Architecture, tp_group: Any, bucket_bytes: int) -> NamedTensors:
+def _stage_tensors(shards: Iterable[Shard], sizes: Sizes, tp_group: Any, bucket_bytes: int) -> NamedTensors:
     """The full tensors of this pipeline stage; nothing on tensor-parallel ranks other than 0."""
-    rules = {rule.megatron: rule for rule in model.rules}
-    divided: list[tuple[Rule, Tensor]] = []
-    for name, parameter in local_parameters(models).items():
-        if name == OUTPUT_LAYER and name not in rules:
-            continue  # a copy of the tied embedding
-        rule = rule_of(name, rules)
+    divided: list[Shard] = []
+    for rule, tensor in shards:
         if rule.parallel_dim is not None and dist.get_world_size(tp_group) > 1:
-            divided.append((rule, parameter.detach()))
+            divided.append((rule, tensor))
         elif dist.get_rank(tp_group) == 0:
-            yield from to_hf(rule, [parameter.detach()], model.sizes)
-    for bucket in buckets(divided, bucket_bytes, same_dtype=True):
-        yield from _gather(bucket, model.sizes, tp_group)
+            yield from to_hf(rule, [tensor()], sizes)
+    for bucket in buckets(((rule, tensor()) for rule, tensor in divided), bucket_bytes, same_dtype=True):
+        yield from _gather(bucket, sizes, tp_group)
 
 
 def _gather(bucket: Sequence[tuple[Rule, Tensor]], sizes: Sizes, tp_group: Any) -> NamedTensors:

@@ -5,6 +5,7 @@ A header is read in a millisecond, whatever the size of the file, so a damaged m
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -151,6 +152,27 @@ def not_finite(tensors: dict[str, StoredTensor], *, everything: bool) -> Iterato
                         yield name
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def sample_digest(folder: Path) -> str:
+    """A sha256 over the names, types and shapes of a model's tensors and a sample of the bytes of each.
+
+    Models that were trained or converted differently have different digests, wherever their folders are.
+
+    Raises:
+        CheckpointError: As `stored_tensors` does, or a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(stored_tensors(folder).items()):
+        digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
+        try:
+            with tensor.path.open("rb") as file:
+                for begin, size in _pieces(tensor, everything=False):
+                    file.seek(begin)
+                    digest.update(file.read(size))
+        except OSError as error:
+            raise CheckpointError(f"{tensor.path} cannot be read: {error.strerror}.") from error
+    return digest.hexdigest()
 
 
 def _pieces(tensor: StoredTensor, *, everything: bool) -> Iterator[tuple[int, int]]:
