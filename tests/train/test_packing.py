@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from tests.train.harness import make_batch
 
 from slime.train.forward import PackingRule
-from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm
-from slime.train.rotation import rotary_thd
+from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm, rotary_thd
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from tests.train.harness import make_config
 
 from slime.errors import ConfigError
 from slime.train.architecture import ModelShape, merge_architecture
-from slime.train.optimizing import build_scheduler
+from slime.train.model import build_scheduler
 from slime.train.settings import TrainSettings, train_settings
 
 FOLDER = ModelShape(
@@ -210,3 +210,88 @@ def test_learning_rate_warms_up_and_decays_over_the_run_in_optimizer_steps() -> 
 def test_an_inconsistent_schedule_is_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         learning_rates(1, **flags)
+
+
+EXPERTS = {
+    "num_moe_experts": 8,
+    "moe_ffn_hidden_size": 32,
+    "moe_router_topk": 2,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_router_score_function": "sigmoid",
+}
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 12,
+    "rope_type": "rope",
+}
+
+
+def settings_of(extra: dict[str, Any], world_size: int = 1, **megatron: Any) -> TrainSettings:
+    folder = ModelShape(FOLDER.transformer | extra, FOLDER.gpt | {"rotary_base": 5e4})
+    return train_settings(make_config(None, world_size=world_size, megatron=megatron), folder)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"moe_layer_freq": [0, 1, 1, 1], "num_moe_experts": 8},
+        {"moe_router_num_groups": 1, "moe_router_group_topk": 1},
+        {"moe_router_pre_softmax": True},
+        {"moe_router_topk_scaling_factor": 1.0},
+        {"mscale": 2.0, "mscale_all_dim": 3.0, "beta_fast": 5.0, "rotary_scaling_factor": 1.0},
+    ],
+    ids=str,
+)
+def test_flags_that_mean_the_same_model_are_accepted(flags: dict[str, Any]) -> None:
+    plain, stated = (settings_of(EXPERTS | LATENT, **more).transformer for more in ({}, flags))
+    assert stated.moe_layer_freq == plain.moe_layer_freq == [0, 1, 1, 1]
+    assert stated.rotary_scaling_factor == 1.0, "it would scale attention although there is no YaRN"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"moe_layer_freq": 1}, "--moe-layer-freq says 1"),
+        ({"moe_router_num_groups": 2}, "--moe-router-num-groups says 2"),
+        ({"moe_router_score_function": "softmax"}, "--moe-router-score-function says 'softmax'"),
+        ({"kv_lora_rank": 64}, "--kv-lora-rank says 64"),
+        ({"rotary_scaling_factor": 40.0}, "--rotary-scaling-factor says 40.0"),
+    ],
+    ids=str,
+)
+def test_flags_that_contradict_the_folder_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings_of(EXPERTS | LATENT, **flags)
+
+
+def test_latent_attention_has_the_folders_rotary_base() -> None:
+    transformer = settings_of(LATENT).transformer
+    assert transformer.multi_latent_attention and transformer.v_head_dim == 12
+    assert transformer.rotary_base == 5e4
+
+
+@pytest.mark.parametrize("extra", [EXPERTS, LATENT], ids=["experts", "latent attention"])
+def test_tensor_parallelism_brings_sequence_parallelism_where_it_must(extra: dict[str, Any]) -> None:
+    assert settings_of(extra, 2, tensor_model_parallel_size=2).transformer.sequence_parallel
+    assert not settings_of({}, 2, tensor_model_parallel_size=2).transformer.sequence_parallel
+    with pytest.raises(ConfigError, match="--no-sequence-parallel: it is on by default"):
+        settings_of(extra, 2, tensor_model_parallel_size=2, sequence_parallel=False)
+
+
+def test_experts_are_dealt_evenly() -> None:
+    assert settings_of(EXPERTS, 2, expert_model_parallel_size=2).transformer.expert_model_parallel_size == 2
+    with pytest.raises(ConfigError, match="--expert-model-parallel-size 3 does not divide the model's 8 experts"):
+        settings_of(EXPERTS, 3, expert_model_parallel_size=3)
+    with pytest.raises(ConfigError, match="--expert-tensor-parallel-size 3 does not divide the experts' 32"):
+        settings_of(EXPERTS, 3, expert_tensor_parallel_size=3)
+
+
+def test_routers_compute_in_float32_and_keep_their_bias() -> None:
+    transformer = settings_of(EXPERTS).transformer
+    assert transformer.moe_router_dtype == "fp32" and transformer.moe_router_bias_update_rate == 0.0
+    assert transformer.moe_aux_loss_coeff == 0.0
+    assert settings_of(EXPERTS, moe_router_bias_update_rate=0.1).transformer.moe_router_bias_update_rate == 0.1

@@ -1,12 +1,13 @@
 """Changes to single `megatron.core` modules after import, beyond the spelling of the device.
 
-Each fix repairs a defect of megatron-core 0.16.1 without TransformerEngine, replaces a call that bypasses
-`torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name to its fix.
+Each fix repairs a defect of megatron-core 0.16.1 without TransformerEngine (needed on GPUs too), replaces a call that
+bypasses `torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name to its fix on a CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import types
 from collections.abc import Callable
@@ -32,9 +33,14 @@ def _router_gemm(module: Any) -> None:
 
 
 def _random_state(module: Any) -> None:
-    """The tensor-parallel RNG tracker calls torch._C directly; recomputing norms needs TransformerEngine's FP8."""
+    """The tensor-parallel RNG tracker calls torch._C directly."""
     module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    _no_fp8(module)
+
+
+def _no_fp8(module: Any) -> None:
+    """Recomputing norms and up projections asks TransformerEngine about FP8."""
     if not module.HAVE_TE:
         module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
         module.activation_recompute_forward = module.fp8_autocast = lambda **_: contextlib.nullcontext()
@@ -67,10 +73,21 @@ def swiglu_back(grad: Tensor, gate_up: Tensor) -> Tensor:
     return out
 
 
+def repair_without_transformer_engine() -> None:
+    """Make experts, latent attention and recomputation run where TransformerEngine is not installed, on any device."""
+    if not _have_transformer_engine():
+        for name, fix in _WITHOUT_TE.items():
+            fix(importlib.import_module(name))
+
+
+_WITHOUT_TE: dict[str, Callable[[Any], None]] = {
+    "megatron.core.tensor_parallel.random": _no_fp8,
+    "megatron.core.transformer.moe.moe_utils": _router_gemm,
+    "megatron.core.transformer.multi_latent_attention": _latent_attention,
+}
 FIXES: dict[str, Callable[[Any], None]] = {
     "megatron.core.fusions.fused_bias_swiglu": _swiglu,
     "megatron.core.jit": _no_compile,
+    **_WITHOUT_TE,
     "megatron.core.tensor_parallel.random": _random_state,
-    "megatron.core.transformer.moe.moe_utils": _router_gemm,
-    "megatron.core.transformer.multi_latent_attention": _latent_attention,
 }

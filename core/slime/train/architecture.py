@@ -123,8 +123,6 @@ def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any]) -> Mo
                 f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {folder[name]!r}."
                 " Drop the flag, or point --hf-checkpoint at the model it describes."
             )
-    if hf.transformer.get("rope_type") == "rope":
-        transformer = {name: value for name, value in transformer.items() if name not in _YARN}
     return ModelShape({**hf.transformer, **transformer}, {**_GPT_DEFAULTS, **hf.gpt, **gpt})
 
 

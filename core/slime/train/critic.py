@@ -15,9 +15,10 @@ from torch import Tensor
 
 from slime.errors import CheckpointError
 from slime.train.architecture import read_same_model
+from slime.train.chunks import build_chunks
 from slime.train.forward import MicroBatch
 from slime.train.loss import value_loss
-from slime.train.model import TrainableModel, build_chunks, timed
+from slime.train.model import TrainableModel, timed
 from slime.train.settings import TrainSettings
 from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
 from slime.weights import load_hf_backbone

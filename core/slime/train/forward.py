@@ -131,7 +131,7 @@ class PackingRule:
             slots=None if slots is None else slots.to(self.device),
             sequence_ids=_int64(sequence_parts).to(self.device),
             token_ids=_int64(token_parts).to(self.device),
-            routed=RoutedRows(share, self._this_part(padding), self._this_part(chosen)),
+            routed=RoutedRows(share, sum(runs), self._this_part(padding), self._this_part(chosen)),
         )
 
     def _this_part(self, rows: Tensor | None) -> Tensor | None:

@@ -5,32 +5,29 @@ The policy is one such model, the critic another.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import megatron.core.optimizer as megatron_optimizer
+import megatron.core.optimizer.distrib_optimizer as distributed_optimizer
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
+from torch.optim.adam import adam
 
 from slime.data import plan_micro_batches
+from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import load_state, save_state
+from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.forward import (
     LossFunction,
     MicroBatch,
@@ -41,10 +38,7 @@ from slime.train.forward import (
     counts_tokens,
     sum_over_ranks,
 )
-from slime.train.linears import ReplicatedLinear
-from slime.train.modules import Norm, PackedAttention
-from slime.train.optimizing import build_scheduler, install_adam, take_step
-from slime.train.router import TrainingRouter, router_metrics, routers_of
+from slime.train.router import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -52,113 +46,154 @@ if TYPE_CHECKING:
     from slime.data import TrainBatch
 
 
-#: Megatron's modules -> those that training needs instead
-_OURS: dict[type, type] = {TopKRouter: TrainingRouter}
-#: the same, where TransformerEngine has none of its own
-_WITHOUT_TE: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
+def build_scheduler(
+    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
+) -> Any:
+    """The learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
 
-
-def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[..., Any] = GPTModel) -> list[Any]:
-    """The bare models of this rank, in order; more than one under virtual pipeline stages.
+    An iteration is one optimizer step. The default decays over the whole run. A resumed run keeps only its count of
+    steps; the schedule's length and the learning rate are those that the resumed run states.
 
     Args:
-        settings: What to build.
-        device: Where to put it.
-        model: Called with GPTModel's arguments to build one of them.
+        config: The run's configuration.
+        settings: The model's settings, with the learning rate.
+        optimizer: What the schedule drives.
+        lr_flag: The flag that set the learning rate, for messages.
+        idle_rollouts: Rollouts of the run in which this model takes no step.
+
+    Raises:
+        ConfigError: The options contradict each other.
     """
-    transformer = settings.transformer
-    virtual = transformer.virtual_pipeline_model_parallel_size
-    chunks = []
-    for stage in [None] if virtual is None else range(virtual):
-        spec = get_gpt_decoder_block_spec(
-            transformer,
-            use_transformer_engine=settings.use_transformer_engine,
-            normalization=transformer.normalization,
-            vp_stage=stage,
+    stated = config.megatron
+    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.batch.steps
+    decay = stated.get("lr_decay_iters") or max(1, run)
+    warmup = stated.get("lr_warmup_iters") or 0
+    if stated.get("lr_warmup_fraction") is not None:
+        if warmup:
+            raise ConfigError("--lr-warmup-iters and --lr-warmup-fraction exclude each other.")
+        warmup = round(stated["lr_warmup_fraction"] * decay)
+    if warmup >= decay:
+        raise ConfigError(
+            f"the learning rate would warm up for {warmup} steps of {decay} (--lr-decay-iters, by default rollouts x"
+            " steps per rollout). Shorten the warm-up."
         )
-        spec = replace_modules(copy.deepcopy(spec), _OURS)
-        if not settings.use_transformer_engine:
-            replace_modules(spec, _WITHOUT_TE)
-            _replicate_down_projections(spec)
-        if settings.layer_specs is not None:
-            spec = settings.layer_specs(spec, transformer, transformer_engine=settings.use_transformer_engine)
-        stage_of = {"ignore_virtual": stage is None, "vp_stage": stage}
-        chunk = model(
-            transformer,
-            spec,
-            pre_process=parallel_state.is_pipeline_first_stage(**stage_of),
-            post_process=parallel_state.is_pipeline_last_stage(**stage_of),
-            vp_stage=stage,
-            **settings.gpt,
-        )
-        _keep_experts_apart(chunk)
-        chunks.append(chunk.to(device))
-    return chunks
+    lr, least = settings.optimizer.lr, settings.optimizer.min_lr
+    if not 0 <= least <= lr:
+        raise ConfigError(f"--min-lr {least} is not between 0 and {lr_flag} {lr}.")
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=lr,
+        min_lr=least,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=stated.get("lr_decay_style", "constant"),
+        start_wd=settings.optimizer.weight_decay,
+        end_wd=settings.optimizer.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )
 
 
-def _replicate_down_projections(spec: Any) -> None:
-    """See `ReplicatedLinear`."""
-    for layer in spec.layer_specs:
-        attention = layer.submodules.self_attention.submodules
-        if isinstance(attention, MLASelfAttentionSubmodules):
-            attention.linear_q_down_proj = attention.linear_kv_down_proj = ReplicatedLinear
+def take_step(
+    optimizer: Any, scheduler: Any, *, step_name: str, sums: Mapping[str, float], scaled: bool
+) -> tuple[float, float]:
+    """Update the weights with the accumulated gradients.
 
+    Args:
+        optimizer: Megatron's optimizer.
+        scheduler: Its learning-rate schedule, advanced by one step.
+        step_name: Rollout and step, for messages.
+        sums: Sums over the step's tokens, `loss` among them.
+        scaled: Whether float16 loss scaling is on, with which an overflow is expected now and then: Megatron skips
+            that update.
 
-def _keep_experts_apart(chunk: torch.nn.Module) -> None:
-    """Give the experts' weights gradient buffers and an optimizer of their own under every layout.
+    Returns:
+        The gradient norm and the learning rate of this step.
 
-    Megatron does so only with expert parallelism. With expert tensor parallelism below tensor parallelism, it would
-    then not add the gradients of all copies of an expert; and checkpoints with and without expert parallelism would
-    have different parts.
+    Raises:
+        TrainerError: The loss or the gradient is not finite.
     """
-    for name, parameter in chunk.named_parameters():
-        if ".experts." in name:
-            parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron reads it
+    seen = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+    if not math.isfinite(sums["loss"]):
+        hint = " A large logprob_gap points at the engine's weights or log-probs." if "logprob_gap" in sums else ""
+        raise TrainerError(
+            f"{step_name}: the loss is {sums['loss']}. Sums over the step's tokens: {seen}."
+            f" The weights were not changed.{hint}"
+        )
+    lr = float(optimizer.param_groups[0]["lr"])
+    updated, norm, _ = optimizer.step()
+    scheduler.step(increment=1)
+    # Megatron has no norm for gradients that overflowed in float16.
+    norm = math.nan if norm is None else float(norm)
+    if not math.isfinite(norm) and (updated or not scaled):
+        raise TrainerError(
+            f"{step_name}: the gradient norm is {norm} at loss {sums['loss']:g} and learning rate {lr:g}."
+            f" Sums over the step's tokens: {seen}. Resume from the last checkpoint."
+        )
+    return norm, lr
 
 
-def wrap_chunks(settings: TrainSettings, chunks: list[Any]) -> list[Any]:
-    """Each chunk inside Megatron's DDP, and converted to half precision if the settings say so."""
-    transformer = settings.transformer
-    if transformer.bf16 or transformer.fp16:
-        # Half precision would round the bias by which routers choose experts, and then the choice differs.
-        biases = [(router, router.expert_bias) for chunk in chunks for router in routers_of(chunk)]
-        exact = [None if bias is None else bias.clone() for _, bias in biases]
-        chunks = [Float16Module(transformer, chunk) for chunk in chunks]
-        for (router, _), bias in zip(biases, exact, strict=True):
-            if bias is not None:
-                router.expert_bias.data = bias
-    return [
-        DistributedDataParallel(transformer, settings.ddp, chunk, disable_bucketing=number > 0)
-        for number, chunk in enumerate(chunks)
-    ]
+class GroupStepAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) with `adam_w_mode`.
+
+    Its step count is in the parameter group, as in TransformerEngine's and Apex's FusedAdam, which Megatron's
+    distributed optimizer can save and reload. torch's own counts per parameter, and Megatron cannot load what it saved.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.adam_w_mode = adam_w_mode
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
+        """One update of every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("GroupStepAdam takes no closure")
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
+            if not params:
+                continue
+            adam(
+                params,
+                [p.grad for p in params],
+                [self.state[p]["exp_avg"] for p in params],
+                [self.state[p]["exp_avg_sq"] for p in params],
+                [],
+                [torch.tensor(float(group["step"] - 1)) for _ in params],
+                foreach=True,
+                decoupled_weight_decay=self.adam_w_mode,
+                amsgrad=False,
+                maximize=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
 
 
-def connect_schedule(settings: TrainSettings, wrapped: list[Any], scale_loss: Callable[..., Any]) -> None:
-    """Tell Megatron's pipeline schedule how to scale losses, when to reduce gradients and how to finish them."""
-    transformer, ddp = settings.transformer, settings.ddp
-    transformer.grad_scale_func = scale_loss
-    # Loss weights already divide by the whole step's totals, so Megatron must not divide by its token count.
-    transformer.finalize_model_grads_func = lambda model, _num_tokens, **rest: finalize_model_grads(model, None, **rest)
-    first_or_all: Callable[[list[Any]], Any] = lambda each: each[0] if len(each) == 1 else each  # noqa: E731
-    if ddp.overlap_grad_reduce:
-        transformer.no_sync_func = first_or_all([chunk.no_sync for chunk in wrapped])
-    if ddp.overlap_param_gather and ddp.align_param_gather:
-        transformer.param_sync_func = first_or_all([chunk.start_param_sync for chunk in wrapped])
-
-
-def replace_modules(spec: Any, replacements: dict[type, type]) -> Any:
-    """Replace module classes anywhere in a tree of ModuleSpecs and submodule dataclasses, in place; returns it."""
-    if isinstance(spec, list):
-        for item in spec:
-            replace_modules(item, replacements)
-    elif dataclasses.is_dataclass(spec) and not isinstance(spec, type):
-        for field in dataclasses.fields(spec):
-            value = getattr(spec, field.name)
-            if isinstance(value, type):
-                setattr(spec, field.name, replacements.get(value, value))
-            else:
-                replace_modules(value, replacements)
-    return spec
+def install_adam() -> None:
+    """Make Megatron use `GroupStepAdam` if neither TransformerEngine nor Apex is installed."""
+    if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
+        megatron_optimizer.Adam = distributed_optimizer.Adam = GroupStepAdam
+        megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
+        distributed_optimizer.HAVE_APEX_OR_TE = distributed_optimizer.USING_APEX_OPTIMIZER = True
 
 
 class TrainableModel:
@@ -323,7 +358,9 @@ class TrainableModel:
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
-        routes = getattr(batch, "routed_experts", None) if replay and self._replays else None
+        routes = batch.routed_experts if replay and self._replays else None
+        if routes is not None:
+            check_routes({int(batch.sample_ids[i]): routes[i] for i in samples}, transformer)
         pack = partial(self._packing.pack, batch, step_tokens=step_tokens, routes=routes)
         packed = [pack(group) for group in mine if group]
         while len(packed) < count:

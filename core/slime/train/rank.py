@@ -20,6 +20,7 @@ from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import advantage_metrics, check_agreement, check_finite, estimate, required, whiten
 from slime.train.architecture import ModelShape, read_same_model
+from slime.train.chunks import build_chunks
 from slime.train.critic import Critic, ValueColumns
 from slime.train.forward import flat_column, policy_head
 from slime.train.lora import (
@@ -31,7 +32,7 @@ from slime.train.lora import (
     start_adapters,
 )
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
-from slime.train.model import TrainableModel, build_chunks, timed
+from slime.train.model import TrainableModel, timed
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
 from slime.weights import architecture, create_transport, drain, load_hf, named_hf_tensors, read_hf_config, save_hf

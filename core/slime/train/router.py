@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.moe.moe_utils import (
-    MoEAuxLossAutoScaler,
-    save_to_aux_losses_tracker,
-    z_loss_func,
-)
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
+
+from slime.errors import TrainerError
 
 #: what is counted of each layer besides the tokens of its experts
 _COUNTS = ("tokens", "dropped", "entropy", "aux_loss", "z_loss")
@@ -34,6 +33,8 @@ class RoutedRows:
 
     #: the micro-batch's part of the step's tokens, by which its auxiliary losses count; 0 if it does not count
     share: float = 0.0
+    #: tokens of the micro-batch on all ranks that hold a part of it
+    tokens: int = 0
     #: [T] bool, True where the row only pads; None if no row does
     padding: Tensor | None = None
     #: [T, layers, K] experts that the engine chose, or -1 where it chose none; None if routers choose for themselves
@@ -152,13 +153,15 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
         return answer
 
     def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """The z loss, added to the step's as the balancing losses are."""
+        """The z loss, added to the step's as the balancing losses are; Megatron's mean is wrong where ranks pad."""
         coefficient, share = self.config.moe_z_loss_coeff, self._current.share
         if coefficient is None or not share or not (self.training and torch.is_grad_enabled()):
             return logits
-        loss = z_loss_func(logits, coefficient / self.tp_cp_group.size(), padding_mask=padding_mask)
+        squares = logits.logsumexp(-1).square()
+        if padding_mask is not None:
+            squares = squares.masked_fill(padding_mask, 0)
+        loss = coefficient * squares.sum() / self._current.tokens  # this rank's part of the mean over tokens
         self._add("z_loss", share * loss.detach().double() / coefficient)
-        save_to_aux_losses_tracker("z_loss", loss / coefficient, self.layer_number, self.config.num_layers)
         answer: Tensor = MoEAuxLossAutoScaler.apply(logits, loss * share)
         return answer
 
@@ -201,6 +204,29 @@ def _best_experts(scores: Tensor, topk: int, groups: int, best_groups: int) -> T
         out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, worth.topk(best_groups, dim=-1).indices, False)
         scores = by_group.masked_fill(out.unsqueeze(-1), -math.inf).flatten(1)
     return scores.topk(topk, dim=1).indices
+
+
+def check_routes(routes: Mapping[int, np.ndarray[Any, Any]], transformer: Any) -> None:
+    """Refuse experts that are not this model's.
+
+    Args:
+        routes: Of each sample, by its number, [tokens, layers, K] experts.
+        transformer: Megatron's configuration of the model.
+
+    Raises:
+        TrainerError: The model has no experts, or other layers, experts per token or numbers of experts.
+    """
+    experts = transformer.num_moe_experts
+    if experts is None:
+        raise TrainerError("the samples have routed experts to replay, but the model is not a mixture of experts.")
+    expected = (transformer.num_layers, transformer.moe_router_topk)
+    for number, found in routes.items():
+        if found.shape[1:] != expected or found.max(initial=0) >= experts:
+            raise TrainerError(
+                f"sample {number}: its routed experts have (layers, experts per token) {found.shape[1:]} and numbers up"
+                f" to {found.max(initial=0)}; the trainer's model has {expected} and {experts} experts. Do engines and"
+                " trainer have the same model?"
+            )
 
 
 def routers_of(chunk: torch.nn.Module) -> list[TrainingRouter]:

@@ -26,7 +26,7 @@ from slime.config.assemble import stop_on
 from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
 from slime.train.architecture import ModelShape, merge_architecture
-from slime.train.rotation import install_rotary
+from slime.train.modules import install_rotary
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -150,6 +150,8 @@ def _transformer(
     if kind is MLATransformerConfig:
         # Latent attention has rotary embeddings of its own, which GPTModel's keywords do not reach.
         fields = {name: shape.gpt[name] for name in ("rotary_base", "rotary_percent")} | fields
+        if fields.get("rope_type") == "rope":
+            fields["rotary_scaling_factor"] = 1.0  # Megatron would scale attention by a YaRN factor all the same
     install_rotary()
     return _build(kind, fields)
 
