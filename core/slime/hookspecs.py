@@ -17,6 +17,7 @@ from slime.plugin import (
     BufferFilterSpec,
     DataSourceSpec,
     EstimatorSpec,
+    FamilySpec,
     GeneratorSpec,
     RewardSpec,
     TrackerSpec,
@@ -48,6 +49,12 @@ def slime_register_datasources() -> list[DataSourceSpec]:
 @hookspec
 def slime_register_buffer_filters() -> list[BufferFilterSpec]:
     """Buffer filters this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_families() -> list[FamilySpec]:
+    """Model families this plugin provides."""
     raise AssertionError("hook specification, never called")
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import pluggy
 from pydantic import BaseModel, ConfigDict
 
+from slime.architecture import Architecture, Rule
 from slime.types import Group, Sample, SpecInfo, Status
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "Advantages",
+    "Architecture",
     "BufferFilter",
     "BufferFilterSpec",
     "ComponentSpec",
@@ -46,6 +48,8 @@ __all__ = [
     "Estimator",
     "EstimatorBatch",
     "EstimatorSpec",
+    "Family",
+    "FamilySpec",
     "Generation",
     "Generator",
     "GeneratorSpec",
@@ -56,6 +60,7 @@ __all__ = [
     "Reward",
     "RewardModel",
     "RewardSpec",
+    "Rule",
     "Sample",
     "SamplingParams",
     "Selection",
@@ -198,6 +203,17 @@ class TrackerSpec(ComponentSpec):
     kind: ClassVar[str] = "tracker"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySpec(ComponentSpec):
+    """How models of one family are built in Megatron, and how their tensors map to Hugging Face's and the engine's."""
+
+    kind: ClassVar[str] = "family"
+    #: values of `model_type` in config.json; a run uses the family that names its model's
+    model_types: tuple[str, ...]
+    #: the entry of `architectures` in config.json that it implements
+    causal_lm: str
+
+
 # --- what components exchange with the kernel -----------------------------------------------------
 
 
@@ -330,6 +346,27 @@ class Estimator(Protocol):
 
         Returns:
             Tensors of the shapes of `batch.loss_masks`, zero where the mask is zero.
+        """
+        ...
+
+
+class Family(Protocol):
+    """Contract of kind `family`. It is imported before a run starts, so its module must not import torch. A family
+    may also have the method
+
+        layer_specs(spec, transformer, *, transformer_engine: bool) -> Any
+
+    which returns Megatron's layer specs with modules of its own in them. It is called in the trainer.
+    """
+
+    def describe(self, config: Mapping[str, Any]) -> Architecture:
+        """Describe the model of a `config.json`.
+
+        Args:
+            config: The file's content.
+
+        Raises:
+            ConfigError: A setting would change the computation, and the family does not have it.
         """
         ...
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.support.distributions import install, install_reward
+from tests.support.families import read_architecture
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.cli.main import main
-from slime.weights import architecture, read_hf_config
-from slime.weights.mapping import tensor_shapes
 
 __all__ = ["install", "install_reward"]
 
@@ -56,7 +55,7 @@ def split(words: str) -> list[str]:
 
 def write_weights(folder: Path, **changed: np.ndarray | None) -> None:
     """Write the weights that config.json describes, all 0.5; `changed` replaces tensors, or leaves them out."""
-    shapes = tensor_shapes(architecture(read_hf_config(folder)))
+    shapes = read_architecture(folder).shapes
     tensors = {name: np.full(shape, 0.5, dtype=np.float32) for name, shape in shapes.items()} | changed
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
 

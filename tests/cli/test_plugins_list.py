@@ -32,7 +32,7 @@ def test_the_table_shows_every_plugin_and_its_package(install_reward: Any, capsy
     own = line(text, "rewards")
     assert own[:4] + own[-1:] == ["rewards", "0.1.0", "1", "ok", "slime-rl (built in)"]
     assert own[4].startswith("reward exact_match, math, ")
-    assert "6 plugins" in text
+    assert "7 plugins" in text
 
 
 def test_broken_and_clashing_plugins_are_listed_with_a_remedy(
@@ -44,7 +44,7 @@ def test_broken_and_clashing_plugins_are_listed_with_a_remedy(
     text = output(capsys)
     assert line(text, "bad")[2:5] == ["3", "broken", "written for plugin API 3, this slime supports 1"]
     assert line(text, "rival")[3] == line(text, "math")[3] == "clash"
-    assert "8 plugins, 1 broken, 2 clash" in text
+    assert "9 plugins, 1 broken, 2 clash" in text
     assert "bad: Try: pip install -U slime-rl" in text
     assert "reward 'boxed' is ambiguous: write math/boxed" in text
 

@@ -202,7 +202,9 @@ def test_a_model_folder_without_weights(refused: Refused, model: Path) -> None:
 def test_a_model_of_an_unknown_architecture(refused: Refused, model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "llam"}))
-    assert "model_type 'llam' is not supported" in refused("--hf-checkpoint", str(model))
+    message = refused("--hf-checkpoint", str(model))
+    assert "model family 'llam' (--model-family, or model_type in config.json of --hf-checkpoint)" in message
+    assert "Did you mean llama?" in message
 
 
 def test_a_reference_folder_is_checked_too(refused: Refused) -> None:

@@ -49,6 +49,8 @@ def train_and_sync(
     launcher: RankLauncher, config: RunConfig, engine_url: str, exported: Path
 ) -> list[tuple[TrainBatch, Any]]:
     """On the trainer rank: (batch, trainer's log-probs) before and after a step that reaches the engine."""
+    from tests.support.families import read_architecture
+
     from slime.engine.control import EngineControl
     from slime.weights import create_transport, save_hf
 
@@ -58,11 +60,16 @@ def train_and_sync(
     before = (first, rank.log_probs(first))
     rank.train(first)
     transport = create_transport(
-        config.sync, [EngineControl(engine_url)], hf_folder=source, scratch=exported.parent, on_gpu=False
+        config.sync,
+        [EngineControl(engine_url)],
+        model=read_architecture(source),
+        hf_folder=source,
+        scratch=exported.parent,
+        on_gpu=False,
     )
     transport.send(rank.named_hf_weights(), version="1")
     transport.close()
-    save_hf(exported, rank.named_hf_weights(), source)
+    save_hf(exported, rank.named_hf_weights(), source, read_architecture(source))
     second = generated(engine_url)
     after = (second, rank.log_probs(second))
     rank.close()

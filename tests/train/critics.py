@@ -54,12 +54,12 @@ def heads(rank: Any) -> list[Any]:
 
 def backbone(rank: Any) -> dict[str, torch.Tensor]:
     """The critic's full weights under Hugging Face names, on rank 0; of a tied model, so that no head is among them."""
-    from slime.weights import architecture, named_hf_tensors, read_hf_config
+    from tests.support.families import read_architecture
+
+    from slime.weights import named_hf_tensors
 
     rank.critic.model.finish_param_gather()
-    named = named_hf_tensors(
-        rank.critic.model.chunks, architecture(read_hf_config(Path(rank.config.checkpoint.hf_checkpoint)))
-    )
+    named = named_hf_tensors(rank.critic.model.chunks, read_architecture(Path(rank.config.checkpoint.hf_checkpoint)))
     return {name: tensor.clone() for name, tensor in named}
 
 

@@ -23,8 +23,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  #
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
-
-from slime.weights import architecture, read_hf_config  # noqa: E402
+from tests.support.families import read_architecture  # noqa: E402
 
 _DEADLINE_S = 90
 
@@ -87,7 +86,7 @@ def build(
         tp, pp, virtual_pipeline_model_parallel_size=vpp, create_gloo_process_groups=False
     )
     model_parallel_cuda_manual_seed(7, inference_rng_tracker=True, force_reset_rng=True)
-    model = architecture(read_hf_config(folder))
+    model = read_architecture(folder)
     keywords = {**model.transformer, "activation_func": torch.nn.functional.silu}
     config = TransformerConfig(
         tensor_model_parallel_size=tp,

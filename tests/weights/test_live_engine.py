@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.engines import wait_until_running
+from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor
@@ -23,7 +24,7 @@ from slime.config.options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
-from slime.weights import architecture, create_transport, drain, load_hf, named_hf_tensors, read_hf_config
+from slime.weights import create_transport, drain, load_hf, named_hf_tensors, read_hf_config
 from slime.weights.transports.distributed import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport
@@ -59,7 +60,14 @@ def _transport(
     **options: object,
 ) -> WeightTransport:
     settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
-    return create_transport(settings, [engine.control, *also], hf_folder=folder, scratch=scratch, on_gpu=False)
+    return create_transport(
+        settings,
+        [engine.control, *also],
+        model=read_architecture(folder),
+        hf_folder=folder,
+        scratch=scratch,
+        on_gpu=False,
+    )
 
 
 def _engine_log_probs(engine: EngineServer) -> tuple[Tensor, str]:
@@ -134,9 +142,9 @@ def test_tensor_parallel_trainer_sends_its_weights_to_the_engine(
 
     def rank(index: int) -> None:
         models = build(start, tp=2, padded_vocab=192)
-        config = read_hf_config(start)
-        load_hf(models, trained, config)
-        named = named_hf_tensors(models, architecture(config), bucket_bytes=30_000)
+        model = read_architecture(start)
+        load_hf(models, trained, model)
+        named = named_hf_tensors(models, model, bucket_bytes=30_000)
         if index != 0:
             drain(named)
             return
@@ -197,7 +205,7 @@ def test_check_names_the_one_tensor_that_differs(
     weights = _weights(folder)
     transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
     transport.send(_one_value_off(weights, sent_name), version="off")
-    check = WeightCheck(read_hf_config(folder), [engine.control.tp_size])
+    check = WeightCheck(read_architecture(folder), [engine.control.tp_size])
     list(check.observe(iter(weights.items())))
     with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {engine_name}\\."):
         check.compare(engine.url, engine.control.weights_checksum())
@@ -213,7 +221,7 @@ def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServ
         ((name.replace("q_norm", "qnorm") if name == lost else name, t) for name, t in _weights(new).items()),
         version="new",
     )
-    check = WeightCheck(read_hf_config(old), [engine.control.tp_size])
+    check = WeightCheck(read_architecture(old), [engine.control.tp_size])
     list(check.observe(iter(_weights(new).items())))
     with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {lost}"):
         check.compare(engine.url, engine.control.weights_checksum())
@@ -222,7 +230,7 @@ def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServ
 def test_check_reports_unknown_engine_parameters(engine: EngineServer, model_folder: Folders) -> None:
     deeper = model_folder("qwen3", seed=1)
     shallow = {**read_hf_config(deeper), "num_hidden_layers": 2, "layer_types": None}
-    check = WeightCheck(shallow, [engine.control.tp_size])
+    check = WeightCheck(architecture(shallow), [engine.control.tp_size])
     list(check.observe((n, t) for n, t in _weights(deeper).items() if ".layers.2." not in n))
     with pytest.raises(WeightSyncError, match=r"are in the engine only: model\.layers\.2\.input_layernorm\.weight"):
         check.compare(engine.url, engine.control.weights_checksum())

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.support.tiny_models import VOCAB_SIZE
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor, nn
 
 from slime.errors import ConfigError
-from slime.weights import architecture, load_hf, named_hf_tensors, read_hf_config
+from slime.weights import load_hf, named_hf_tensors
 from slime.weights.shards import local_parameters
 
 #: families of `tests.support.tiny_models` that the trainer builds
@@ -30,9 +31,9 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
 def _round_trip(rank: int, folder: Path, layout: dict[str, Any], bucket_bytes: int) -> dict[str, Tensor]:
     del rank
     models = build(folder, **layout)
-    config = read_hf_config(folder)
-    load_hf(models, folder, config)
-    return {name: t.clone() for name, t in named_hf_tensors(models, architecture(config), bucket_bytes=bucket_bytes)}
+    model = read_architecture(folder)
+    load_hf(models, folder, model)
+    return {name: t.clone() for name, t in named_hf_tensors(models, model, bucket_bytes=bucket_bytes)}
 
 
 def _assert_round_trip(folder: Path, world_size: int, layout: dict[str, Any]) -> None:
@@ -69,7 +70,7 @@ def test_more_ranks_than_key_value_heads_export_the_exact_weights(model_folder: 
 def _padding_rows(rank: int, folder: Path) -> tuple[Tensor, Tensor]:
     del rank
     models = build(folder, padded_vocab=160)
-    load_hf(models, folder, read_hf_config(folder))
+    load_hf(models, folder, read_architecture(folder))
     tensors = local_parameters(models)
     return (
         tensors["embedding.word_embeddings.weight"][VOCAB_SIZE:].detach(),
@@ -88,7 +89,7 @@ def test_vocabulary_padding_is_zero(model_folder: Folders) -> None:
 def _logits(rank: int, folder: Path, tokens: Tensor) -> Tensor:
     del rank
     (model,) = build(folder)
-    load_hf([model], folder, read_hf_config(folder))
+    load_hf([model], folder, read_architecture(folder))
     positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
     future = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
     with torch.no_grad():

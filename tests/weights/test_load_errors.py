@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 
 from slime.errors import CheckpointError, ConfigError
-from slime.weights import load_hf, read_hf_config
+from slime.weights import load_hf
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def _load(rank: int, folder: Path, described_by: Path) -> str:
     del rank
     models = build(described_by)
     try:
-        load_hf(models, folder, read_hf_config(described_by))
+        load_hf(models, folder, read_architecture(described_by))
     except (CheckpointError, ConfigError) as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"
@@ -40,7 +41,7 @@ def _load(rank: int, folder: Path, described_by: Path) -> str:
 def test_missing_and_unexpected_tensors_are_listed(folder: Path) -> None:
     _rewrite(folder, drop="model.norm.weight", **{"model.layers.0.extra": torch.zeros(2)})
     with pytest.raises(CheckpointError, match=r"1 missing: model\.norm\.weight; 1 unexpected: model\.layers\.0\.extra"):
-        load_hf([], folder, read_hf_config(folder))
+        load_hf([], folder, read_architecture(folder))
 
 
 @pytest.mark.engine
@@ -66,7 +67,7 @@ def test_a_megatron_model_of_another_architecture_is_refused(folder: Path, model
         models = build(folder)
         llama = model_folder("llama", tied=True)
         try:
-            load_hf(models, llama, read_hf_config(llama))
+            load_hf(models, llama, read_architecture(llama))
         except ConfigError as error:
             return str(error)
         return "loaded"
@@ -78,13 +79,13 @@ def test_a_megatron_model_of_another_architecture_is_refused(folder: Path, model
 def test_the_error_for_a_folder_without_safetensors_lists_its_files(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-        load_hf([], folder, read_hf_config(folder))
+        load_hf([], folder, read_architecture(folder))
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
-        load_hf([], folder, read_hf_config(folder))
+        load_hf([], folder, read_architecture(folder))
 
 
 def test_a_missing_file_of_the_index_is_named(folder: Path) -> None:
@@ -92,4 +93,4 @@ def test_a_missing_file_of_the_index_is_named(folder: Path) -> None:
     index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"not there: model-00001-of-00002\.safetensors"):
-        load_hf([], folder, read_hf_config(folder))
+        load_hf([], folder, read_architecture(folder))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.families import read_architecture
 from tests.support.full_disk import on_a_small_disk
 from tests.support.model_folders import Folders
 from tests.support.tiny_models import VOCAB_SIZE
@@ -34,7 +35,7 @@ def test_a_saved_folder_loads_in_transformers_with_equal_logits(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source, weights = model_folder("qwen3", seed=1), _tensors(model_folder("qwen3", seed=2))
-    save_hf(tmp_path / "out", iter(weights.items()), source, max_shard_bytes=max_shard_bytes)
+    save_hf(tmp_path / "out", iter(weights.items()), source, read_architecture(source), max_shard_bytes=max_shard_bytes)
     tokens = torch.arange(VOCAB_SIZE)[None, :40]
     logits = []
     for folder in (tmp_path / "out", model_folder("qwen3", seed=2)):
@@ -48,7 +49,9 @@ def test_a_saved_folder_loads_in_transformers_with_equal_logits(
 
 def test_shards_stay_below_the_limit_and_the_index_adds_them_up(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("llama")
-    save_hf(tmp_path / "out", iter(_tensors(source).items()), source, max_shard_bytes=100_000)
+    save_hf(
+        tmp_path / "out", iter(_tensors(source).items()), source, read_architecture(source), max_shard_bytes=100_000
+    )
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2
     assert all(sum(t.nbytes for t in load_file(file).values()) <= 100_000 for file in files)
@@ -69,7 +72,12 @@ def test_each_tensor_has_the_type_of_the_original_model(
     # A model in half precision with one tensor in full, as some models keep their norms.
     half = {name: tensor if name == "model.norm.weight" else tensor.bfloat16() for name, tensor in weights.items()}
     save_file(half, tmp_path / "half" / "model.safetensors", metadata={"format": "pt"})
-    save_hf(tmp_path / "out", ((name, tensor.to(trained)) for name, tensor in weights.items()), tmp_path / "half")
+    save_hf(
+        tmp_path / "out",
+        ((name, tensor.to(trained)) for name, tensor in weights.items()),
+        tmp_path / "half",
+        read_architecture(tmp_path / "half"),
+    )
     saved = _tensors(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in saved.items()} == {name: part.dtype for name, part in half.items()}
     if trained == torch.float32:
@@ -83,7 +91,7 @@ def test_the_original_model_is_never_replaced(model_folder: Folders, tmp_path: P
     (tmp_path / "link").symlink_to(model)
     for target in (model, tmp_path / "link", tmp_path / "x" / ".." / "model"):
         with pytest.raises(CheckpointError, match="the model that training began with"):
-            save_hf(target, iter(_tensors(model).items()), model)
+            save_hf(target, iter(_tensors(model).items()), model, read_architecture(model))
     assert (model / "model.safetensors").is_file()
 
 
@@ -91,22 +99,24 @@ def test_a_full_disk_is_named_with_its_free_bytes_and_the_old_export_stays(
     model_folder: Folders, tmp_path: Path
 ) -> None:
     source = model_folder("llama")
-    save_hf(tmp_path / "out", iter(_tensors(source).items()), source)
-    message = on_a_small_disk(save_hf, tmp_path / "out", iter(_tensors(source).items()), source)
+    save_hf(tmp_path / "out", iter(_tensors(source).items()), source, read_architecture(source))
+    message = on_a_small_disk(
+        save_hf, tmp_path / "out", iter(_tensors(source).items()), source, read_architecture(source)
+    )
     assert message is not None and "\n" not in message
     assert re.search(rf"{tmp_path}/\S+ cannot be written: .*; [\d,]+ bytes are free in {tmp_path}", message), message
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert _tensors(tmp_path / "out").keys() == _tensors(source).keys()
-    save_hf(tmp_path / "out", iter(_tensors(source).items()), source)  # it can be repeated
+    save_hf(tmp_path / "out", iter(_tensors(source).items()), source, read_architecture(source))  # it can be repeated
 
 
 def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("llama")
     tensors = _tensors(source)
-    save_hf(tmp_path / "out", iter(tensors.items()), source)
+    save_hf(tmp_path / "out", iter(tensors.items()), source, read_architecture(source))
     part = [(name, tensor) for name, tensor in tensors.items() if name != "model.norm.weight"]
     with pytest.raises(CheckpointError, match=r"missing \[model\.norm\.weight\]"):
-        save_hf(tmp_path / "out", iter(part), source)
+        save_hf(tmp_path / "out", iter(part), source, read_architecture(source))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert _tensors(tmp_path / "out").keys() == tensors.keys()
 
@@ -118,7 +128,7 @@ def test_the_folder_has_the_rights_that_the_umask_gives(
     source = model_folder("llama")
     before = os.umask(umask)
     try:
-        save_hf(tmp_path / "out", iter(_tensors(source).items()), source)
+        save_hf(tmp_path / "out", iter(_tensors(source).items()), source, read_architecture(source))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
@@ -129,7 +139,7 @@ def test_the_folder_has_the_rights_that_the_umask_gives(
 def test_an_existing_folder_is_replaced(model_folder: Folders, tmp_path: Path) -> None:
     old, new = model_folder("llama", seed=1), model_folder("llama", seed=2)
     for folder in (old, new):
-        save_hf(tmp_path / "out", iter(_tensors(folder).items()), old)
+        save_hf(tmp_path / "out", iter(_tensors(folder).items()), old, read_architecture(old))
     assert torch.equal(_tensors(tmp_path / "out")["lm_head.weight"], _tensors(new)["lm_head.weight"])
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -146,5 +156,5 @@ def test_all_tensors_are_consumed_if_saving_fails(model_folder: Folders, tmp_pat
 
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        save_hf(tmp_path / "file" / "out", named(), source)
+        save_hf(tmp_path / "file" / "out", named(), source, read_architecture(source))
     assert len(taken) == len(_tensors(source))

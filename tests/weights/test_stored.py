@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 
 from slime.errors import CheckpointError
-from slime.weights import architecture, read_hf_config
-from slime.weights.mapping import tensor_shapes
 from slime.weights.stored import not_finite, stored_tensors
 
 
@@ -21,9 +20,7 @@ def test_shapes_are_those_that_transformers_writes(model_folder: Folders, family
     # An odd feed-forward size and an odd vocabulary, so that no two sizes are equal by chance.
     folder = model_folder(family, tied=tied, intermediate_size=88, vocab_size=130)
     stored = stored_tensors(folder)
-    assert {name: tensor.shape for name, tensor in stored.items()} == tensor_shapes(
-        architecture(read_hf_config(folder))
-    )
+    assert {name: tensor.shape for name, tensor in stored.items()} == read_architecture(folder).shapes
     assert {tensor.dtype for tensor in stored.values()} == {"F32"}
     assert list(not_finite(stored, everything=True)) == []
 

@@ -12,7 +12,6 @@ from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.redaction import redacted
 from slime.weights.lora import adapter_shapes, lora_of
-from slime.weights.mapping import tensor_shapes
 
 
 def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
@@ -47,7 +46,7 @@ def _adapters(checked: Preflight) -> Iterator[str]:
     adapters = lora_of(checked.config.lora, model)
     if adapters is not None:
         whole, trained = (
-            sum(map(math.prod, shapes.values())) for shapes in (tensor_shapes(model), adapter_shapes(adapters, model))
+            sum(map(math.prod, shapes.values())) for shapes in (model.shapes, adapter_shapes(adapters, model))
         )
         yield f"frozen; {adapters}: {trained:,} trained numbers beside {whole:,}"
 

@@ -35,6 +35,7 @@ from slime.plugins.plugin_set import PluginSet
 from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import Checkpoint, intact_checkpoint
 from slime.run.checkpoint_writer import require_export_folder, require_own_folder
+from slime.weights import Models
 from slime.weights.mapping import differences
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,9 @@ def preflight(
     problems = [*functions.problems, *problems_of(config), *map(str, checked.refused.values()), *checked.problems]
     generator = checked.used.get("generator")
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
-    model = _check_models(config, problems)
+    # What is wrong with the family itself has been reported.
+    models = None if "family" in checked.refused else Models(checked.plugins, config, run_dir)
+    model = None if models is None else _check_models(config, models, problems)
     data = _check_data(config, model, problems, with_engines=with_engines)
     if not with_engines and eval_sets(config):
         problems.append(
@@ -140,13 +143,13 @@ def _collected(problems: list[str]) -> Iterator[None]:
 # --- model and data ----------------------------------------------------------------------------------
 
 
-def _check_models(config: RunConfig, problems: list[str]) -> ModelFacts | None:
+def _check_models(config: RunConfig, models: Models, problems: list[str]) -> ModelFacts | None:
     """Check the folders of the model, of the reference and of the critic."""
     options, everything = config.checkpoint, config.checkpoint.check_weights == "all"
     model = None
     if options.hf_checkpoint is not None:
         with _collected(problems):
-            model = read_model(Path(options.hf_checkpoint), "--hf-checkpoint")
+            model = read_model(Path(options.hf_checkpoint), "--hf-checkpoint", models)
             problems += model_problems(config, model)
             problems += weight_problems(model, "--hf-checkpoint", everything=everything)
     for option, folder in (("--ref-load", options.ref_load), ("--critic-load", config.algorithm.critic_load)):
@@ -154,7 +157,7 @@ def _check_models(config: RunConfig, problems: list[str]) -> ModelFacts | None:
             continue
         backbone = option == "--critic-load"
         with _collected(problems):
-            other = read_model(Path(folder), option)
+            other = read_model(Path(folder), option, models)
             different = differences(model.architecture, other.architecture, output_layer=not backbone) if model else []
             if different:
                 problems.append(

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.architecture import Architecture
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.megatron_checks import layout_problems
-from slime.errors import CheckpointError, ConfigError
+from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
-from slime.weights import architecture, read_hf_config
+from slime.weights import Models
 from slime.weights.lora import adapter_tensors, lora_of
-from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, Architecture, first_names, tensor_shapes, wrong_names
+from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.stored import FLOATS, not_finite, stored_tensors
 
 #: a model folder has at least one of them
@@ -59,7 +60,7 @@ class ModelFacts:
         )
 
 
-def read_model(folder: Path, option: str) -> ModelFacts:
+def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
     """Read the description of the model in a folder that `option` names.
 
     Raises:
@@ -71,8 +72,8 @@ def read_model(folder: Path, option: str) -> ModelFacts:
             f" *.safetensors, tokenizer){_how_to_download(folder, option)}"
         )
     try:
-        found = architecture(read_hf_config(folder))
-    except ConfigError as error:
+        found = models.read(folder)
+    except SlimeError as error:
         raise ConfigError(f"{option} {folder}: {error}") from error
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ConfigError(
@@ -109,14 +110,14 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or is outside the folder.
     """
-    stored, expected = stored_tensors(model.folder), tensor_shapes(model.architecture)
+    stored, expected = stored_tensors(model.folder), model.architecture.shapes
     tied = HF_OUTPUT_LAYER not in expected
     optional = {HF_OUTPUT_LAYER} if tied else set()
     if backbone:
         expected.pop(HF_OUTPUT_LAYER, None)
         optional = {HF_OUTPUT_LAYER, SCORE}
     where = f"{option} {model.folder}"
-    if names := wrong_names(stored, set(expected), optional):
+    if names := wrong_names(stored, set(expected), optional, model.architecture.carried):
         yield (
             f"{where} does not hold the tensors that its config.json describes ({len(expected)} tensors):"
             f" {'; '.join(names)}"

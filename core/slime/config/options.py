@@ -364,6 +364,8 @@ class CheckpointOptions(Section):
 
     hf_checkpoint: PathText | None = None
     """Hugging Face model folder: architecture, weights and tokenizer (required)."""
+    model_family: str | None = None
+    """Model family component; default: the one for `model_type` in config.json of --hf-checkpoint."""
     check_weights: Literal["sample", "all"] = "sample"
     """Look for NaN and infinity in a sample of every tensor of the model folders, or in all their numbers, before the
     start."""

@@ -18,6 +18,8 @@ from slime.plugin import (
     DataSourceSpec,
     Estimator,
     EstimatorSpec,
+    Family,
+    FamilySpec,
     Generator,
     GeneratorSpec,
     RewardModel,
@@ -29,7 +31,7 @@ from slime.plugin import (
 
 def _title(name: str) -> str:
     """The name of a slot or kind in messages."""
-    return {"datasource": "data source"}.get(name, name.replace("_", " "))
+    return {"datasource": "data source", "family": "model family"}.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,14 @@ class Kind:
         return _title(self.name)
 
     @property
+    def plural(self) -> str:
+        """Its name in hooks and folders."""
+        return f"{self.name.removesuffix('y')}ies" if self.name.endswith("y") else f"{self.name}s"
+
+    @property
     def hook(self) -> str:
         """The hook that returns a list of such specs."""
-        return f"slime_register_{self.name}s"
+        return f"slime_register_{self.plural}"
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -121,6 +128,8 @@ _FILTERS = (
     Slot("buffer_filter", "rollout", "buffer_filter", path_key="buffer_filter_path"),
 )
 _GENERATOR = Slot("generator", "rollout", "generator", path_key="custom_generate_function_path")
+#: without a stated name, the family that config.json of --hf-checkpoint names
+_FAMILY = Slot("family", "checkpoint", "model_family")
 _TRACKER = Slot(
     "tracker",
     "components",
@@ -138,6 +147,7 @@ KINDS: dict[str, Kind] = {
         Kind("datasource", DataSourceSpec, DataSource, (_DATA_SOURCE,)),
         Kind("buffer_filter", BufferFilterSpec, BufferFilter, _FILTERS),
         Kind("generator", GeneratorSpec, Generator, (_GENERATOR,), limited=True),
+        Kind("family", FamilySpec, Family, (_FAMILY,)),
         Kind("tracker", TrackerSpec, Tracker, (_TRACKER,)),
     )
 }

@@ -113,8 +113,9 @@ class PluginSet:
             )
         known = self.components(kind.name)
         names = [one.id if "/" in name else one.name for one in known]
+        whence = " (--model-family, or model_type in config.json of --hf-checkpoint)" if kind.name == "family" else ""
         message = (
-            f"{kind.title} {name!r} is not installed.{did_you_mean(name, names)}"
+            f"{kind.title} {name!r}{whence} is not installed.{did_you_mean(name, names)}"
             f" Installed: {', '.join(dict.fromkeys(one.name for one in known)) or 'none'}."
             f" They come from pip packages named {kind.packages}; `slime plugins` lists what is there."
         )
@@ -125,8 +126,11 @@ class PluginSet:
         return PluginNotFoundError(message)
 
     def bearers(self, kind: str, name: str) -> list[Component]:
-        """The components that a bare name selects: one, or several that clash. slime's own take precedence."""
-        matches = [one for one in self.components(kind) if one.name == name]
+        """The components that a bare name selects: one, or several that clash. slime's own take precedence.
+
+        A model family is also selected by the model types that it is for.
+        """
+        matches = [one for one in self.components(kind) if name in (one.name, *getattr(one.spec, "model_types", ()))]
         return [one for one in matches if one.found.own] or matches
 
     def clashes(self) -> list[str]:

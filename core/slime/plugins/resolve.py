@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import ConfigError
@@ -71,6 +73,8 @@ def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
     """The components that fill a slot, in their order."""
     section = getattr(config, slot.section)
     name = config.generator_name if slot.name == "generator" else getattr(section, slot.key)
+    if slot.name == "family" and name is None and section.hf_checkpoint is not None:
+        name = model_type_of(Path(section.hf_checkpoint))
     if slot.repeated or (slot.name == "estimator" and config.algorithm.loss_type == "sft_loss"):
         name = None
     one = [Use(slot.name, kind.name, name, config.component_options.get(slot.name, {}))] if name is not None else []
@@ -79,6 +83,15 @@ def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
         Use(f"{slot.name}[{index}]", kind.name, choice.name, choice.options, getattr(choice, "weight", 1.0))
         for index, choice in enumerate(several)
     ]
+
+
+def model_type_of(folder: Path) -> str | None:
+    """`model_type` in a folder's `config.json`; None if there is none. Whoever reads the model says what is wrong."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))["model_type"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and found else None
 
 
 def check_needs(component: Component, config: RunConfig) -> None:

@@ -14,6 +14,7 @@ from slime.run.checkpoint_files import Files, record_files
 from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
 from slime.train.rank import MegatronRank
+from slime.weights import Models
 
 #: the number of the rank that wrote the file; rank 0 writes all others
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -44,7 +45,8 @@ def build_rank(
         rank: Index among all ranks.
         master: Address and port where the ranks meet.
     """
-    estimator, spec = build_estimator(config, run_dir, load_same_plugins(config, fingerprint))
+    plugins = load_same_plugins(config, fingerprint)
+    estimator, spec = build_estimator(config, run_dir, plugins)
     return TrainerProcess(
         config,
         rank=rank,
@@ -52,6 +54,7 @@ def build_rank(
         master=master,
         estimator=estimator,
         spec=spec,
+        models=Models(plugins, config, run_dir),
         run_dir=run_dir,
     )
 

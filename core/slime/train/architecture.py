@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.architecture import Architecture
 from slime.errors import ConfigError
-from slime.weights import architecture, read_hf_config
+from slime.weights import Models
 from slime.weights.mapping import differences
 
 #: TransformerConfig fields that describe the model
@@ -127,23 +128,22 @@ def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any]) -> Mo
 
 
 def read_same_model(
-    folder: Path, hf_config: Mapping[str, Any] | None, option: str, *, output_layer: bool = True
-) -> dict[str, Any]:
-    """config.json of a further model folder of the run (the reference's or the critic's), after comparing the models.
+    folder: Path, models: Models, ours: Architecture | None, option: str, *, output_layer: bool = True
+) -> Architecture:
+    """The model in a further folder of the run (the reference's or the critic's), after comparing it with the policy.
 
     Args:
         folder: The folder.
-        hf_config: config.json of `--hf-checkpoint`; None skips the comparison.
+        models: Reads the folder.
+        ours: The model of `--hf-checkpoint`; None skips the comparison.
         option: The flag that names `folder`, for messages.
         output_layer: Whether the output layers must agree too; a critic has none over the vocabulary.
 
     Raises:
         ConfigError: The architectures differ; the message lists every difference.
     """
-    found = read_hf_config(folder)
-    if hf_config is None:
-        return found
-    different = differences(architecture(dict(hf_config)), architecture(found), output_layer=output_layer)
+    found = models.read(folder)
+    different = [] if ours is None else differences(ours, found, output_layer=output_layer)
     if different:
         raise ConfigError(f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}.")
     return found

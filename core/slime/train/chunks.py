@@ -19,7 +19,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSub
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from slime.cpu.megatron_fixes import repair_without_transformer_engine
-from slime.train.linears import ReplicatedLinear
+from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
 from slime.train.modules import Norm, PackedAttention
 from slime.train.router import TrainingRouter, routers_of
 from slime.train.settings import TrainSettings
@@ -56,6 +56,8 @@ def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[
             _replicate_down_projections(spec)
         if settings.layer_specs is not None:
             spec = settings.layer_specs(spec, transformer, transformer_engine=settings.use_transformer_engine)
+        if settings.post_norms:
+            _add_post_norms(spec)
         stage_of = {"ignore_virtual": stage is None, "vp_stage": stage}
         chunk = model(
             transformer,
@@ -76,6 +78,13 @@ def _replicate_down_projections(spec: Any) -> None:
         attention = layer.submodules.self_attention.submodules
         if isinstance(attention, MLASelfAttentionSubmodules):
             attention.linear_q_down_proj = attention.linear_kv_down_proj = ReplicatedLinear
+
+
+def _add_post_norms(spec: Any) -> None:
+    """A norm behind the two output projections of each layer."""
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.linear_proj = NormedRowParallelLinear
+        layer.submodules.mlp.submodules.linear_fc2 = NormedRowParallelLinear
 
 
 def _keep_experts_apart(chunk: torch.nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from slime.architecture import Architecture
 from slime.errors import CheckpointError
 from slime.train.architecture import read_same_model
 from slime.train.chunks import build_chunks
@@ -21,7 +22,7 @@ from slime.train.loss import value_loss
 from slime.train.model import TrainableModel, timed
 from slime.train.settings import TrainSettings
 from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
-from slime.weights import load_hf_backbone
+from slime.weights import Models, load_hf_backbone
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -47,7 +48,8 @@ class Critic:
         settings: TrainSettings,
         *,
         policy: list[Any],
-        hf_config: Mapping[str, Any] | None,
+        models: Models,
+        architecture: Architecture | None,
         device: torch.device,
     ) -> None:
         """Build the critic.
@@ -56,7 +58,8 @@ class Critic:
             config: The run's configuration.
             settings: The policy's settings.
             policy: The policy's bare chunks, with the weights that the run starts from.
-            hf_config: config.json of `--hf-checkpoint`, if the run has one.
+            models: Reads the folder of `--critic-load`.
+            architecture: The model of `--hf-checkpoint`, if the run has one.
             device: Where to put the model.
 
         Raises:
@@ -70,7 +73,7 @@ class Critic:
         if folder is None:
             copy_backbone(policy, chunks)
         else:
-            _load_hf(chunks, Path(folder), hf_config)
+            _load_hf(chunks, Path(folder), models, architecture)
         lr_flag = "--lr" if lr is None else "--critic-lr"
         self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag, replays_routes=False)
 
@@ -135,9 +138,9 @@ class Critic:
         self.model.load(part, weights_only=weights_only)
 
 
-def _load_hf(chunks: list[Any], folder: Path, hf_config: Mapping[str, Any] | None) -> None:
+def _load_hf(chunks: list[Any], folder: Path, models: Models, architecture: Architecture | None) -> None:
     """Read a Hugging Face folder; a reward model's `score.weight` [1, H] becomes the value head."""
-    found = read_same_model(folder, hf_config, "--critic-load", output_layer=False)
+    found = read_same_model(folder, models, architecture, "--critic-load", output_layer=False)
     score = load_hf_backbone(chunks, folder, found)
     for module in (module for chunk in chunks for module in chunk.modules()):
         if score is not None and isinstance(module, ValueHead):

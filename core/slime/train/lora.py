@@ -31,10 +31,10 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
+from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError, writing
 from slime.train.linears import NormedRowParallelLinear
 from slime.weights.lora import Lora, adapter_rules, adapter_shapes, module_of
-from slime.weights.mapping import Architecture, Rule, Sizes
 from slime.weights.peft import peft_reader
 from slime.weights.shards import (
     ADAPTERS,
@@ -62,7 +62,7 @@ class Adapter(torch.nn.Module):
         rules: How `a` and `b` correspond to the tensors of the modules.
     """
 
-    def __init__(self, config: Any, linear: Any, rule: Rule, lora: Lora, sizes: Sizes) -> None:
+    def __init__(self, config: Any, linear: Any, rule: Rule, lora: Lora) -> None:
         """Make zero matrices for `linear`, whose weight has this rule; `config` is its TransformerConfig."""
         super().__init__()
         self._dim = rule.parallel_dim
@@ -81,23 +81,23 @@ class Adapter(torch.nn.Module):
                 # finalize_model_grads sums these over the tensor-parallel ranks: each saw a part of the sequence.
                 matrix.sequence_parallel = self._sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
         self._owner: Tensor | None
-        self.register_buffer("_owner", self._owners(rule, lora, sizes), persistent=False)
+        self.register_buffer("_owner", self._owners(rule, lora), persistent=False)
 
-    def _owners(self, rule: Rule, lora: Lora, sizes: Sizes) -> Tensor | None:
+    def _owners(self, rule: Rule, lora: Lora) -> Tensor | None:
         """[out, modules] 1 where a row of B belongs to a module with an adapter; None if all rows are of one module."""
         if len(rule.hf) == 1:
             return None
         adapted = [name for name in rule.hf if module_of(name) in lora.modules]
         number = {name: adapted.index(name) if name in adapted else -1 for name in rule.hf}
         numbers: ReadSlice = lambda name, _dim, start, stop: torch.full((stop - start, 1), number[name])  # noqa: E731
-        of_row = read_shard(rule, (self.b.shape[0], 1), self._group.rank(), numbers, sizes)
+        of_row = read_shard(rule, (self.b.shape[0], 1), self._group.rank(), numbers)
         return (of_row == torch.arange(len(adapted))).to(self.b)
 
-    def fill(self, read: ReadSlice, sizes: Sizes) -> None:
+    def fill(self, read: ReadSlice) -> None:
         """Take A and B from the tensors of the modules."""
         with torch.no_grad():
             for parameter, rule in zip((self.a, self.b), self.rules, strict=True):
-                parameter.copy_(read_shard(rule, tuple(parameter.shape), self._group.rank(), read, sizes))
+                parameter.copy_(read_shard(rule, tuple(parameter.shape), self._group.rank(), read))
 
     def forward(self, x: Tensor) -> Tensor:
         """What is added to the layer's output, for its input x [s, b, in]."""
@@ -169,7 +169,7 @@ def add_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture) -> None
         for name, module in list(chunk.named_modules()):
             layer = module_of(global_name(f"{name}.weight", chunk))
             if layer in rules:
-                adapter = Adapter(chunk.config, module, rules[layer], lora, model.sizes)
+                adapter = Adapter(chunk.config, module, rules[layer], lora)
                 adapters[layer.replace(".", "/")] = adapter
                 _connect(adapter, module)
         setattr(chunk, ADAPTERS, adapters)
@@ -212,7 +212,7 @@ def start_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture, *, fo
         return given(name, dim, start, stop) if name in shapes else torch.zeros(stop - start, rank)
 
     for _, adapter in _named(chunks):
-        adapter.fill(read, model.sizes)
+        adapter.fill(read)
 
 
 def _initial(shapes: dict[str, tuple[int, ...]], seed: int, name: str, dim: int, start: int, stop: int) -> Tensor:
@@ -245,7 +245,7 @@ def merged_values(chunks: Sequence[Any]) -> ValuesOf:
 def named_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture) -> NamedTensors:
     """The full tensors of the adapters under PEFT's names, on rank 0; the other ranks must iterate too and get none."""
     shapes = adapter_shapes(lora, model)
-    gathered = gather_tensors(_shards(chunks), model.sizes)
+    gathered = gather_tensors(_shards(chunks), {})
     return ((name, tensor) for name, tensor in gathered if name in shapes)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slime.architecture import Architecture
 from slime.data import loss_weights
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
@@ -35,7 +36,7 @@ from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_l
 from slime.train.model import TrainableModel, timed
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
-from slime.weights import architecture, create_transport, drain, load_hf, named_hf_tensors, read_hf_config, save_hf
+from slime.weights import Models, create_transport, drain, load_hf, named_hf_tensors, save_hf
 from slime.weights.lora import lora_of, peft_config
 from slime.weights.peft import peft_writer
 from slime.weights.shards import NamedTensors, drained
@@ -68,6 +69,7 @@ class MegatronRank:
         master: tuple[str, int],
         estimator: Estimator | None,
         spec: EstimatorSpec | None = None,
+        models: Models | None = None,
         run_dir: Path | None = None,
     ) -> None:
         """Join the other ranks and build model, reference, optimizer and critic.
@@ -79,6 +81,7 @@ class MegatronRank:
             master: Address and port on which rank 0 listens.
             estimator: Turns rewards into advantages; None for supervised fine-tuning.
             spec: What the estimator declares: what it needs, and the level of its ratio.
+            models: Reads model folders; default: with the model families of the installed plugins.
             run_dir: The run's folder, through which weights may go to the engines; only `sync_weights` needs it.
         """
         self.config, self.spec = config, spec
@@ -88,8 +91,8 @@ class MegatronRank:
             raise ConfigError("loss_type policy_loss needs an advantage estimator (--advantage-estimator).")
         self._estimator = None if self._supervised else estimator
         folder = config.checkpoint.hf_checkpoint
-        self._hf_config: dict[str, Any] | None = None if folder is None else read_hf_config(Path(folder))
-        self._architecture = None if self._hf_config is None else architecture(self._hf_config)
+        self._models = models or Models.installed(config)
+        self._architecture = None if folder is None else self._models.read(Path(folder))
         found = self._architecture
         if found is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
             raise ConfigError(
@@ -97,7 +100,12 @@ class MegatronRank:
             )
         self._lora = None if found is None else lora_of(config.lora, found)
         shape = None if found is None else ModelShape(found.transformer, found.gpt)
-        self._settings = train_settings(config, shape)
+        self._settings = train_settings(
+            config,
+            shape,
+            post_norms=found is not None and found.post_norms,
+            layer_specs=None if folder is None else self._models.layer_specs(Path(folder)),
+        )
         self._transport: WeightTransport | None = None
         self._rollouts_seen = 0
         self._device = parallel.start(
@@ -139,10 +147,17 @@ class MegatronRank:
         )
         self.critic: Critic | None = None
         if "critic" in needs:
-            self.critic = Critic(config, settings, policy=chunks, hf_config=self._hf_config, device=self._device)
+            self.critic = Critic(
+                config,
+                settings,
+                policy=chunks,
+                models=self._models,
+                architecture=self._architecture,
+                device=self._device,
+            )
 
     def _load_hf(self, chunks: list[Any], folder: Path, option: str) -> None:
-        load_hf(chunks, folder, read_same_model(folder, self._hf_config, option))
+        load_hf(chunks, folder, read_same_model(folder, self._models, self._architecture, option))
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -266,13 +281,17 @@ class MegatronRank:
         Raises:
             ConfigError: The run has no Hugging Face folder, which defines the names.
         """
+        self.policy.finish_param_gather()
+        values_of = None if self._lora is None else merged_values(self.policy.chunks)
+        return named_hf_tensors(self.policy.chunks, self._named(), values_of=values_of)
+
+    def _named(self) -> Architecture:
+        """The model with its Hugging Face names."""
         if self._architecture is None:
             raise ConfigError(
                 "without --hf-checkpoint the weights have no Hugging Face names; give the model's folder."
             )
-        self.policy.finish_param_gather()
-        values_of = None if self._lora is None else merged_values(self.policy.chunks)
-        return named_hf_tensors(self.policy.chunks, self._architecture, values_of=values_of)
+        return self._architecture
 
     def named_adapters(self) -> NamedTensors:
         """The full tensors of the adapters, if there are any, under PEFT's names; otherwise as `named_hf_weights`."""
@@ -302,6 +321,7 @@ class MegatronRank:
             self._transport = create_transport(
                 self.config.sync,
                 [EngineControl(url, keys, tp_size=tp_size) for url in engine_urls],
+                model=self._named(),
                 hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
                 scratch=self._run_dir / "weights",
                 on_gpu=self.config.on_gpu,
@@ -325,7 +345,7 @@ class MegatronRank:
             also = peft_writer(adapters, peft_config(self._lora, self._architecture, str(base)))
         if self._rank == 0:
             with drained(adapters):
-                save_hf(folder, weights, base, also=also)
+                save_hf(folder, weights, base, self._named(), also=also)
         else:
             drain(weights)
             drain(adapters)

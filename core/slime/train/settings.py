@@ -63,16 +63,26 @@ class TrainSettings:
     optimizer: OptimizerConfig
     ddp: DistributedDataParallelConfig
     use_transformer_engine: bool
+    #: whether what attention and feed-forward network add to the hidden state is normalised
+    post_norms: bool = False
     #: replaces modules in Megatron's specs: (spec, transformer, *, transformer_engine) -> spec; of some model families
     layer_specs: Callable[..., Any] | None = None
 
 
-def train_settings(config: RunConfig, hf: ModelShape | None) -> TrainSettings:
+def train_settings(
+    config: RunConfig,
+    hf: ModelShape | None,
+    *,
+    post_norms: bool = False,
+    layer_specs: Callable[..., Any] | None = None,
+) -> TrainSettings:
     """Megatron's dataclasses for a run.
 
     Args:
         config: The run's configuration.
         hf: What the Hugging Face folder describes, if the run has one.
+        post_norms: See `Architecture`.
+        layer_specs: See `slime.plugin.Family`.
 
     Raises:
         ConfigError: Options contradict each other, the layout would compute wrong numbers, or Megatron refuses them.
@@ -101,6 +111,8 @@ def train_settings(config: RunConfig, hf: ModelShape | None) -> TrainSettings:
         optimizer=_build(OptimizerConfig, optimizer_fields),
         ddp=_build(DistributedDataParallelConfig, ddp_fields),
         use_transformer_engine=use_te,
+        post_norms=post_norms,
+        layer_specs=layer_specs,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
-from slime.weights.families import architecture
-from slime.weights.families.hf_config import HFConfig
-from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, Rule, Sizes, first_names, wrong_names
-from slime.weights.shards import OUTPUT_LAYER, hf_shapes, local_parameters, read_shard, rule_of
+from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.shards import OUTPUT_LAYER, check_shard, local_parameters, read_shard, rule_of
 from slime.weights.stored import SINGLE_FILE, read_index
 
 
-def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> None:
+def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> None:
     """Fill the local model chunks from a Hugging Face folder, under any parallel layout.
 
     Not a collective: each rank reads the slices it holds, converted to the parameters' type. Vocabulary padding is
@@ -26,26 +25,24 @@ def load_hf(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> N
 
     Raises:
         CheckpointError: If tensors are missing, unexpected or misshapen; the message names them.
-        ConfigError: If the Megatron model is not the one `hf_config` describes.
+        ConfigError: If the Megatron model is not `model`.
     """
-    model = architecture(hf_config)
     rules = {rule.megatron: rule for rule in model.rules}
     optional = set() if OUTPUT_LAYER in rules else {HF_OUTPUT_LAYER}
-    _fill(local_parameters(models), rules, SafetensorsFolder(folder), optional, model.sizes)
+    _fill(local_parameters(models), rules, SafetensorsFolder(folder), optional, model.carried)
 
 
-def load_hf_backbone(models: Sequence[nn.Module], folder: Path, hf_config: HFConfig) -> Tensor | None:
+def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architecture) -> Tensor | None:
     """Fill everything but the output layer, which stays untouched; otherwise like `load_hf`.
 
     Returns:
         `score.weight` [1, hidden] of a reward model, which turns a hidden state into one number; None if the folder
         has none.
     """
-    model = architecture(hf_config)
     rules = {rule.megatron: rule for rule in model.rules if rule.megatron != OUTPUT_LAYER}
     source, local = SafetensorsFolder(folder), local_parameters(models)
     local.pop(OUTPUT_LAYER, None)
-    _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.sizes)
+    _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.carried)
     if SCORE not in source.names:
         return None
     shape, expected = source.shape(SCORE), (1, model.transformer["hidden_size"])
@@ -59,23 +56,26 @@ def _fill(
     rules: Mapping[str, Rule],
     source: SafetensorsFolder,
     optional: set[str],
-    sizes: Sizes,
+    carried: tuple[str, ...],
 ) -> None:
-    """Read the parameters in `local`. The folder must hold what `rules` name and may hold what is optional."""
+    """Read the weights in `local`. The folder must hold what `rules` name and may hold what is optional or carried."""
     from megatron.core import parallel_state
 
-    _check_names(source, {name for rule in rules.values() for name in rule.hf}, optional)
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    tp_size = parallel_state.get_tensor_model_parallel_world_size()
+    _check_names(source, {name for rule in rules.values() for name in rule.hf}, optional, carried)
     chosen = {name: rule_of(name, rules) for name in local}
-    _check_shapes(source, local, chosen, tp_size, sizes)
+    _check_shapes(source, chosen.values())
+    dense = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    expert = parallel_state.get_expert_tensor_parallel_rank(), parallel_state.get_expert_tensor_parallel_world_size()
     with torch.no_grad():
         for name, parameter in local.items():
-            parameter.copy_(read_shard(chosen[name], tuple(parameter.shape), tp_rank, source.read, sizes))
+            rule, shape = chosen[name], tuple(parameter.shape)
+            rank, ranks = dense if rule.expert is None else expert
+            check_shard(rule, shape, ranks)
+            parameter.copy_(read_shard(rule, shape, rank, source.read))
 
 
-def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[str]) -> None:
-    problems = wrong_names(source.names, expected, optional)
+def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[str], carried: tuple[str, ...]) -> None:
+    problems = wrong_names(source.names, expected, optional, carried)
     if problems:
         raise CheckpointError(
             f"{source.folder} does not hold the tensors its config.json describes ({len(expected)} tensors): "
@@ -83,16 +83,12 @@ def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[st
         )
 
 
-def _check_shapes(
-    source: SafetensorsFolder, local: Mapping[str, Tensor], rules: Mapping[str, Rule], tp_size: int, sizes: Sizes
-) -> None:
+def _check_shapes(source: SafetensorsFolder, rules: Iterable[Rule]) -> None:
     wrong = [
-        f"{hf_name} has shape {source.shape(hf_name)}, expected {expected}"
-        for name, parameter in local.items()
-        for hf_name, expected in zip(
-            rules[name].hf, hf_shapes(rules[name], tuple(parameter.shape), tp_size, sizes), strict=True
-        )
-        if source.shape(hf_name) != expected
+        f"{name} has shape {source.shape(name)}, expected {expected}"
+        for rule in rules
+        for name, expected in rule.hf.items()
+        if source.shape(name) != expected
     ]
     if wrong:
         raise CheckpointError(f"{source.folder} has {len(wrong)} tensors of the wrong shape: {first_names(wrong)}.")
@@ -118,6 +114,11 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
         return tuple(self._slice(name).get_shape())
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor."""
+        tensor: Tensor = self._slice(name)[:]
+        return tensor
 
     def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
         """Entries start..stop of a tensor along dimension 0 or 1."""

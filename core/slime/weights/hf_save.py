@@ -8,19 +8,22 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.architecture import Architecture
 from slime.errors import CheckpointError, disk_problem
-from slime.weights.families import architecture
-from slime.weights.families.hf_config import HFConfig, read_hf_config
+from slime.weights.hf_config import read_hf_config
+from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, buckets, drained
-from slime.weights.stored import INDEX_FILE, SINGLE_FILE, stored_tensors
+from slime.weights.stored import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 #: the types of weights that are trained; those of quantized weights are not among them
@@ -33,11 +36,12 @@ def save_hf(
     folder: Path,
     named: NamedTensors,
     source_folder: Path,
+    model: Architecture,
     *,
     max_shard_bytes: int = 4 * 2**30,
     also: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a Hugging Face model folder: the tensors, and everything but weights copied from `source_folder`.
+    """Write a Hugging Face model folder: the tensors, and everything that is not trained copied from `source_folder`.
 
     Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
     existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training.
@@ -46,6 +50,7 @@ def save_hf(
         folder: The folder to write.
         named: Names and full tensors; iterated to the end in any case.
         source_folder: A complete folder of the same model.
+        model: The model.
         max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
         also: Writes more files into the folder, which has not got its name yet.
 
@@ -57,32 +62,45 @@ def save_hf(
         if folder.resolve() == source_folder.resolve():
             raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
         try:
-            _save(folder, named, source_folder, max_shard_bytes, also or (lambda _: None))
+            _save(folder, named, source_folder, model, max_shard_bytes, also or (lambda _: None))
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
 
 
 def _save(
-    folder: Path, named: NamedTensors, source_folder: Path, max_shard_bytes: int, also: Callable[[Path], None]
+    folder: Path,
+    named: NamedTensors,
+    source_folder: Path,
+    model: Architecture,
+    max_shard_bytes: int,
+    also: Callable[[Path], None],
 ) -> None:
-    config = read_hf_config(source_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
         _copy_companions(source_folder, work)
-        files = _write_tensors(work, _in_own_types(named, source_folder), max_shard_bytes)
-        _check_complete(folder, {name for tensors in files.values() for name, _, _ in tensors}, config)
-        _write_config(work, config, files)
+        stored = stored_tensors(source_folder)
+        kept = {name for name in stored if name.startswith(model.carried)}
+        tensors = chain(_in_own_types(named, stored), _read(source_folder, sorted(kept)))
+        files = _write_tensors(work, tensors, max_shard_bytes)
+        _check_complete(folder, {name for held in files.values() for name, _, _ in held}, {*model.shapes, *kept})
+        _write_config(work, read_hf_config(source_folder), files)
         also(work)
         _move_into_place(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _in_own_types(named: NamedTensors, source_folder: Path) -> NamedTensors:
-    """The tensors in the types that they have in `source_folder`."""
-    stored = stored_tensors(source_folder)
+def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
+    """Tensors of a folder, unchanged."""
+    source = SafetensorsFolder(folder)
+    for name in names:
+        yield name, source.whole(name)
+
+
+def _in_own_types(named: NamedTensors, stored: Mapping[str, StoredTensor]) -> NamedTensors:
+    """The tensors in the types that they have in the folder that the run started with."""
     for name, tensor in named:
         dtype = _FLOATS.get(stored[name].dtype) if name in stored else None
         yield name, tensor if dtype is None else tensor.to(dtype)
@@ -117,8 +135,7 @@ def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
         raise CheckpointError(f"{path} cannot be written: {disk_problem(error, path)}.") from error
 
 
-def _check_complete(folder: Path, written: set[str], config: HFConfig) -> None:
-    expected = {name for rule in architecture(config).rules for name in rule.hf}
+def _check_complete(folder: Path, written: set[str], expected: set[str]) -> None:
     if written != expected:
         missing, unknown = first_names(expected - written), first_names(written - expected)
         raise CheckpointError(
@@ -134,7 +151,7 @@ def _copy_companions(source: Path, work: Path) -> None:
             shutil.copyfile(path, work / path.name)
 
 
-def _write_config(work: Path, config: HFConfig, files: _Written) -> None:
+def _write_config(work: Path, config: Mapping[str, Any], files: _Written) -> None:
     """Write the index, if there are several files, and `config.json` with the type of most of the tensors."""
     tensors = [tensor for written in files.values() for tensor in written]
     if len(files) > 1:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError, ConfigError, did_you_mean
-from slime.weights.families.hf_config import read_json
-from slime.weights.mapping import Architecture, Rule, first_names, tensor_shapes, wrong_names
+from slime.weights.hf_config import read_json
+from slime.weights.mapping import first_names, wrong_names
 from slime.weights.stored import FLOATS, StoredTensor, read_header
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def tensor_name(module: str, part: str) -> str:
 
 def adapter_shapes(lora: Lora, model: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the adapters, by its name in PEFT's files."""
-    base = tensor_shapes(model)
+    base = model.shapes
     shapes: dict[str, tuple[int, ...]] = {}
     for module in lora.modules:
         rows, columns = base[f"{module}.weight"]
@@ -145,12 +146,12 @@ def adapter_rules(rule: Rule, lora: Lora) -> tuple[Rule, Rule]:
     A has only the modules with an adapter. The rows of B of the others are zero and are left out of files.
     """
     adapted = [module_of(name) for name in rule.hf if module_of(name) in lora.modules]
-    a_names = tuple(tensor_name(module, "A") for module in adapted)
-    b_names = tuple(tensor_name(module_of(name), "B") for name in rule.hf)
+    a_shapes = {tensor_name(module, "A"): (lora.rank, rule.shapes[0][1]) for module in adapted}
+    b_shapes = {tensor_name(module_of(name), "B"): (rows, lora.rank) for name, (rows, _) in rule.hf.items()}
     layer, divides_rows, divides_columns = module_of(rule.megatron), rule.parallel_dim == 0, rule.parallel_dim == 1
     return (
-        Rule(f"{layer}.lora_a", a_names, "", parallel_dim=1 if divides_columns else None),
-        Rule(f"{layer}.lora_b", b_names, "", rule.layout, 0 if divides_rows else None),
+        Rule(f"{layer}.lora_a", a_shapes, "", parallel_dim=1 if divides_columns else None),
+        Rule(f"{layer}.lora_b", b_shapes, "", rule.layout, 0 if divides_rows else None, rule.parts, rule.groups),
     )
 
 

@@ -1,8 +1,9 @@
 """The shards of a Megatron model, and the full Hugging Face tensors on rank 0 that they are gathered into.
 
 A shard is the part of a tensor on one tensor-parallel rank. Tensors are gathered from all ranks a bucket at a time. A
-bucket costs one gather over the tensor-parallel ranks of a pipeline stage and, for later stages, one message to
-rank 0. Replicated tensors, and ranks that hold data- or context-parallel copies, take no part.
+bucket costs one gather over the ranks of a pipeline stage that share its tensors (the tensor-parallel ranks, or those
+among which experts are divided) and, for later stages, one message to rank 0. Replicated tensors, and ranks that hold
+data- or context-parallel copies, take no part.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slime.architecture import Architecture, Rule, Shape
 from slime.errors import ConfigError
-from slime.weights.mapping import Architecture, Rule, Sizes
 
-Shape = tuple[int, ...]
 #: (name, dim, start, stop) -> that slice of a Hugging Face tensor
 ReadSlice = Callable[[str, int, int, int], Tensor]
 
@@ -28,10 +28,17 @@ ReadSlice = Callable[[str, int, int, int], Tensor]
 OUTPUT_LAYER = "output_layer.weight"
 #: the submodule of a model with its low-rank adapters, whose tensors are not the model's
 ADAPTERS = "adapters"
+#: the frozen term of a router's scores: the only buffer that is part of the weights
+_EXPERT_BIAS = ".router.expert_bias"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
+#: all experts of a rank in one module, as TransformerEngine has them
+_GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
 #: TransformerEngine keeps a norm inside the linear layer that follows it
 _TRANSFORMER_ENGINE_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight": "self_attention.q_layernorm.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attention.kv_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
 _ENGINE_VOCAB_MULTIPLE = 64  # SGLang pads vocabularies to this many rows
@@ -41,7 +48,7 @@ _ENGINE_VOCAB_MULTIPLE = 64  # SGLang pads vocabularies to this many rows
 
 
 def local_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Live parameters of the local model chunks by their names in the rules.
+    """Live weights of the local model chunks by their names in the rules.
 
     On the last pipeline stage of a tied model, this includes its copy of the embedding, the output layer.
     """
@@ -52,9 +59,10 @@ def local_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
                 "--apply-layernorm-1p keeps norm weights minus one, which the engines and Hugging Face files "
                 "do not; remove the flag."
             )
-        for name, parameter in model.named_parameters():
+        biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(_EXPERT_BIAS))
+        for name, tensor in (*model.named_parameters(), *biases):
             if not name.startswith(f"{ADAPTERS}."):
-                found[global_name(name, model)] = parameter
+                found[global_name(name, model)] = tensor
     return found
 
 
@@ -79,69 +87,85 @@ def _unwrapped(model: Any) -> Any:
 
 
 def global_name(name: str, model: Any) -> str:
-    """The name in the rules of a local parameter of a bare model chunk."""
+    """The name in the rules of a weight of a bare model chunk."""
     match = _LAYER.fullmatch(name)
     if match is None:
         return name
     layer = model.decoder.layers[int(match[1])].layer_number - 1  # Megatron counts layers from 1
-    return f"decoder.layers.{layer}.{_TRANSFORMER_ENGINE_NORMS.get(match[2], match[2])}"
+    rest = _TRANSFORMER_ENGINE_NORMS.get(match[2], match[2])
+    rest = _GROUPED_EXPERT.sub(r"mlp.experts.local_experts.\2.\1.weight", rest)
+    if (expert := _EXPERT.search(rest)) is not None:
+        from megatron.core import parallel_state
+
+        here = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+        first = parallel_state.get_expert_model_parallel_rank() * here
+        rest = _with_expert(rest, first + int(expert[1]))
+    return f"decoder.layers.{layer}.{rest}"
+
+
+def _with_expert(name: str, expert: int) -> str:
+    """A Megatron name with the number of another expert."""
+    return _EXPERT.sub(f".local_experts.{expert}.", name)
 
 
 # --- the arithmetic of a rule ---
 
 
-def hf_shapes(rule: Rule, shard: Shape, tp_size: int, sizes: Sizes) -> list[Shape]:
-    """Shapes of a rule's Hugging Face tensors, given the shape of the shard on one of `tp_size` ranks.
+def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
+    """Check that the shards on `ranks` ranks, each of shape `shard`, make up a rule's Hugging Face tensors.
 
     Raises:
-        ConfigError: If the shard does not fit the sizes in `config.json`.
+        ConfigError: They do not.
     """
     dim = rule.parallel_dim or 0
-    length = shard[dim] * (1 if rule.parallel_dim is None else tp_size)
-    match rule.layout:
-        case "concat":
-            fits, lengths = True, [length // len(rule.hf)] * len(rule.hf)
-        case "vocab":
-            fits, lengths = length >= sizes.vocab, [sizes.vocab]
-        case "qkv":
-            fits, lengths = length == sum(sizes.qkv_rows), [*sizes.qkv_rows]
-    if not fits:
+    length = shard[dim] * (1 if rule.parallel_dim is None else ranks)
+    expected = sum(shape[dim] for shape in rule.shapes)
+    rest = rule.shapes[0][:dim] + rule.shapes[0][dim + 1 :]
+    fits = length >= expected if rule.layout == "vocab" else length == expected
+    if not fits or shard[:dim] + shard[dim + 1 :] != rest:
+        shapes = ", ".join(f"{name} {list(size)}" for name, size in rule.hf.items())
         raise ConfigError(
-            f"The Megatron model's {rule.megatron} has length {length} over all ranks, which does not fit config.json "
-            f"({sizes}). A Megatron flag given on the command line probably changes the architecture."
+            f"The Megatron model's {rule.megatron} has shape {[*shard[:dim], length, *shard[dim + 1 :]]} over all"
+            f" ranks, which does not fit config.json: {shapes}."
+            " A Megatron flag given on the command line probably changes the architecture."
         )
-    return [(*shard[:dim], length, *shard[dim + 1 :]) for length in lengths]
 
 
-def read_shard(rule: Rule, shape: Shape, tp_rank: int, read: ReadSlice, sizes: Sizes) -> Tensor:
-    """The shard of shape `shape` on rank `tp_rank`; reads no more than it needs."""
+def read_shard(rule: Rule, shape: Shape, rank: int, read: ReadSlice) -> Tensor:
+    """The shard of shape `shape` on rank `rank` of those that divide the tensor; reads no more than it needs."""
     match rule.layout:
         case "concat":
             dim = rule.parallel_dim or 0
-            length = shape[dim] // len(rule.hf)
-            start = 0 if rule.parallel_dim is None else tp_rank * length
-            return _join([read(name, dim, start, start + length) for name in rule.hf], dim)
+            length = shape[dim] // (len(rule.hf) * rule.parts)
+            offset = 0 if rule.parallel_dim is None else rank * length
+            pieces = []
+            for name, whole in rule.hf.items():
+                for part in range(rule.parts):
+                    start = part * (whole[dim] // rule.parts) + offset
+                    pieces.append(read(name, dim, start, start + length))
+            return _join(pieces, dim)
         case "vocab":
-            start = min(tp_rank * shape[0], sizes.vocab)
-            stop = min(start + shape[0], sizes.vocab)
-            rows = read(rule.hf[0], 0, start, stop)
+            [(name, (size, *_))] = rule.hf.items()
+            start = min(rank * shape[0], size)
+            stop = min(start + shape[0], size)
+            rows = read(name, 0, start, stop)
             padding = rows.new_zeros((shape[0] - (stop - start), *shape[1:]))
             return torch.cat([rows, padding]) if padding.numel() else rows
         case "qkv":
-            return _read_qkv(rule, shape[0], tp_rank, read, sizes)
+            return _read_qkv(rule, shape[0], rank, read)
 
 
-def _read_qkv(rule: Rule, rows: int, tp_rank: int, read: ReadSlice, sizes: Sizes) -> Tensor:
+def _read_qkv(rule: Rule, rows: int, rank: int, read: ReadSlice) -> Tensor:
     """Read the query groups that a rank touches and cut out its rows.
 
     With fewer groups than ranks, a rank's rows may start or end inside a group.
     """
-    group_rows = sum(sizes.qkv_rows) // sizes.groups
-    start, stop = tp_rank * rows, (tp_rank + 1) * rows
+    group_rows = sum(shape[0] for shape in rule.shapes) // rule.groups
+    start, stop = rank * rows, (rank + 1) * rows
     first, last = start // group_rows, -(-stop // group_rows)
     parts = []
-    for name, count in zip(rule.hf, sizes.qkv_rows, strict=True):
-        per_group = count // sizes.groups
+    for name, (count, *_) in rule.hf.items():
+        per_group = count // rule.groups
         part = read(name, 0, first * per_group, last * per_group)
         parts.append(part.reshape(last - first, per_group, *part.shape[1:]))
     joined = torch.cat(parts, dim=1).flatten(0, 1)
@@ -149,43 +173,49 @@ def _read_qkv(rule: Rule, rows: int, tp_rank: int, read: ReadSlice, sizes: Sizes
     return joined[start - offset : stop - offset]
 
 
-def to_hf(rule: Rule, shards: Sequence[Tensor], sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
-    """The whole Hugging Face tensors, from the shards of all tensor-parallel ranks in rank order.
+def to_hf(rule: Rule, shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The whole Hugging Face tensors, from the shards of all ranks that divide them, in rank order.
 
     With one shard they are views of it if the layout allows that.
     """
     match rule.layout:
         case "concat":
             dim = rule.parallel_dim or 0
-            pieces = zip(*(shard.chunk(len(rule.hf), dim) for shard in shards), strict=True)
-            for name, parts in zip(rule.hf, pieces, strict=True):
-                yield name, _join(parts, dim)
+            by_piece = list(zip(*(shard.chunk(len(rule.hf) * rule.parts, dim) for shard in shards), strict=True))
+            for index, name in enumerate(rule.hf):
+                pieces = [_join(by_piece[index * rule.parts + part], dim) for part in range(rule.parts)]
+                yield name, _join(pieces, dim)
         case "vocab":
-            yield rule.hf[0], _join(shards, 0)[: sizes.vocab]
+            [(name, (size, *_))] = rule.hf.items()
+            yield name, _join(shards, 0)[:size]
         case "qkv":
             joined = _join(shards, 0)
-            groups = joined.reshape(sizes.groups, -1, *joined.shape[1:])
-            rows = [count // sizes.groups for count in sizes.qkv_rows]
+            groups = joined.reshape(rule.groups, -1, *joined.shape[1:])
+            rows = [shape[0] // rule.groups for shape in rule.shapes]
             for name, part in zip(rule.hf, torch.split(groups, rows, dim=1), strict=True):
                 yield name, part.flatten(0, 1)
 
 
-def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int, sizes: Sizes) -> Tensor:
+def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int) -> Tensor:
     """What rank `tp_rank` of an SGLang engine stores of a rule's Hugging Face tensors."""
     match rule.layout:
         case "concat":
             dim = rule.parallel_dim
-            return _join(parts if dim is None else [part.chunk(tp_size, dim)[tp_rank] for part in parts], dim or 0)
+            if dim is None:
+                return _join(parts, 0)
+            pieces = [piece for part in parts for piece in part.chunk(rule.parts, dim)]
+            return _join([piece.chunk(tp_size, dim)[tp_rank] for piece in pieces], dim)
         case "vocab":
-            padded = _round_up(sizes.vocab, _ENGINE_VOCAB_MULTIPLE)
+            size = rule.shapes[0][0]
+            padded = _round_up(size, _ENGINE_VOCAB_MULTIPLE)
             if padded % tp_size:
-                padded = _round_up(sizes.vocab, _ENGINE_VOCAB_MULTIPLE * tp_size)
-            rows = torch.nn.functional.pad(parts[0], (0, 0, 0, padded - sizes.vocab))
+                padded = _round_up(size, _ENGINE_VOCAB_MULTIPLE * tp_size)
+            rows = torch.nn.functional.pad(parts[0], (0, 0, 0, padded - size))
             return rows.chunk(tp_size)[tp_rank]
         case "qkv":
             query, key, value = parts
             # With more ranks than key/value heads, several ranks keep the same head.
-            count = min(tp_size, sizes.groups)
+            count = min(tp_size, rule.groups)
             index = tp_rank * count // tp_size
             return torch.cat([query.chunk(tp_size)[tp_rank], key.chunk(count)[index], value.chunk(count)[index]])
 
@@ -225,12 +255,12 @@ def named_hf_tensors(
         values_of: Gives other values for a parameter than its own, such as those with an adapter merged into them.
         bucket_bytes: Bytes of one rank's shards gathered at a time; about two buckets are held at once.
     """
-    return gather_tensors(_shards(models, architecture, values_of), architecture.sizes, bucket_bytes=bucket_bytes)
+    rules = {rule.megatron: rule for rule in architecture.rules}
+    return gather_tensors(_shards(models, rules, values_of), rules, bucket_bytes=bucket_bytes)
 
 
-def _shards(models: Sequence[nn.Module], model: Architecture, values_of: ValuesOf | None) -> Iterator[Shard]:
+def _shards(models: Sequence[nn.Module], rules: Mapping[str, Rule], values_of: ValuesOf | None) -> Iterator[Shard]:
     """The shards of the local model chunks."""
-    rules = {rule.megatron: rule for rule in model.rules}
     for name, parameter in local_parameters(models).items():
         if name == OUTPUT_LAYER and name not in rules:
             continue  # a copy of the tied embedding
@@ -241,63 +271,107 @@ def _own_values(_name: str, parameter: Tensor) -> Tensor:
     return parameter
 
 
-def gather_tensors(shards: Iterable[Shard], sizes: Sizes, *, bucket_bytes: int = 256 * 2**20) -> NamedTensors:
-    """The full tensors of these rules, on global rank 0; otherwise as `named_hf_tensors`.
+def gather_tensors(
+    shards: Iterable[Shard], rules: Mapping[str, Rule], *, bucket_bytes: int = 256 * 2**20
+) -> NamedTensors:
+    """The full tensors of these shards, on global rank 0; otherwise as `named_hf_tensors`.
 
-    Every rank gives the shards of its pipeline stage. They are asked for their tensors one after another.
+    Args:
+        shards: This rank's shards of its pipeline stage. They are asked for their tensors one after another.
+        rules: The rules of all experts, by the Megatron names.
+        bucket_bytes: As in `named_hf_tensors`.
     """
     from megatron.core import parallel_state
 
-    if dist.get_rank(parallel_state.get_data_parallel_group(with_context_parallel=True)) != 0:
-        return
-    tp_group = parallel_state.get_tensor_model_parallel_group()
     pp_group = parallel_state.get_pipeline_model_parallel_group()
-    stage = _stage_tensors(shards, sizes, tp_group, bucket_bytes)
-    if dist.get_rank(pp_group) != 0:
-        _send_stage(stage, tp_group, pp_group, bucket_bytes)
-        return
-    yield from stage
-    if dist.get_rank(tp_group) == 0:
+    stage = _stage_tensors(shards, rules, bucket_bytes)
+    first = (
+        parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    )
+    if not first:
+        drain(stage)
+    elif dist.get_rank(pp_group) != 0:
+        _send_stage(stage, pp_group, bucket_bytes)
+    else:
+        yield from stage
         for source in range(1, dist.get_world_size(pp_group)):
             yield from _receive_stage(pp_group, source)
 
 
-def _stage_tensors(shards: Iterable[Shard], sizes: Sizes, tp_group: Any, bucket_bytes: int) -> NamedTensors:
-    """The full tensors of this pipeline stage; nothing on tensor-parallel ranks other than 0."""
+def _stage_tensors(shards: Iterable[Shard], rules: Mapping[str, Rule], bucket_bytes: int) -> NamedTensors:
+    """The full tensors of this pipeline stage, on its first rank; nothing on its other ranks."""
+    from megatron.core import parallel_state
+
+    tp_group = parallel_state.get_tensor_model_parallel_group()
     divided: list[Shard] = []
+    experts: list[Shard] = []
+    holds_copy = parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0
     for rule, tensor in shards:
-        if rule.parallel_dim is not None and dist.get_world_size(tp_group) > 1:
+        if rule.expert is not None:
+            experts.append((rule, tensor))
+        elif holds_copy:
+            continue
+        elif rule.parallel_dim is not None and dist.get_world_size(tp_group) > 1:
             divided.append((rule, tensor))
         elif dist.get_rank(tp_group) == 0:
-            yield from to_hf(rule, [tensor()], sizes)
+            yield from to_hf(rule, [tensor()])
     for bucket in buckets(((rule, tensor()) for rule, tensor in divided), bucket_bytes, same_dtype=True):
-        yield from _gather(bucket, sizes, tp_group)
+        if (gathered := _gather(bucket, tp_group)) is not None:
+            yield from _whole(bucket, gathered)
+    # Data-parallel ranks that hold copies of everything else may hold experts of their own.
+    if experts and parallel_state.get_expert_data_parallel_rank() == 0:
+        yield from _expert_tensors(experts, rules, bucket_bytes)
 
 
-def _gather(bucket: Sequence[tuple[Rule, Tensor]], sizes: Sizes, tp_group: Any) -> NamedTensors:
-    """Full tensors of a bucket on tensor-parallel rank 0, from all ranks' shards. One collective."""
+def _expert_tensors(experts: Sequence[Shard], rules: Mapping[str, Rule], bucket_bytes: int) -> NamedTensors:
+    """The full tensors of all experts of this pipeline stage, on the first of the ranks that divide them."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_expert_tensor_and_model_parallel_group()
+    here = len({rule.expert for rule, _ in experts})
+    size = parallel_state.get_expert_tensor_parallel_world_size()
+    for bucket in buckets(((rule, tensor()) for rule, tensor in experts), bucket_bytes, same_dtype=True):
+        gathered = _gather(bucket, group)
+        if gathered is None:
+            continue
+        # The ranks that divide one expert follow each other; each such run of ranks holds the same number of experts.
+        for number in range(len(gathered) // size):
+            theirs = [
+                (rules[_with_expert(rule.megatron, (rule.expert or 0) + number * here)], tensor)
+                for rule, tensor in bucket
+            ]
+            yield from _whole(theirs, gathered[number * size : (number + 1) * size])
+
+
+def _gather(bucket: Sequence[tuple[Rule, Tensor]], group: Any) -> list[Tensor] | None:
+    """On rank 0 of the group, every rank's tensors of a bucket, each rank's flattened into one. One collective."""
     flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket])
-    is_first = dist.get_rank(tp_group) == 0
-    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size(tp_group))] if is_first else None
-    dist.gather(flat, gathered, group=tp_group, group_dst=0)
-    if gathered is None:
-        return
+    if dist.get_world_size(group) == 1:
+        return [flat]
+    is_first = dist.get_rank(group) == 0
+    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))] if is_first else None
+    dist.gather(flat, gathered, group=group, group_dst=0)
+    return gathered
+
+
+def _whole(bucket: Sequence[tuple[Rule, Tensor]], gathered: Sequence[Tensor]) -> NamedTensors:
+    """The full tensors of a bucket, from the flattened tensors of the ranks that divide them."""
     offset = 0
     for rule, tensor in bucket:
         shards = [part[offset : offset + tensor.numel()].view(tensor.shape) for part in gathered]
         offset += tensor.numel()
-        yield from to_hf(rule, shards, sizes)
+        yield from to_hf(rule, shards if rule.parallel_dim is not None else shards[:1])
 
 
-def _send_stage(stage: NamedTensors, tp_group: Any, pp_group: Any, bucket_bytes: int) -> None:
+def _send_stage(stage: NamedTensors, pp_group: Any, bucket_bytes: int) -> None:
     """Send this stage's tensors to the first stage: for each bucket a description, then one flat tensor."""
     for bucket in buckets(stage, bucket_bytes, same_dtype=True):
         flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket])
         names_and_shapes = [(name, tuple(tensor.shape)) for name, tensor in bucket]
         dist.send_object_list([(names_and_shapes, flat.dtype, flat.device.type)], group=pp_group, group_dst=0)
         dist.send(flat, group=pp_group, group_dst=0)
-    if dist.get_rank(tp_group) == 0:
-        dist.send_object_list([None], group=pp_group, group_dst=0)
+    dist.send_object_list([None], group=pp_group, group_dst=0)
 
 
 def _receive_stage(pp_group: Any, source: int) -> NamedTensors:

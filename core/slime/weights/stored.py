@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slime.errors import CheckpointError
-from slime.weights.families.hf_config import read_json
+from slime.weights.hf_config import read_json
 from slime.weights.mapping import first_names
 
 INDEX_FILE = "model.safetensors.index.json"

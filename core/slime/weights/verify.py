@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.architecture import Architecture, Rule
 from slime.errors import WeightSyncError
-from slime.weights.families import architecture
-from slime.weights.families.hf_config import HFConfig
-from slime.weights.mapping import Rule, first_names
+from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, engine_shard
 
 #: types an engine may hold weights in; the trainer's are compared after rounding to each
@@ -41,10 +40,9 @@ class WeightCheck:
     Pass the tensors of one sync through `observe`, send them, then `compare` each engine's checksums.
     """
 
-    def __init__(self, hf_config: HFConfig, tp_sizes: Iterable[int]) -> None:
+    def __init__(self, model: Architecture, tp_sizes: Iterable[int]) -> None:
         """Prepare for engines of these tensor-parallel sizes."""
-        model = architecture(hf_config)
-        self._rules, self._sizes = model.rules, model.sizes
+        self._rules = model.rules
         #: (tp_rank, tp_size) -> engine parameter -> acceptable checksums, one for each type
         self._expected: dict[tuple[int, int], dict[str, frozenset[str]]] = {
             (tp_rank, tp_size): {} for tp_size in sorted(set(tp_sizes)) for tp_rank in range(tp_size)
@@ -73,7 +71,7 @@ class WeightCheck:
 
     def _remember(self, rule: Rule, parts: Sequence[Tensor]) -> None:
         for (tp_rank, tp_size), expected in self._expected.items():
-            held = engine_shard(rule, parts, tp_rank, tp_size, self._sizes)
+            held = engine_shard(rule, parts, tp_rank, tp_size)
             types = {held.dtype, *_ENGINE_TYPES}
             expected[rule.engine] = frozenset(tensor_checksum(held.to(dtype)) for dtype in types)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slime.architecture import Architecture
 from slime.config.options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.ports import LOOPBACK
-from slime.weights.families.hf_config import read_hf_config
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.tensor import TensorTransport
@@ -28,6 +28,7 @@ def create_transport(
     options: SyncOptions,
     engines: Sequence[EngineControl],
     *,
+    model: Architecture,
     hf_folder: Path,
     scratch: Path,
     on_gpu: bool,
@@ -37,13 +38,14 @@ def create_transport(
     Args:
         options: The `[sync]` section.
         engines: All engines of the run.
-        hf_folder: The model folder the weights belong to.
+        model: The model that is sent.
+        hf_folder: Its folder.
         scratch: Folder for the versions of the disk transport, readable by the engines.
         on_gpu: Whether the weights are on a GPU.
     """
     check = None
     if options.check_weight_update_equal:
-        check = WeightCheck(read_hf_config(hf_folder), {engine.tp_size for engine in engines})
+        check = WeightCheck(model, {engine.tp_size for engine in engines})
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
@@ -54,7 +56,7 @@ def create_transport(
         case "tensor":
             return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
         case "disk":
-            return DiskTransport(**common, folder=scratch, source_folder=hf_folder)
+            return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
 
 
 def own_address(urls: Sequence[str]) -> str:

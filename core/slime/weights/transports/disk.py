@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime.architecture import Architecture
 from slime.errors import CheckpointError, WeightSyncError
 from slime.weights.hf_save import save_hf
 from slime.weights.shards import NamedTensors
@@ -19,16 +20,18 @@ class DiskTransport(WeightTransport):
     Attributes:
         folder: Where versions are written. The newest stays, because engines remember it as their model's path.
         source_folder: The model folder that configuration and tokenizer are copied from.
+        model: The model.
     """
 
     folder: Path
     source_folder: Path
+    model: Architecture
     _current: Path | None = field(default=None, init=False)
 
     def _update(self, named: NamedTensors, version: str) -> None:
         path = (self.folder / f"version-{version}").resolve()
         try:
-            save_hf(path, named, self.source_folder)
+            save_hf(path, named, self.source_folder, self.model)
         except CheckpointError as error:
             raise WeightSyncError(f"Weight sync: saving failed: {error}") from error
         with self._paused(session=False) as fleet:

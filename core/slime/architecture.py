@@ -1,0 +1,85 @@
+"""A model as Megatron builds it, and how each of its tensors maps to Hugging Face and to the engine.
+
+A model family turns a `config.json` into an `Architecture`. Its rules are used for loading, gathering, exporting and
+checking, so that a name, a shape or a layout is written once. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one Megatron tensor corresponds to Hugging Face tensors.
+
+    Attributes:
+        megatron: Name in Megatron's own (not TransformerEngine's) spelling, with layers and experts counted over the
+            whole model.
+        hf: Hugging Face name -> shape, in the order of the layout.
+        engine: Parameter name inside SGLang, which joins q, k, v and gate, up, and stacks experts.
+        layout: How the Hugging Face tensors form the Megatron tensor.
+            concat: A rank holds its part of each tensor, one after another along `parallel_dim`.
+            vocab: Rows are the vocabulary, to which Megatron and SGLang append padding.
+            qkv: For each query group: its query heads, its key head, its value head.
+        parallel_dim: Dimension divided by tensor parallelism, in Megatron and in SGLang. None: every rank has the whole
+            tensor.
+        parts: With "concat": equal parts that each Hugging Face tensor itself consists of along `parallel_dim`, such
+            as a gate and an up projection. A rank holds its share of each part.
+        groups: With "qkv": query groups of the whole model.
+        expert: Number of the expert that the tensor belongs to; None for all other tensors. Experts are divided among
+            expert-parallel ranks, and their tensors by expert tensor parallelism. The engine stacks them.
+    """
+
+    megatron: str
+    hf: Mapping[str, Shape]
+    engine: str
+    layout: Literal["concat", "vocab", "qkv"] = "concat"
+    parallel_dim: int | None = None
+    parts: int = 1
+    groups: int = 0
+    expert: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The Hugging Face names, in order."""
+        return tuple(self.hf)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the Hugging Face tensors, in order."""
+        return tuple(self.hf.values())
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model in Megatron-core's terms.
+
+    Attributes:
+        family: Name of the model family.
+        transformer: Keywords of `TransformerConfig`, or of `MLATransformerConfig` if `multi_latent_attention` is one of
+            them. All can be written as JSON: `activation_func` is a name such as "silu".
+        gpt: Keywords of `GPTModel`: vocab_size (unpadded), max_sequence_length, position_embedding_type, rotary_base,
+            rotary_percent, rope_scaling, rope_scaling_factor, share_embeddings_and_output_weights.
+        rules: One rule for each Megatron tensor.
+        post_norms: Whether what attention and feed-forward network add to the hidden state is normalised: the weights
+            are `self_attention.linear_proj.post_norm.weight` and `mlp.linear_fc2.post_norm.weight` of each layer.
+        carried: Beginnings of the names of tensors that a folder may hold and that are not trained: an export copies
+            them from the folder that the run started with.
+    """
+
+    family: str
+    transformer: dict[str, Any]
+    gpt: dict[str, Any]
+    rules: tuple[Rule, ...]
+    post_norms: bool = False
+    carried: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every Hugging Face tensor of the model, by name."""
+        return {name: shape for rule in self.rules for name, shape in rule.hf.items()}

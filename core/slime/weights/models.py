@@ -1,0 +1,79 @@
+"""Reads model folders through the model families of the installed plugins. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime.architecture import Architecture
+from slime.errors import ConfigError
+from slime.plugin import Context, Family, FamilySpec
+from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.plugins.resolve import Use
+from slime.raised import naming
+from slime.weights.hf_config import read_hf_config
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+
+class Models:
+    """The model families of a run. A folder's is that of --model-family, or of `model_type` in its config.json."""
+
+    def __init__(self, plugins: PluginSet, config: RunConfig, run_dir: Path) -> None:
+        self._plugins = plugins
+        self._stated = config.checkpoint.model_family
+        self._options = config.component_options.get("family", {})
+        logger = logging.getLogger("slime.family")
+        self._context = Context(seed=config.run.seed, run_dir=run_dir, logger=logger, config=config)
+        self._built: dict[str, tuple[FamilySpec, Family, str]] = {}
+
+    @classmethod
+    def installed(cls, config: RunConfig) -> Models:
+        """Those of the installed plugins, for scripts that use parts of slime without a run."""
+        return cls(load_plugins(config.plugins), config, Path.cwd())
+
+    def read(self, folder: Path) -> Architecture:
+        """The model in a folder. Raises as `describe` does."""
+        return self.describe(read_hf_config(folder))
+
+    def describe(self, hf_config: Mapping[str, Any]) -> Architecture:
+        """The model that the content of a `config.json` describes.
+
+        Raises:
+            ConfigError: No `model_type`, a model that is not the family's causal language model, a quantised
+                checkpoint, or a setting that would change the computation and that the family does not have.
+            PluginLoadError: No family for this model type is installed, or it is broken.
+        """
+        spec, family, title = self._family_of(hf_config)
+        architectures = hf_config.get("architectures") or [spec.causal_lm]
+        if not isinstance(architectures, list) or spec.causal_lm not in architectures:
+            raise ConfigError(
+                f"config.json: architectures is {architectures!r}; for model_type {hf_config['model_type']!r} slime"
+                f" trains {spec.causal_lm}."
+            )
+        if hf_config.get("quantization_config"):
+            raise ConfigError(
+                "config.json: quantization_config is set; slime trains full-precision weights. "
+                "Use the unquantised checkpoint."
+            )
+        with naming(title, ".describe"):
+            return family.describe(hf_config)
+
+    def layer_specs(self, folder: Path) -> Callable[..., Any] | None:
+        """The method with which the family of a folder changes Megatron's layer specs, if it has one."""
+        return getattr(self._family_of(read_hf_config(folder))[1], "layer_specs", None)
+
+    def _family_of(self, hf_config: Mapping[str, Any]) -> tuple[FamilySpec, Family, str]:
+        model_type = hf_config.get("model_type")
+        if not isinstance(model_type, str) or not model_type:
+            raise ConfigError(f"config.json: model_type is {model_type!r}; expected the name of a model family.")
+        name = self._stated or model_type
+        if name not in self._built:
+            resolved = self._plugins.look_up(Use("family", "family", name, self._options))
+            assert isinstance(resolved.component.spec, FamilySpec)
+            built = resolved.build(self._context)
+            self._built[name] = (resolved.component.spec, built, resolved.component.title)
+        return self._built[name]

@@ -1,0 +1,103 @@
+"""Dense decoders with grouped-query attention, RMS norms, a gated MLP and rotary positions: Llama and Qwen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime.architecture import Architecture, Rule
+from slime.kit.models import (
+    attention_rules,
+    embedding_rules,
+    full_attention,
+    gated_mlp_rules,
+    positive_int,
+    require,
+    rope,
+)
+from slime.plugin import Context, NoOptions
+from slime_families.decoder import HFConfig, Sizes, gpt_keywords, query_groups, transformer_keywords
+
+#: what `Qwen3Config` of transformers assumes when `config.json` has no `head_dim`
+QWEN3_HEAD_DIM = 128
+
+
+class Llama:
+    """Llama 2, 3 and 3.1, with or without the rope scaling of Llama 3.1."""
+
+    def __init__(self, options: NoOptions, context: Context) -> None:
+        del options, context
+
+    def describe(self, config: HFConfig) -> Architecture:
+        """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
+        require(config, "mlp_bias", (None, False), "biases in the feed-forward network")
+        require(config, "attention_bias", (None, False), "biases on the attention projections")
+        heads = positive_int(config, "num_attention_heads")
+        return dense_decoder(
+            config,
+            head_dim=positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads),
+            groups_by_default=heads,
+            scaling=("llama3",),
+        )
+
+
+class Qwen2:
+    """Qwen2 and Qwen2.5: like Llama, with biases on queries, keys and values."""
+
+    def __init__(self, options: NoOptions, context: Context) -> None:
+        del options, context
+
+    def describe(self, config: HFConfig) -> Architecture:
+        """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
+        full_attention(config)
+        heads = positive_int(config, "num_attention_heads")
+        head_dim = positive_int(config, "hidden_size") // heads
+        return dense_decoder(config, head_dim=head_dim, groups_by_default=heads, bias=True)
+
+
+class Qwen3:
+    """Dense Qwen3: like Llama, with norms on queries and keys and an explicit head size."""
+
+    def __init__(self, options: NoOptions, context: Context) -> None:
+        del options, context
+
+    def describe(self, config: HFConfig) -> Architecture:
+        """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
+        full_attention(config)
+        require(config, "attention_bias", (None, False), "biases on the attention projections")
+        return dense_decoder(config, head_dim=positive_int(config, "head_dim", QWEN3_HEAD_DIM), qk_norm=True)
+
+
+def dense_decoder(
+    config: HFConfig,
+    *,
+    head_dim: int,
+    groups_by_default: int | None = None,
+    bias: bool = False,
+    qk_norm: bool = False,
+    scaling: tuple[str, ...] = (),
+) -> Architecture:
+    """A pre-norm decoder with grouped-query attention and a gated MLP."""
+    sizes = Sizes.of(config)
+    groups = query_groups(config, sizes, groups_by_default)
+
+    def rules() -> Iterator[Rule]:
+        yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)
+        for layer in range(sizes.layers):
+            yield from attention_rules(
+                layer,
+                hidden=sizes.hidden,
+                heads=sizes.heads,
+                groups=groups,
+                head_dim=head_dim,
+                bias=bias,
+                qk_norm=qk_norm,
+            )
+            yield from gated_mlp_rules(layer, hidden=sizes.hidden, ffn=sizes.ffn)
+
+    keywords = {"num_query_groups": groups, "kv_channels": head_dim, "add_qkv_bias": bias, "qk_layernorm": qk_norm}
+    return Architecture(
+        family=str(config["model_type"]),
+        transformer=transformer_keywords(config, sizes, **keywords),
+        gpt=gpt_keywords(config, sizes, rope(config, scaling=scaling)),
+        rules=tuple(rules()),
+    )
