@@ -107,21 +107,14 @@ def sigmoid_router_keywords(config: HFConfig, experts: int) -> dict[str, Any]:
     """Keywords for the router of DeepSeek-V3 (2024): sigmoid scores, a bias for choosing, groups of experts.
 
     Raises:
-        ConfigError: For groups that Megatron scores otherwise, and for other kinds of routers.
+        ConfigError: Groups that do not divide the experts, or another kind of router.
     """
     require(config, "scoring_func", (None, "sigmoid"), "the router's scores")
     require(config, "topk_method", (None, "noaux_tc"), "how experts are chosen")
     require(config, "norm_topk_prob", (None, True), "the weights of the chosen experts add up to 1")
     groups, kept = positive_int(config, "n_group", 1), positive_int(config, "topk_group", 1)
-    chosen = positive_int(config, "num_experts_per_tok")
     if experts % groups or kept > groups:
         raise ConfigError(f"config.json: n_group {groups} and topk_group {kept} do not divide {experts} experts.")
-    # transformers and SGLang score a group by its two best experts, Megatron by its best chosen / kept ones.
-    if kept < groups and chosen // kept != 2:
-        raise ConfigError(
-            f"config.json: num_experts_per_tok {chosen} with topk_group {kept} of n_group {groups}: Megatron would"
-            f" choose groups by their {chosen // kept} best experts, and this model chooses them by their 2 best."
-        )
     return {
         "moe_router_score_function": "sigmoid",
         "moe_router_pre_softmax": True,
