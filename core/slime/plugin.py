@@ -212,6 +212,8 @@ class FamilySpec(ComponentSpec):
     model_types: tuple[str, ...]
     #: the entry of `architectures` in config.json that it implements
     causal_lm: str
+    #: a small config.json with every key that the family reads, which `slime plugins check` tries it on
+    example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 # --- what components exchange with the kernel -----------------------------------------------------

@@ -13,12 +13,15 @@ from slime.plugin import Context
 from slime.plugins.kinds import KINDS
 from slime.plugins.plugin_set import survey_plugins
 
+#: fields that a spec must have
+NEEDED = {"family": ', model_types=("mine",), causal_lm="MineForCausalLM"'}
 HOOKS = {
     "estimator": "slime_register_estimators",
     "reward": "slime_register_rewards",
     "datasource": "slime_register_datasources",
     "buffer_filter": "slime_register_buffer_filters",
     "generator": "slime_register_generators",
+    "family": "slime_register_families",
     "tracker": "slime_register_trackers",
 }
 
@@ -30,7 +33,7 @@ def install_kind(install: Any, kind: str, methods: tuple[str, ...]) -> None:
 
         @sp.hookimpl
         def {HOOKS[kind]}():
-            return [sp.{KINDS[kind].spec.__name__}(name="mine", factory="kind_impl:Impl")]
+            return [sp.{KINDS[kind].spec.__name__}(name="mine", factory="kind_impl:Impl"{NEEDED.get(kind, "")})]
     """
     body = "".join(f"    def {method}(self, *arguments): pass\n" for method in methods)
     impl = f"class Impl:\n    def __init__(self, options, context): pass\n{body}"
@@ -56,5 +59,5 @@ def test_every_method_of_a_protocol_is_required(install: Any, context: Context, 
 def test_every_hook_has_a_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     hooks = [name for name in vars(hookspecs) if name.startswith("slime_")]
-    assert len(hooks) == 11
+    assert len(hooks) == 12
     assert [name for name in hooks if f"def {name}" not in tests and f'"{name}"' not in tests] == []

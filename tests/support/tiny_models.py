@@ -196,6 +196,11 @@ MOE_FAMILIES = tuple(name for name in FAMILIES if {"num_experts", "n_routed_expe
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
 
 
+def published(family: str) -> dict[str, Any]:
+    """The `config.json` of a family, as published but smaller."""
+    return _COMMON | _PUBLISHED[family]
+
+
 def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False, **overrides: Any) -> Path:
     """Write a model folder (float32, 3 layers, hidden 64, vocabulary 128) with a tokenizer; returns it.
 
@@ -207,7 +212,7 @@ def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False,
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    config = _COMMON | {"tie_word_embeddings": tied, "torch_dtype": "float32"} | _PUBLISHED[family] | overrides
+    config = published(family) | {"tie_word_embeddings": tied, "torch_dtype": "float32"} | overrides
     layers, predicting = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     whole = config | {"num_hidden_layers": layers + predicting, "num_nextn_predict_layers": 0}
     with torch.random.fork_rng():
@@ -245,11 +250,11 @@ def transformers_model(folder: Path) -> Any:
     return model.eval()
 
 
-def _transformers_config(published: dict[str, Any]) -> Any:
+def _transformers_config(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    fields = {name: value for name, value in published.items() if name != "model_type"}
-    model_type = published["model_type"]
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    model_type = config["model_type"]
     return AutoConfig.for_model(_SAME_AS.get(model_type, model_type), **fields)
 
 

@@ -15,6 +15,7 @@ from slime.testing.buffer_filters import assert_buffer_filter_contract
 from slime.testing.context import make_context
 from slime.testing.datasources import assert_datasource_contract
 from slime.testing.estimators import assert_estimator_contract
+from slime.testing.families import assert_family_contract
 from slime.testing.generators import assert_generator_contract
 from slime.testing.modules import assert_hookimpls_valid, assert_light_import, assert_pickles, load_module_as_plugin
 from slime.testing.rewards import assert_reward_contract
@@ -40,6 +41,7 @@ __all__ = [
     "assert_buffer_filter_contract",
     "assert_datasource_contract",
     "assert_estimator_contract",
+    "assert_family_contract",
     "assert_generator_contract",
     "assert_hookimpls_valid",
     "assert_light_import",

@@ -12,6 +12,7 @@ from typing import Any
 
 from slime.errors import ConfigError, PluginError
 from slime.plugins.component import Component, checked_options
+from slime.plugins.kinds import KINDS
 from slime.testing.context import make_context
 from slime.testing.rules import Caller, Contract, Outcome, Subject
 
@@ -58,7 +59,7 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
 def _contract_of(kind: str) -> Callable[[Subject], Contract]:
     name = "".join(part.capitalize() for part in kind.split("_"))
     contract: Callable[[Subject], Contract] = getattr(
-        importlib.import_module(f"slime.testing.{kind}s"), f"{name}Contract"
+        importlib.import_module(f"slime.testing.{KINDS[kind].plural}"), f"{name}Contract"
     )
     return contract
 

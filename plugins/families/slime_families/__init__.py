@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime.plugin import FamilySpec, hookimpl
+from slime_families.examples import example
 
 slime_api = 1
 
@@ -17,6 +18,7 @@ def _family(name: str, factory: str, causal_lm: str, summary: str) -> FamilySpec
         causal_lm=causal_lm,
         summary=summary,
         docs=_DOCS,
+        example=example(name),
     )
 
 
