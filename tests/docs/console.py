@@ -30,6 +30,7 @@ PACKAGES = {
     "datasource": "additions",
     "buffer_filter": "spread",
     "generator": "retry",
+    "family": "pebble",
     "tracker": "text-log",
 }
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

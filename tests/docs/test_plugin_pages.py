@@ -17,7 +17,7 @@ from slime.config import config_from_toml
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 TEXT = {name: (PAGES / name).read_text(encoding="utf-8") for name in NAMES}
 AGAIN = "run: python -m tests.docs.console"
-WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "tracker")
+WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "family", "tracker")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,12 @@ def test_every_public_name_of_slime_plugin_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "page"),
-    [("RewardSpec", "reward.md"), ("EstimatorSpec", "estimator.md"), ("GeneratorSpec", "generator.md")],
+    [
+        ("RewardSpec", "reward.md"),
+        ("EstimatorSpec", "estimator.md"),
+        ("GeneratorSpec", "generator.md"),
+        ("FamilySpec", "family.md"),
+    ],
 )
 def test_every_field_of_a_spec_is_explained(spec: str, page: str) -> None:
     shared = {field.name for field in dataclasses.fields(plugin.ComponentSpec)}

@@ -14,7 +14,7 @@ from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
 from slime.plugins.find import find_plugins
 from slime.plugins.plugin_set import load_plugins, survey_plugins
 
-OWN = ["datasources", "estimators", "generators", "rewards", "trackers"]
+OWN = ["datasources", "estimators", "families", "generators", "rewards", "trackers"]
 
 
 def ids(**options: Any) -> list[str]:
@@ -75,6 +75,7 @@ def test_deny_overrides_allow_and_first_party_plugins(install_reward: Any) -> No
     assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == [
         "datasources",
         "estimators",
+        "families",
         "generators",
         "trackers",
     ]

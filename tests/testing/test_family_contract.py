@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from slime_families.dense import Llama
-from slime_families.examples import example
 from tests.support.families import architecture
 from tests.support.tiny_models import FAMILIES, published
 
 from slime.architecture import Architecture, Rule
 from slime.plugin import NoOptions
 from slime.testing import assert_family_contract, make_context
+from slime_families.dense import Llama
+from slime_families.examples import example
 
 LLAMA = example("llama")
 
@@ -111,20 +111,20 @@ def test_a_family_that_does_not_read_the_file_strictly_is_named(family: Any, mes
 
 
 def test_a_family_that_changes_the_file_is_named() -> None:
-    with pytest.raises(AssertionError, match="does not change config.json"):
+    with pytest.raises(AssertionError, match="does not change its argument"):
         assert_family_contract(Changing(), [dict(LLAMA)])
 
 
 def test_a_family_that_answers_differently_is_named() -> None:
     epsilons = iter(range(100))
-    with pytest.raises(AssertionError, match="described one config.json in two ways"):
+    with pytest.raises(AssertionError, match="described one model in two ways"):
         assert_family_contract(
             Changed(lambda found: replace(found, transformer=found.transformer | {"x": next(epsilons)})), [LLAMA]
         )
 
 
 def test_a_family_is_tried_on_something() -> None:
-    with pytest.raises(ValueError, match="at least one config.json"):
+    with pytest.raises(ValueError, match="expected at least one"):
         assert_family_contract(Llama(NoOptions(), make_context()), [])
 
 

@@ -62,9 +62,9 @@ class FamilyContract(Contract):
     @rule("describes a model the same way every time")
     def deterministic(self) -> None:
         for config, found in self._described():
-            check(self._describe(config) == found, f"{self.call} described one config.json in two ways")
+            check(self._describe(config) == found, f"{self.call} described one model in two ways")
 
-    @rule("does not change config.json")
+    @rule("does not change its argument")
     def untouched(self) -> None:
         for config in self.configs:
             shown = copy.deepcopy(dict(config))
@@ -152,7 +152,8 @@ class FamilyContract(Contract):
         except RefusedError as error:
             # Its author says that it can describe this one.
             raise AssertionError(str(error)) from error
-        check(isinstance(found, Architecture), f"{self.call} returned {type(found).__name__}; expected Architecture")
+        if not isinstance(found, Architecture):
+            raise AssertionError(f"{self.call} returned {type(found).__name__}; expected Architecture")
         return found
 
     def _refuses(self, config: Mapping[str, Any], case: str) -> None:
