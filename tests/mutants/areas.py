@@ -71,7 +71,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "weights": Area(
-        ("core/slime/weights/*.py", "core/slime/weights/families/*.py"),
+        ("core/slime/weights/*.py", "core/slime/kit/models/*.py", "plugins/families/slime_families/*.py"),
         (
             ("tests/weights",),
             ("tests/weights", "tests/train/test_hf_parity.py"),
