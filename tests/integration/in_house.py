@@ -29,6 +29,7 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
     from slime.plugins.plugin_set import load_plugins
     from slime.rollout.manager import RolloutManager
     from slime.run.trainer import build_estimator
+    from slime.weights import read_hf_config
 
     functions = place_functions(load_config(flags))
     config, plugins = functions.config, load_plugins(functions.config.plugins, functions.components)
@@ -37,7 +38,9 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
 
     async def loop() -> list[dict[str, float]]:
         metrics = []
-        async with HttpPolicyClient(engine_url, timeout_s=60) as client:
+        layers = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))["num_hidden_layers"]
+        routed = layers if config.rollout.use_rollout_routing_replay else None
+        async with HttpPolicyClient(engine_url, timeout_s=60, routed_layers=routed) as client:
             manager = RolloutManager(config, plugins, client, run_dir, tokenizer)
             await manager.start()
             try:

@@ -7,10 +7,25 @@ import importlib.util
 
 import pytest
 import torch
+from torch import Tensor
 
-from slime.weights.verify import tensor_checksum, word_hash
+from slime.weights.checksums import RunningChecksum, WordHash
 
 _MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
+
+
+def word_hash(data: Tensor, *cuts: int) -> int:
+    """The hash of bytes that come in parts, which begin at `cuts`."""
+    running = WordHash(data.numel())
+    for part in torch.tensor_split(data, cuts):
+        running.add(part)
+    return running.result()
+
+
+def tensor_checksum(tensor: Tensor) -> str:
+    running = RunningChecksum(tensor.nbytes, tensor.device)
+    running.add(tensor)
+    return running.result()
 
 
 def _mix(x: int) -> int:
@@ -53,8 +68,22 @@ def test_word_hash_follows_the_kernel_word_by_word(size: int) -> None:
 def test_word_hash_does_not_depend_on_how_the_work_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.arange(8192 * 4 * 5, dtype=torch.int64).to(torch.uint8)
     whole = word_hash(data)
-    monkeypatch.setattr("slime.weights.verify._TILES_AT_A_TIME", 2)
+    monkeypatch.setattr("slime.weights.checksums._TILES_AT_A_TIME", 2)
     assert word_hash(data) == whole
+
+
+@pytest.mark.parametrize("cuts", [(1,), (8192 * 4,), (8192 * 4 + 2, 8192 * 8), (7, 7, 9)])
+def test_word_hash_does_not_depend_on_the_parts_in_which_the_bytes_come(cuts: tuple[int, ...]) -> None:
+    data = torch.randint(0, 256, (8192 * 4 * 2 + 5,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    assert word_hash(data, *cuts) == word_hash(data)
+
+
+def test_a_checksum_does_not_depend_on_the_parts_in_which_a_tensor_comes() -> None:
+    tensor = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    running = RunningChecksum(tensor.nbytes, tensor.device)
+    for part in tensor.split(2):
+        running.add(part)
+    assert running.result() == tensor_checksum(tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
+from torch import Tensor
 
+from slime.config.options import SyncOptions
+from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.kit.models import attention_rules, embedding_rules
+from slime.weights import create_transport
 from slime.weights.shards import engine_shard
 from slime.weights.transports import own_address
 from slime.weights.verify import WeightCheck
@@ -74,6 +82,94 @@ def test_vocabularies_are_padded_like_in_the_engine(tp_size: int, rows: int) -> 
     shards = [engine_shard(rule, [torch.ones(100, 2)], rank, tp_size) for rank in range(tp_size)]
     assert [shard.shape for shard in shards] == [(rows, 2)] * tp_size
     assert sum(shard.sum().item() for shard in shards) == 200
+
+
+def engine_of_experts(tensors: Mapping[str, Tensor], rank: int, size: int, groups: int) -> dict[str, Tensor]:
+    """What rank `rank` of an engine holds of a Qwen3-MoE model of 3 layers and 8 experts."""
+    held = {name: tensor for name, tensor in tensors.items() if "norm" in name or name.endswith("mlp.gate.weight")}
+    held |= {name: tensors[name].chunk(size)[rank] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    parts = size // groups
+    mine = range(8 * (rank // parts) // groups, 8 * (rank // parts + 1) // groups)
+    for layer in ("model.layers.0", "model.layers.1", "model.layers.2"):
+        attention, experts = f"{layer}.self_attn", f"{layer}.mlp.experts"
+        of = {key: tensors[f"{attention}.{key}_proj.weight"] for key in "qkvo"}
+        ways = {"q": size, "k": min(size, 2), "v": min(size, 2)}  # 2 key and value heads, which ranks may share
+        joined = [of[key].chunk(count)[rank * count // size] for key, count in ways.items()]
+        held[f"{attention}.qkv_proj.weight"] = torch.cat(joined)
+        held[f"{attention}.o_proj.weight"] = of["o"].chunk(size, 1)[rank]
+        gate, up, down = (
+            torch.stack([tensors[f"{experts}.{number}.{key}_proj.weight"] for number in mine])
+            for key in ("gate", "up", "down")
+        )
+        part = rank % parts
+        held[f"{experts}.w13_weight"] = torch.cat([gate.chunk(parts, 1)[part], up.chunk(parts, 1)[part]], 1)
+        held[f"{experts}.w2_weight"] = down.chunk(parts, 2)[part]
+    return held
+
+
+def answered(tensors: Mapping[str, Tensor], size: int, groups: int) -> dict[str, Any]:
+    """An engine's answer to the weight check."""
+    ranks = []
+    for rank in range(size):
+        held = engine_of_experts(tensors, rank, size, groups)
+        checksums = {
+            name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+            for name, tensor in held.items()
+        }
+        ranks.append({"checksums": checksums, "parallelism_info": {"tp_rank": rank, "tp_size": size}})
+    return {"ranks": ranks}
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+def test_experts_are_compared_however_they_are_divided_and_in_whatever_order_they_come(
+    size: int, groups: int, model_folder: Folders
+) -> None:
+    folder = model_folder("qwen3_moe")
+    weights = load_file(folder / "model.safetensors")
+    check = WeightCheck(read_architecture(folder), [size], ep_size=groups)
+    for named in (list(weights.items()), list(weights.items())[::-1]):
+        list(check.observe(iter(named)))
+        check.compare("http://engine:1", answered(weights, size, groups))
+    two, five = (f"model.layers.1.mlp.experts.{number}.up_proj.weight" for number in (2, 5))
+    weights[two], weights[five] = weights[five], weights[two]
+    with pytest.raises(
+        WeightSyncError, match=r"1 differ from the trainer's: \S+\.layers\.1\.mlp\.experts\.w13_weight\."
+    ):
+        check.compare("http://engine:1", answered(weights, size, groups))
+
+
+def test_a_transport_knows_how_its_engines_divide_experts(model_folder: Folders, tmp_path: Path) -> None:
+    folder = model_folder("qwen3_moe")
+    weights, engine = load_file(folder / "model.safetensors"), EngineControl("http://127.0.0.1:1", tp_size=2, ep_size=2)
+    transport = create_transport(
+        SyncOptions(check_weight_update_equal=True),
+        [engine],
+        model=read_architecture(folder),
+        hf_folder=folder,
+        scratch=tmp_path,
+        on_gpu=False,
+    )
+    assert transport.check is not None
+    list(transport.check.observe(iter(weights.items())))
+    transport.check.compare(engine.url, answered(weights, 2, 2))
+
+
+def test_experts_are_not_kept(model_folder: Folders) -> None:
+    folder = model_folder("qwen3_moe")
+    weights = load_file(folder / "model.safetensors")
+    sent: list[weakref.ref[Tensor]] = []
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for name in [rule_name for rule in read_architecture(folder).rules for rule_name in rule.hf]:
+            tensor = weights[name].clone()
+            sent.append(weakref.ref(tensor))
+            yield name, tensor
+            del tensor
+
+    most = 0
+    for _name, _tensor in WeightCheck(read_architecture(folder), [1]).observe(gathered()):
+        most = max(most, sum(one() is not None for one in sent))
+    assert most <= 5, "beside the tensors of one expert, all are released when they are sent"
 
 
 def test_engines_on_this_host_reach_the_trainer_over_loopback() -> None:

@@ -62,13 +62,22 @@ def call(
 class EngineControl:
     """Client of one engine. Every failure is an `EngineError` or `DeadlineError` that names the call."""
 
-    def __init__(self, url: str, keys: EngineKeys | None = None, *, tp_size: int = 1, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        keys: EngineKeys | None = None,
+        *,
+        tp_size: int = 1,
+        ep_size: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
         """Does not connect yet.
 
         Args:
             url: The engine's address, http://HOST:PORT.
             keys: The engine's keys; None if it has none.
             tp_size: Tensor-parallel ranks of the engine.
+            ep_size: Groups among which these ranks divide the experts of a mixture.
             timeout_s: Time limit of calls that do not state one.
         """
         parts = urllib.parse.urlsplit(url)
@@ -76,6 +85,7 @@ class EngineControl:
             raise EngineError(f"engine URL {url!r}: expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.tp_size = tp_size
+        self.ep_size = ep_size
         self._keys = keys
         self._timeout_s = timeout_s
 

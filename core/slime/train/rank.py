@@ -318,9 +318,10 @@ class MegatronRank:
             return 0
         if self._transport is None:
             assert self._run_dir is not None
+            ep_size = self.config.sglang.get("ep_size", 1)
             self._transport = create_transport(
                 self.config.sync,
-                [EngineControl(url, keys, tp_size=tp_size) for url in engine_urls],
+                [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls],
                 model=self._named(),
                 hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
                 scratch=self._run_dir / "weights",

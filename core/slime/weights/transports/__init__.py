@@ -20,7 +20,7 @@ from slime.engine.ports import LOOPBACK
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.tensor import TensorTransport
-from slime.weights.transports.transport import WeightTransport
+from slime.weights.transports.transport import WeightTransport, joined_by_engines
 from slime.weights.verify import WeightCheck
 
 
@@ -45,8 +45,9 @@ def create_transport(
     """
     check = None
     if options.check_weight_update_equal:
-        check = WeightCheck(model, {engine.tp_size for engine in engines})
+        check = WeightCheck(model, {engine.tp_size for engine in engines}, ep_size=engines[0].ep_size)
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
+    common["joined"] = joined_by_engines(model)
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
         case "distributed":

@@ -23,8 +23,8 @@ from torch.distributed import distributed_c10d
 from slime.engine.control import EngineControl
 from slime.engine.ports import listening_socket
 from slime.errors import WeightSyncError
-from slime.weights.shards import NamedTensors, buckets
-from slime.weights.transports.transport import Fleet, WeightTransport
+from slime.weights.shards import NamedTensors
+from slime.weights.transports.transport import Fleet, WeightTransport, sync_buckets
 
 _POLL_S = 0.0005
 #: how long engines get to reach the store of a group that has failed
@@ -52,7 +52,7 @@ class DistributedTransport(WeightTransport):
         with self._paused(session=True) as fleet:
             if self._group is None:
                 self._group = self._form_group(fleet)
-            for bucket in buckets(named, self.bucket_bytes):
+            for bucket in sync_buckets(named, self.bucket_bytes, self.joined):
                 self._broadcast(fleet, self._group, bucket, version)
 
     def _form_group(self, fleet: Fleet) -> BroadcastGroup:

@@ -26,8 +26,8 @@ from torch.multiprocessing import reductions as _reductions
 
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
-from slime.weights.shards import NamedTensors, buckets
-from slime.weights.transports.transport import WeightTransport
+from slime.weights.shards import NamedTensors
+from slime.weights.transports.transport import WeightTransport, sync_buckets
 
 reductions: Any = _reductions  # untyped in torch
 
@@ -51,7 +51,7 @@ class TensorTransport(WeightTransport):
     def _update(self, named: NamedTensors, version: str) -> None:
         limit = self.bucket_bytes if self.on_gpu else min(self.bucket_bytes, room_in_shared_memory())
         with self._paused(session=True) as fleet:
-            for bucket in buckets(named, limit):
+            for bucket in sync_buckets(named, limit, self.joined):
                 shared = SharedBucket(bucket)
                 timeout_s = fleet.remaining_s()
 

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from slime.architecture import Architecture
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors, drained
@@ -20,6 +23,55 @@ from slime.weights.verify import WeightCheck
 
 #: how long cleaning up may take after a failed sync
 _CLEANUP_S = 30.0
+
+
+def joined_by_engines(model: Architecture) -> list[tuple[str, ...]]:
+    """Sets of tensors that an engine must get in one call.
+
+    It joins them in one parameter, and forgets the first ones if the others are not in the same call: both keep their
+    old values then, without an error.
+    """
+    names: dict[str, list[str]] = {}
+    several: set[str] = set()
+    for rule in model.rules:
+        if rule.expert is None:  # each expert has its own place in the engine's parameter
+            several.update({rule.engine} & names.keys())
+            names.setdefault(rule.engine, []).extend(rule.hf)
+    return [tuple(names[engine]) for engine in names if engine in several]
+
+
+def sync_buckets(
+    named: NamedTensors, limit: int, joined: Sequence[Sequence[str]]
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Tensors in buckets for one call each.
+
+    Args:
+        named: Names and tensors.
+        limit: Bytes of a bucket, unless one tensor or one set is larger.
+        joined: Sets of names, each of which goes into one bucket.
+    """
+    set_of = {name: index for index, names in enumerate(joined) for name in names}
+    waiting: dict[int, list[tuple[str, Tensor]]] = {}
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in named:
+        ready, index = [(name, tensor)], set_of.get(name)
+        if index is not None:
+            parts = waiting.setdefault(index, [])
+            parts.append((name, tensor))
+            if len(parts) < len(joined[index]):
+                continue
+            ready = waiting.pop(index)
+        size = sum(one.nbytes for _, one in ready)
+        if bucket and held + size > limit:
+            yield bucket
+            bucket, held = [], 0
+        bucket += ready
+        held += size
+    # Parts of sets that never became complete: the check finds out.
+    bucket += [part for parts in waiting.values() for part in parts]
+    if bucket:
+        yield bucket
 
 
 class FleetCall:
@@ -95,11 +147,13 @@ class WeightTransport(ABC):
         engines: Engines to send to.
         timeout_s: Seconds that one sync may take.
         check: Compares the engines' weights with the trainer's after each sync.
+        joined: Sets of tensors that engines must get in one call.
     """
 
     engines: Sequence[EngineControl]
     timeout_s: float
     check: WeightCheck | None = None
+    joined: Sequence[Sequence[str]] = ()
 
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
