@@ -214,6 +214,8 @@ class FamilySpec(ComponentSpec):
     causal_lm: str
     #: a small config.json with every key that the family reads, which `slime plugins check` tries it on
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: why the engines cannot serve such models, which can then only be trained by a run without engines
+    not_served: str = ""
 
 
 # --- what components exchange with the kernel -----------------------------------------------------

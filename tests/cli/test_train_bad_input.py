@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Slime, split
+from tests.support.tiny_models import make_tiny_model
 
 from slime.cli.preflight import unwritable
 
@@ -313,3 +314,8 @@ def test_problems_of_every_kind_are_reported_together(refused: Refused) -> None:
 def test_supervised_training_cannot_evaluate_without_engines(refused: Refused, prompts: Path) -> None:
     words = ("--eval-prompt-data", "a", str(prompts), "--eval-interval", "1", "--generator", "supervised")
     assert "--eval-prompt-data needs engines, and the generator supervised starts none" in refused(*words)
+
+
+def test_a_model_that_engines_cannot_serve(refused: Refused, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "glm", "glm", seed=0)
+    assert "SGLang 0.5.23 has no class for GlmForCausalLM" in refused("--hf-checkpoint", str(folder))

@@ -31,6 +31,7 @@ from slime.config.eval_sets import eval_sets
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
+from slime.plugin import FamilySpec
 from slime.plugins.plugin_set import PluginSet
 from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import Checkpoint, intact_checkpoint
@@ -103,6 +104,9 @@ def preflight(
     # What is wrong with the family itself has been reported.
     models = None if "family" in checked.refused else Models(checked.plugins, config, run_dir)
     model = None if models is None else _check_models(config, models, problems)
+    family = checked.used["family"].component if "family" in checked.used else None
+    if with_engines and family is not None and isinstance(family.spec, FamilySpec) and family.spec.not_served:
+        problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.spec.not_served}")
     data = _check_data(config, model, problems, with_engines=with_engines)
     if not with_engines and eval_sets(config):
         problems.append(

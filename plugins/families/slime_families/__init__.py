@@ -10,13 +10,14 @@ slime_api = 1
 _DOCS = "docs/models.md"
 
 
-def _family(name: str, factory: str, causal_lm: str, summary: str) -> FamilySpec:
+def _family(name: str, factory: str, causal_lm: str, summary: str, not_served: str = "") -> FamilySpec:
     return FamilySpec(
         name=name,
         factory=f"slime_families.{factory}",
         model_types=(name,),
         causal_lm=causal_lm,
         summary=summary,
+        not_served=not_served,
         docs=_DOCS,
         example=example(name),
     )
@@ -30,7 +31,13 @@ def slime_register_families() -> list[FamilySpec]:
         _family("qwen2", "dense:Qwen2", "Qwen2ForCausalLM", "Qwen2 and Qwen2.5, dense"),
         _family("qwen3", "dense:Qwen3", "Qwen3ForCausalLM", "Qwen3, dense"),
         _family("qwen3_moe", "qwen3_moe:Qwen3Moe", "Qwen3MoeForCausalLM", "Qwen3-30B-A3B, Qwen3-235B-A22B"),
-        _family("glm", "glm:Glm", "GlmForCausalLM", "GLM-4-9B"),
+        _family(
+            "glm",
+            "glm:Glm",
+            "GlmForCausalLM",
+            "GLM-4-9B, for supervised training",
+            "SGLang 0.5.23 has no class for GlmForCausalLM; GLM-4-9B-0414 and Z1 are of the family glm4, which it serves",
+        ),
         _family("glm4", "glm:Glm4", "Glm4ForCausalLM", "GLM-4-0414 and Z1, 9B and 32B"),
         _family("glm4_moe", "glm4_moe:Glm4Moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.5-Air, 4.6, 4.7"),
         _family(
