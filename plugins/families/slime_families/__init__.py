@@ -36,7 +36,7 @@ def slime_register_families() -> list[FamilySpec]:
             "glm:Glm",
             "GlmForCausalLM",
             "GLM-4-9B, for supervised training",
-            "SGLang 0.5.23 has no class for GlmForCausalLM; GLM-4-9B-0414 and Z1 are of the family glm4, which it serves",
+            "SGLang 0.5.23 has no class for GlmForCausalLM; it serves the family glm4 (GLM-4-9B-0414, Z1)",
         ),
         _family("glm4", "glm:Glm4", "Glm4ForCausalLM", "GLM-4-0414 and Z1, 9B and 32B"),
         _family("glm4_moe", "glm4_moe:Glm4Moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.5-Air, 4.6, 4.7"),
