@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.model_folders import Folders
+from tests.train import critics
 from tests.train.adapters import (
     ALPHA,
     RANK,
@@ -28,6 +29,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.errors import CheckpointError
 from slime.train.checkpoint_reader import read_metadata
+from slime.weights.lora import Lora
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
@@ -107,6 +109,67 @@ def test_loss_gradients_and_merged_weights_equal_pefts_formula(
     assert min(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-4
     assert full.keys() == weights.keys()
     assert max(float((full[name] - weights[name]).abs().max()) for name in weights) < 1e-5
+
+
+# --- layers that only some families have -----------------------------------------------------------------
+
+WIDE = Lora(RANK, ALPHA, ("m.whole", "m.normed"))
+
+
+def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -> Any:
+    """Output and gradients of one layer with an adapter, and its full matrices, for this rank's part of the input."""
+    from slime.train import lora
+    from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
+    from slime.weights.mapping import Rule
+
+    rank = launcher.start(config)
+    transformer = rank._settings.transformer
+    generator = torch.Generator().manual_seed(3)
+    weight, a, b = (torch.randn(*shape, generator=generator) for shape in ((24, 64), (RANK, 64), (24, RANK)))
+    x, factors = (torch.randn(8, 1, width, generator=generator) for width in (64, 24))
+    options = {"config": transformer, "init_method": torch.nn.init.zeros_}
+    if whole:
+        linear: Any = ReplicatedLinear(64, 24, **options)
+        rule = Rule("m.whole.weight", ("m.whole.weight",), "")
+        mine, weight_part, a_part = x.chunk(2)[launcher.rank], weight, a
+    else:
+        linear = NormedRowParallelLinear(64, 24, bias=False, input_is_parallel=True, skip_bias_add=True, **options)
+        rule = Rule("m.normed.weight", ("m.normed.weight",), "", parallel_dim=1)
+        mine, weight_part, a_part = (part.chunk(2, -1)[launcher.rank] for part in (x, weight, a))
+    adapter = lora.Adapter(transformer, linear, rule, WIDE, rank._architecture.sizes)
+    with torch.no_grad():
+        for parameter, values in ((linear.weight, weight_part), (adapter.a, a_part), (adapter.b, b)):
+            parameter.copy_(values)
+    lora._connect(adapter, linear)
+    output = linear(mine)[0]
+    (output * factors.chunk(2)[launcher.rank]).sum().backward()
+    summed = [bool(getattr(matrix, "sequence_parallel", False)) for matrix in (adapter.a, adapter.b)]
+    answer = (output.detach(), adapter.a.grad, adapter.b.grad, summed, (x, factors, weight, a, b))
+    rank.close()
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "normed"])
+def test_adapters_of_whole_layers_and_before_norms_equal_the_formula(kind: str, folders: dict[str, Path]) -> None:
+    """Down projections of latent attention are whole on every rank; some families normalise a projection's output."""
+    sizes = LAYOUTS["tensor 2, sequence"][1]
+    config = supervised(folders["model"], world_size=2, megatron=sizes)
+    parts = run_ranks(layers_of_other_families, 2, config, kind == "whole")
+    outputs, a_grads, b_grads, summed, matrices = zip(*parts, strict=True)
+    x, factors, weight, a, b = matrices[0]
+    a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+    expected = x @ weight.T + ALPHA / RANK * (x @ a.T @ b.T)
+    if kind == "normed":
+        expected = expected * (expected.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    (expected * factors).sum().backward()
+    assert a.grad is not None and b.grad is not None
+    assert float((torch.cat(outputs) - expected).abs().max()) < 1e-4
+    # Megatron sums the gradients of what is marked over the tensor-parallel ranks.
+    assert summed[0] == ([True, True] if kind == "whole" else [False, True])
+    a_grad = sum(a_grads) if kind == "whole" else torch.cat(a_grads, dim=1)
+    assert float((a_grad - a.grad).abs().max()) < 1e-3 * float(a.grad.abs().max())
+    assert float((sum(b_grads) - b.grad).abs().max()) < 1e-3 * float(b.grad.abs().max())
 
 
 # --- the rest of the model stays, and is shared ----------------------------------------------------------
@@ -212,6 +275,23 @@ def test_a_reference_of_its_own_folder_has_no_adapters(folders: dict[str, Path],
             policy = log_probs(model, BATCHES[0])
     assert max(np.abs(a - b.numpy()).max() for a, b in zip(reference, expected, strict=True)) < 1e-5
     assert max(np.abs(a - b.numpy()).max() for a, b in zip(own, policy, strict=True)) < 1e-5
+
+
+def critic_at_start(launcher: RankLauncher, config: Any) -> Any:
+    rank = critics.start(launcher, config)
+    weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    answer = {name: tensor.clone() for name, tensor in critics.backbone(rank).items()}, weights
+    rank.close()
+    return answer
+
+
+@pytest.mark.slow
+def test_a_critic_starts_as_the_model_with_its_adapters(folders: dict[str, Path]) -> None:
+    config = make_config(folders["model"], lora_load=str(folders["all"]))
+    [(backbone, weights)] = run_ranks(critic_at_start, 1, config)
+    assert backbone and all(torch.equal(tensor, weights[name]) for name, tensor in backbone.items())
+    base = transformers_model(folders["model"]).state_dict()
+    assert not torch.equal(backbone[f"model.layers.0.{SOME_WEIGHTS[0]}"], base[f"model.layers.0.{SOME_WEIGHTS[0]}"])
 
 
 # --- checkpoints and exports -----------------------------------------------------------------------------
