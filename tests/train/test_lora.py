@@ -118,9 +118,9 @@ WIDE = Lora(RANK, ALPHA, ("m.whole", "m.normed"))
 
 def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -> Any:
     """Output and gradients of one layer with an adapter, and its full matrices, for this rank's part of the input."""
+    from slime.architecture import Rule
     from slime.train import lora
     from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
-    from slime.weights.mapping import Rule
 
     rank = launcher.start(config)
     transformer = rank._settings.transformer
@@ -130,13 +130,13 @@ def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -
     options = {"config": transformer, "init_method": torch.nn.init.zeros_}
     if whole:
         linear: Any = ReplicatedLinear(64, 24, **options)
-        rule = Rule("m.whole.weight", ("m.whole.weight",), "")
+        rule = Rule("m.whole.weight", {"m.whole.weight": (24, 64)}, "")
         mine, weight_part, a_part = x.chunk(2)[launcher.rank], weight, a
     else:
         linear = NormedRowParallelLinear(64, 24, bias=False, input_is_parallel=True, skip_bias_add=True, **options)
-        rule = Rule("m.normed.weight", ("m.normed.weight",), "", parallel_dim=1)
+        rule = Rule("m.normed.weight", {"m.normed.weight": (24, 64)}, "", parallel_dim=1)
         mine, weight_part, a_part = (part.chunk(2, -1)[launcher.rank] for part in (x, weight, a))
-    adapter = lora.Adapter(transformer, linear, rule, WIDE, rank._architecture.sizes)
+    adapter = lora.Adapter(transformer, linear, rule, WIDE)
     with torch.no_grad():
         for parameter, values in ((linear.weight, weight_part), (adapter.a, a_part), (adapter.b, b)):
             parameter.copy_(values)

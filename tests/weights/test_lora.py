@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.train.adapters import ALPHA, RANK, write_adapter
 
+from slime.architecture import Architecture
 from slime.config import RunConfig, config_problems
 from slime.config.options import LoraOptions
 from slime.errors import CheckpointError, ConfigError
-from slime.weights import architecture, read_hf_config
 from slime.weights.lora import Lora, adapter_shapes, lora_of, peft_config
-from slime.weights.mapping import Architecture
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def folder(model_folder: Folders) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Architecture:
-    return architecture(read_hf_config(folder))
+    return read_architecture(folder)
 
 
 def adapters(model: Architecture, **options: Any) -> Lora:
