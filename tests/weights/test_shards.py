@@ -6,58 +6,73 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime.architecture import Rule
 from slime.errors import ConfigError
-from slime.weights.mapping import Rule, Sizes
-from slime.weights.shards import buckets, engine_shard, hf_shapes, read_shard, to_hf
+from slime.weights.shards import buckets, check_shard, engine_shard, read_shard, to_hf
 
-SIZES = Sizes(vocab=10, heads=4, groups=2, head_dim=3)
-#: a rule, the shapes of its Hugging Face tensors, and the shape of Megatron's tensor over all ranks
-LAYOUTS: dict[str, tuple[Rule, list[tuple[int, ...]], tuple[int, ...]]] = {
-    "whole": (Rule("w", ("a",), "w"), [(6, 4)], (6, 4)),
-    "rows": (Rule("w", ("gate", "up"), "w", parallel_dim=0), [(8, 3), (8, 3)], (16, 3)),
-    "columns": (Rule("w", ("a",), "w", parallel_dim=1), [(3, 8)], (3, 8)),
-    "padded vocabulary": (Rule("w", ("a",), "w", "vocab", parallel_dim=0), [(10, 3)], (12, 3)),
-    "query groups": (Rule("w", ("q", "k", "v"), "w", "qkv", 0), [(12, 5), (6, 5), (6, 5)], (24, 5)),
+#: a rule, and the shape of Megatron's tensor over all ranks
+LAYOUTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
+    "whole": (Rule("w", {"a": (6, 4)}, "w"), (6, 4)),
+    "rows": (Rule("w", {"gate": (8, 3), "up": (8, 3)}, "w", parallel_dim=0), (16, 3)),
+    "rows of two parts": (Rule("w", {"gate_up": (16, 3)}, "w", parallel_dim=0, parts=2), (16, 3)),
+    "columns": (Rule("w", {"a": (3, 8)}, "w", parallel_dim=1), (3, 8)),
+    "padded vocabulary": (Rule("w", {"a": (10, 3)}, "w", "vocab", parallel_dim=0), (12, 3)),
+    "query groups": (Rule("w", {"q": (12, 5), "k": (6, 5), "v": (6, 5)}, "w", "qkv", 0, groups=2), (24, 5)),
+    "biases of query groups": (Rule("w", {"q": (12,), "k": (6,), "v": (6,)}, "w", "qkv", 0, groups=2), (24,)),
 }
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_shards_of_all_ranks_make_the_tensors_that_they_were_read_from(layout: str, tp_size: int) -> None:
-    rule, shapes, total = LAYOUTS[layout]
-    tensors = {name: torch.randn(shape) for name, shape in zip(rule.hf, shapes, strict=True)}
+    rule, total = LAYOUTS[layout]
+    tensors = {name: torch.randn(shape) for name, shape in rule.hf.items()}
     shape = tuple(n // tp_size if dim == rule.parallel_dim else n for dim, n in enumerate(total))
 
     def read(name: str, dim: int, start: int, stop: int) -> Tensor:
         assert 0 <= start <= stop <= tensors[name].shape[dim]
         return tensors[name].narrow(dim, start, stop - start)
 
-    shards = [read_shard(rule, shape, rank, read, SIZES) for rank in range(tp_size)]
+    check_shard(rule, shape, tp_size)
+    shards = [read_shard(rule, shape, rank, read) for rank in range(tp_size)]
     assert {tuple(shard.shape) for shard in shards} == {shape}
     if rule.parallel_dim is None:
         assert all(torch.equal(shard, shards[0]) for shard in shards)
         shards = shards[:1]
-    found = dict(to_hf(rule, shards, SIZES))
+    found = dict(to_hf(rule, shards))
     assert list(found) == list(rule.hf)
     assert all(torch.equal(found[name], tensors[name]) for name in rule.hf)
-    assert hf_shapes(rule, shape, tp_size, SIZES) == shapes
     if rule.layout == "vocab":
-        assert not torch.cat(shards)[SIZES.vocab :].any()
+        assert not torch.cat(shards)[10:].any()
 
 
-@pytest.mark.parametrize("layout", ["padded vocabulary", "query groups"])
-def test_a_tensor_that_the_sizes_do_not_explain_is_refused(layout: str) -> None:
-    rule, *_ = LAYOUTS[layout]
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("change", [(0, -1), (1, 1)], ids=["fewer", "wider"])
+def test_a_tensor_that_config_json_does_not_explain_is_refused(layout: str, change: tuple[int, int]) -> None:
+    rule, total = LAYOUTS[layout]
+    dim, more = change
+    shape = list(total)
+    if dim == len(shape):
+        shape.append(1)
+    shape[dim] += more * 3
     with pytest.raises(ConfigError, match="does not fit"):
-        hf_shapes(rule, (4, 3), 2, SIZES)
+        check_shard(rule, tuple(shape), 1)
+
+
+def test_each_rank_holds_its_share_of_each_part() -> None:
+    rule, _ = LAYOUTS["rows of two parts"]
+    whole = torch.arange(16.0).repeat(3, 1).T.contiguous()
+    second = read_shard(rule, (8, 3), 1, lambda _, dim, start, stop: whole.narrow(dim, start, stop - start))
+    assert second[:, 0].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert torch.equal(engine_shard(rule, [whole], 1, 2), second)
 
 
 def test_an_engine_rank_holds_its_rows_of_each_joined_tensor_or_its_columns() -> None:
     gate, up = torch.arange(8).view(4, 2), torch.arange(100, 108).view(4, 2)
-    joined = engine_shard(LAYOUTS["rows"][0], [gate, up], 1, 2, SIZES)
+    joined = engine_shard(LAYOUTS["rows"][0], [gate, up], 1, 2)
     assert joined[:, 0].tolist() == [4, 6, 104, 106]
-    assert engine_shard(LAYOUTS["columns"][0], [gate], 1, 2, SIZES).tolist() == [[1], [3], [5], [7]]
-    assert torch.equal(engine_shard(LAYOUTS["whole"][0], [gate], 1, 2, SIZES), gate)
+    assert engine_shard(LAYOUTS["columns"][0], [gate], 1, 2).tolist() == [[1], [3], [5], [7]]
+    assert torch.equal(engine_shard(LAYOUTS["whole"][0], [gate], 1, 2), gate)
 
 
 def test_a_bucket_may_be_exactly_full_and_holds_one_type() -> None:
