@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.train.harness import Centred, make_batch, make_config
 
+from slime.architecture import Architecture
 from slime.data import TrainBatch
 from slime.plugin import Advantages, EstimatorBatch
 from slime.train import rank as module
@@ -59,6 +60,8 @@ class OneRank(MegatronRank):
     def __init__(self, number: int, run_dir: Path) -> None:
         self.config = make_config(run_dir / "model")
         self._rank, self._run_dir, self._transport = number, run_dir, None
+        self._lora = None
+        self._architecture = Architecture("none", {}, {}, ())
         self.gathered: list[str] = []
         self.policy: Any = Part("policy", calls := list[tuple[str, ...]]())
         self.critic: Any = Part("critic", calls)
