@@ -22,7 +22,7 @@ from slime.train.rank import MegatronRank
 
 
 class Transport:
-    """Records what it is told."""
+    """Records what is sent to it."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, list[str]]] = []
