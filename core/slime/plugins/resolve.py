@@ -87,8 +87,11 @@ def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
 
 def model_type_of(folder: Path) -> str | None:
     """`model_type` in a folder's `config.json`; None if there is none. Whoever reads the model says what is wrong."""
+    path = folder / "config.json"
+    if not path.is_file():  # opening a pipe would wait for its writer
+        return None
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))["model_type"]
+        found = json.loads(path.read_text(encoding="utf-8-sig"))["model_type"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) and found else None
