@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.cli.conftest import Slime, write_weights
+from tests.cli.conftest import Slime, split, write_weights
 from tokenizers import Tokenizer
 
 Refused = Callable[..., str]
@@ -77,6 +77,38 @@ def test_quantized_weights_are_refused(refused: Refused, model: Path) -> None:
     write_weights(model, **{QUERY: np.ones((64, 64), np.int8)})
     message = refused("--hf-checkpoint", str(model))
     assert f"1 tensors that are not floating-point numbers of 16 to 64 bits: {QUERY} (I8)" in message
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_fp8_weights_are_planned_without_engines_and_refused_with_them(
+    dry_run: Slime, refused: Refused, slime: Slime, model: Path, prompts: Path
+) -> None:
+    change_config(model, quantization_config=FP8)
+    words = split("--num-rollout 1 --rollout-batch-size 2 --loss-type sft_loss --device cpu --dry-run")
+    planned = slime("train", "--hf-checkpoint", str(model), "--prompt-data", str(prompts), *words)
+    assert planned.code == 0, planned.err
+    text = " ".join(planned.out.split())
+    assert "; fp8, one scale for each 128 x 128 weights: trained dequantised, exported in bfloat16" in text
+    message = refused("--hf-checkpoint", str(model))
+    assert "engines cannot start from it: the weights that training sends are not quantised. Convert it" in message
+    assert f"`slime convert {model} damaged-bf16`, then --hf-checkpoint damaged-bf16" in message
+    reference = dry_run("--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-load", str(model))
+    assert reference.code == 0, reference.err
+
+
+def test_engines_on_a_cpu_cannot_evaluate_fp8_weights(slime: Slime, model: Path, prompts: Path) -> None:
+    change_config(model, quantization_config=FP8)
+    words = ("eval", str(model), "--eval-prompt-data", "own", str(prompts), "--reward", "exact_match", "--dry-run")
+    ended = slime(*words, "--device", "cpu")
+    assert ended.code == 2 and "SGLang has no fp8 arithmetic on a CPU. Convert it first" in ended.err
+
+
+def test_a_model_quantised_in_another_way_is_refused(refused: Refused, model: Path) -> None:
+    change_config(model, quantization_config={"quant_method": "gptq"})
+    message = refused("--hf-checkpoint", str(model))
+    assert f"{model}: config.json: quantization_config describes weights that slime cannot read" in message
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

@@ -94,7 +94,7 @@ def test_keywords_are_json_able() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": PUBLISHED_SCALING}, "llama3"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"rope_theta": 0}, "rope_theta is 0; expected a number above 0"),

@@ -31,7 +31,7 @@ def test_weights_in_pickles_are_not_read(model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Save the model with safetensors"):
         SafetensorsFolder(model)
     (model / "model.safetensors").write_bytes(pickle.dumps(Payload(tmp_path / "canary")))
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="truncated or no safetensors file"):
         _ = SafetensorsFolder(model).names
     assert not (tmp_path / "canary").exists()
 

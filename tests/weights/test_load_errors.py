@@ -84,7 +84,7 @@ def test_the_error_for_a_folder_without_safetensors_lists_its_files(folder: Path
 
 def test_a_truncated_file_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x10")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
         load_hf([], folder, read_architecture(folder))
 
 

@@ -113,7 +113,14 @@ def run(argv: Sequence[str]) -> int:
     name = time.strftime("eval_%Y-%m-%d_%H%M%S")
     request = read_request([word for word in argv if word != _DRY_RUN], name)
     folder = run_folder(request.config)
-    checked = preflight(request.config, folder, request.functions, problems_of=_problems, trains=False)
+    checked = preflight(
+        request.config,
+        folder,
+        request.functions,
+        problems_of=_problems,
+        trains=False,
+        serves_checkpoint=request.checkpoint is not None,
+    )
     notes = [*evaluation_notes(request.config), *checked.notes]
     if _DRY_RUN in argv:
         print("\n".join(_plan(request, checked, notes)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import (
     ModelFacts,
+    engine_problem,
     length_notes,
     load_tokenizer,
     model_problems,
@@ -84,6 +85,7 @@ def preflight(
     *,
     problems_of: Callable[[RunConfig], list[str]] = config_problems,
     trains: bool = True,
+    serves_checkpoint: bool = False,
 ) -> Preflight:
     """Check a resolved configuration.
 
@@ -93,6 +95,7 @@ def preflight(
         functions: The functions that the configuration gives by path.
         problems_of: Returns the problems of the configuration itself.
         trains: Whether there are training ranks.
+        serves_checkpoint: Whether engines start from the weights of a checkpoint instead of the model folder.
 
     Raises:
         ConfigError: One error with every problem found.
@@ -107,6 +110,9 @@ def preflight(
     family = checked.used["family"].component if "family" in checked.used else None
     if with_engines and family is not None and isinstance(family.spec, FamilySpec) and family.spec.not_served:
         problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.spec.not_served}")
+    if with_engines and model is not None and not serves_checkpoint:
+        unfit = engine_problem(model, synced=trains, on_gpu=config.on_gpu)
+        problems += [] if unfit is None else [unfit]
     data = _check_data(config, model, problems, with_engines=with_engines)
     if not with_engines and eval_sets(config):
         problems.append(

@@ -17,9 +17,11 @@ from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import Models
+from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
+from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
-from slime.weights.stored import FLOATS, not_finite, stored_tensors
+from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors
 
 #: a model folder has at least one of them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
@@ -36,6 +38,8 @@ class ModelFacts:
 
     folder: Path
     architecture: Architecture
+    #: the block for which fp8 weights have one scale; None if the weights are not quantised
+    block: Block | None = None
 
     @property
     def transformer(self) -> dict[str, Any]:
@@ -54,10 +58,14 @@ class ModelFacts:
 
     def __str__(self) -> str:
         sizes = self.transformer
-        return (
+        text = (
             f"{self.folder}: {self.architecture.family}, {sizes['num_layers']} layers of {sizes['hidden_size']},"
             f" {sizes['num_attention_heads']} heads, vocabulary {self.gpt['vocab_size']}, context {self.context}"
         )
+        if self.block is not None:
+            rows, columns = self.block
+            text += f"; fp8, one scale for each {rows} x {columns} weights: trained dequantised, exported in bfloat16"
+        return text
 
 
 def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
@@ -81,7 +89,7 @@ def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
         )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{option} {folder} has no weights; expected *.safetensors files")
-    return ModelFacts(folder, found)
+    return ModelFacts(folder, found, block_of(read_hf_config(folder)))
 
 
 def _how_to_download(folder: Path, option: str) -> str:
@@ -117,7 +125,7 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
         expected.pop(HF_OUTPUT_LAYER, None)
         optional = {HF_OUTPUT_LAYER, SCORE}
     where = f"{option} {model.folder}"
-    if names := wrong_names(stored, set(expected), optional, model.architecture.carried):
+    if names := wrong_names(weight_names(stored, model.block), set(expected), optional, model.architecture.carried):
         yield (
             f"{where} does not hold the tensors that its config.json describes ({len(expected)} tensors):"
             f" {'; '.join(names)}"
@@ -130,18 +138,35 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
     ]
     if shapes:
         yield f"{where} has {len(shapes)} tensors of the wrong shape: {first_names(shapes)}"
-    other = [f"{name} ({tensor.dtype})" for name, tensor in used.items() if tensor.dtype not in FLOATS]
-    if other:
-        yield (
-            f"{where} has {len(other)} tensors that are not floating-point numbers of 16 to 64 bits:"
-            f" {first_names(other)}. Use the model before quantization"
-        )
-    readable = {name: tensor for name, tensor in used.items() if tensor.dtype in FLOATS}
+    for problem in type_problems(stored, sorted({*used, *fp8_names(stored, model.architecture.carried)}), model.block):
+        yield f"{where} has {problem}"
+    readable = {name: tensor for name, tensor in used.items() if tensor.dtype in (*FLOATS, FP8)}
+    scales = {scale_of(name): stored.get(scale_of(name)) for name, tensor in used.items() if tensor.dtype == FP8}
+    readable |= {name: tensor for name, tensor in scales.items() if tensor is not None and tensor.dtype in FLOATS}
     if wrong := list(not_finite(readable, everything=everything)):
         yield (
             f"{where} has NaN or infinity in {len(wrong)} tensors: {first_names(wrong)}. Every loss would be NaN:"
             " the model was damaged when it was trained, converted or copied"
         )
+
+
+def engine_problem(model: ModelFacts, *, synced: bool, on_gpu: bool) -> str | None:
+    """Why engines cannot start from the model folder, or None.
+
+    Args:
+        model: The model.
+        synced: Whether the trainer sends them weights: they are not quantised, and engines with fp8 weights would take
+            them without the scales, so that they would compute something else without an error.
+        on_gpu: Whether engines run on GPUs, where they can compute with fp8 weights.
+    """
+    if model.block is None or (on_gpu and not synced):
+        return None
+    why = "the weights that training sends are not quantised" if synced else "SGLang has no fp8 arithmetic on a CPU"
+    return (
+        f"--hf-checkpoint {model.folder} holds fp8 weights, and the engines cannot start from it: {why}. Convert it"
+        f" first: `slime convert {model.folder} {model.folder.name}-bf16`, then --hf-checkpoint"
+        f" {model.folder.name}-bf16"
+    )
 
 
 # --- does the configuration fit the model ------------------------------------------------------------

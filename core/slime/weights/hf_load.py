@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,19 +13,24 @@ from torch import Tensor, nn
 
 from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
+from slime.weights.fp8 import block_of, blocks_between, dequantised, fp8_names, scale_of, type_problems, weight_names
+from slime.weights.hf_config import read_hf_config
 from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.shards import OUTPUT_LAYER, check_shard, local_parameters, read_shard, rule_of
-from slime.weights.stored import SINGLE_FILE, read_index
+from slime.weights.stored import FP8, stored_tensors
+
+logger = logging.getLogger(__name__)
 
 
 def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> None:
     """Fill the local model chunks from a Hugging Face folder, under any parallel layout.
 
-    Not a collective: each rank reads the slices it holds, converted to the parameters' type. Vocabulary padding is
-    filled with zeros. An optimizer that keeps master weights must reload them afterwards.
+    Not a collective: each rank reads the slices it holds, converted to the parameters' type; fp8 weights are
+    dequantised. Vocabulary padding is filled with zeros. An optimizer that keeps master weights must reload them
+    afterwards.
 
     Raises:
-        CheckpointError: If tensors are missing, unexpected or misshapen; the message names them.
+        CheckpointError: If tensors are missing, unexpected, misshapen or no numbers; the message names them.
         ConfigError: If the Megatron model is not `model`.
     """
     rules = {rule.megatron: rule for rule in model.rules}
@@ -45,6 +51,7 @@ def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architect
     _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.carried)
     if SCORE not in source.names:
         return None
+    _check_types(source, [SCORE])
     shape, expected = source.shape(SCORE), (1, model.transformer["hidden_size"])
     if shape != expected:
         raise CheckpointError(f"{folder}: {SCORE} has shape {shape}, expected {expected}: one number for each token.")
@@ -64,6 +71,9 @@ def _fill(
     _check_names(source, {name for rule in rules.values() for name in rule.hf}, optional, carried)
     chosen = {name: rule_of(name, rules) for name in local}
     _check_shapes(source, chosen.values())
+    _check_types(source, {name for rule in chosen.values() for name in rule.hf} | fp8_names(source.stored, carried))
+    if source.block is not None and torch.distributed.get_rank() == 0:
+        logger.info("%s holds fp8 weights: dequantised as they are read, trained and exported as others", source.folder)
     dense = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
     expert = parallel_state.get_expert_tensor_parallel_rank(), parallel_state.get_expert_tensor_parallel_world_size()
     with torch.no_grad():
@@ -94,55 +104,72 @@ def _check_shapes(source: SafetensorsFolder, rules: Iterable[Rule]) -> None:
         raise CheckpointError(f"{source.folder} has {len(wrong)} tensors of the wrong shape: {first_names(wrong)}.")
 
 
+def _check_types(source: SafetensorsFolder, names: Iterable[str]) -> None:
+    if problems := type_problems(source.stored, sorted(names), source.block):
+        raise CheckpointError(f"{source.folder} has {'; '.join(problems)}.")
+
+
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder by name, read lazily from one file or from several with an index.
+    """The weights of a Hugging Face folder by name, read lazily from one file or from several with an index.
+
+    Those in fp8 are dequantised, and their scales are not tensors of their own.
+
+    Attributes:
+        folder: The folder.
+        stored: All of its tensors as the files describe them, with scales.
+        block: The block for which fp8 weights have one scale; None if the model is not quantised.
 
     Raises:
-        CheckpointError: If the folder has no safetensors, a broken index, or a file that cannot be read.
+        CheckpointError: If the folder has no safetensors, a broken index, or a file that is damaged.
+        ConfigError: If it has no `config.json`, or one that describes weights quantised in another way.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.stored = stored_tensors(folder)
+        self.block = block_of(read_hf_config(folder))
         self._open = cache(self._open_file)
-        self._file_of = self._find_files()
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._file_of)
+        """Names of all weights."""
+        return weight_names(self.stored, self.block)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return tuple(self._slice(name).get_shape())
+        """Shape of a weight."""
+        return self.stored[name].shape
 
     def whole(self, name: str) -> Tensor:
-        """A tensor."""
-        tensor: Tensor = self._slice(name)[:]
-        return tensor
+        """A weight."""
+        shape = self.shape(name)
+        return self.read(name, 0, 0, shape[0]) if shape else self._raw(name)[:]
 
     def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
-        """Entries start..stop of a tensor along dimension 0 or 1."""
-        source = self._slice(name)
+        """Entries start..stop of a weight along dimension 0 or 1."""
+        part = self._part(name, dim, start, stop)
+        if self.block is None or self.stored[name].dtype != FP8:
+            return part
+        scales = self._part(scale_of(name), dim, *blocks_between(start, stop, self.block[dim]))
+        return dequantised(part, scales, self.block, dim=dim, start=start)
+
+    def _part(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        source = self._raw(name)
         part: Tensor = source[start:stop] if dim == 0 else source[:, start:stop]
         return part
 
-    def _find_files(self) -> dict[str, str]:
-        index = read_index(self.folder)
-        return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE) if index is None else index
-
-    def _slice(self, name: str) -> Any:
+    def _raw(self, name: str) -> Any:
         from safetensors import SafetensorError
 
-        file = self._file_of[name]
+        path = self.stored[name].path
         try:
-            return self._open(file).get_slice(name)
+            return self._open(path).get_slice(name)
         except SafetensorError as error:
-            raise CheckpointError(f"{self.folder / file}: tensor {name} cannot be read: {error}.") from error
+            raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}.") from error
 
-    def _open_file(self, file: str) -> Any:
+    def _open_file(self, path: Path) -> Any:
         from safetensors import SafetensorError, safe_open
 
         try:
-            return safe_open(self.folder / file, framework="pt")
+            return safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self.folder / file} cannot be read: {error}.") from error
+            raise CheckpointError(f"{path} cannot be read: {error}.") from error

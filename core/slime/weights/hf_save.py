@@ -19,15 +19,16 @@ from torch import Tensor
 
 from slime.architecture import Architecture
 from slime.errors import CheckpointError, disk_problem
+from slime.weights.fp8 import QUANTISED, block_of, weight_names
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, buckets, drained
-from slime.weights.stored import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
+from slime.weights.stored import FP8, INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
-#: the types of weights that are trained; those of quantized weights are not among them
-_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+#: type in a source folder -> type in the folder that is written; weights in fp8 have been dequantised
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, FP8: torch.bfloat16}
 #: file -> (name, bytes, type) of each of its tensors
 _Written = dict[str, list[tuple[str, int, torch.dtype]]]
 
@@ -44,7 +45,8 @@ def save_hf(
     """Write a Hugging Face model folder: the tensors, and everything that is not trained copied from `source_folder`.
 
     Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
-    existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training.
+    existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training;
+    bfloat16 if that is fp8.
 
     Args:
         folder: The folder to write.
@@ -80,12 +82,12 @@ def _save(
     work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
         _copy_companions(source_folder, work)
-        stored = stored_tensors(source_folder)
-        kept = {name for name in stored if name.startswith(model.carried)}
-        tensors = chain(_in_own_types(named, stored), _read(source_folder, sorted(kept)))
+        stored, config = stored_tensors(source_folder), read_hf_config(source_folder)
+        kept = {name for name in weight_names(stored, block_of(config)) if name.startswith(model.carried)}
+        tensors = _in_own_types(chain(named, _read(source_folder, sorted(kept))), stored)
         files = _write_tensors(work, tensors, max_shard_bytes)
         _check_complete(folder, {name for held in files.values() for name, _, _ in held}, {*model.shapes, *kept})
-        _write_config(work, read_hf_config(source_folder), files)
+        _write_config(work, config, files)
         also(work)
         _move_into_place(work, folder)
     finally:
@@ -93,7 +95,7 @@ def _save(
 
 
 def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
-    """Tensors of a folder, unchanged."""
+    """Weights of a folder."""
     source = SafetensorsFolder(folder)
     for name in names:
         yield name, source.whole(name)
@@ -102,7 +104,7 @@ def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
 def _in_own_types(named: NamedTensors, stored: Mapping[str, StoredTensor]) -> NamedTensors:
     """The tensors in the types that they have in the folder that the run started with."""
     for name, tensor in named:
-        dtype = _FLOATS.get(stored[name].dtype) if name in stored else None
+        dtype = _TYPES.get(stored[name].dtype) if name in stored else None
         yield name, tensor if dtype is None else tensor.to(dtype)
 
 
@@ -152,7 +154,10 @@ def _copy_companions(source: Path, work: Path) -> None:
 
 
 def _write_config(work: Path, config: Mapping[str, Any], files: _Written) -> None:
-    """Write the index, if there are several files, and `config.json` with the type of most of the tensors."""
+    """Write the index, if there are several files, and `config.json` with the type of most of the tensors.
+
+    What is written is not quantised.
+    """
     tensors = [tensor for written in files.values() for tensor in written]
     if len(files) > 1:
         index = {
@@ -165,7 +170,8 @@ def _write_config(work: Path, config: Mapping[str, Any], files: _Written) -> Non
         bytes_of[kind] += size
     dtype = str(bytes_of.most_common(1)[0][0]).removeprefix("torch.")
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    (work / "config.json").write_text(json.dumps({**config, key: dtype}, indent=2) + "\n", encoding="utf-8")
+    described = {name: value for name, value in config.items() if name not in QUANTISED} | {key: dtype}
+    (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 def _move_into_place(work: Path, folder: Path) -> None:

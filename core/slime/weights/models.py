@@ -13,6 +13,7 @@ from slime.plugin import Context, Family, FamilySpec
 from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.plugins.resolve import Use
 from slime.raised import naming
+from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class Models:
         """The model that the content of a `config.json` describes.
 
         Raises:
-            ConfigError: No `model_type`, a model that is not the family's causal language model, a quantised
-                checkpoint, or a setting that would change the computation and that the family does not have.
+            ConfigError: No `model_type`, a model that is not the family's causal language model, weights
+                quantised in a way that cannot be read, or a setting that would change the computation and that the
+                family does not have.
             PluginLoadError: No family for this model type is installed, or it is broken.
         """
         spec, family, title = self._family_of(hf_config)
@@ -54,11 +56,7 @@ class Models:
                 f"config.json: architectures is {architectures!r}; for model_type {hf_config['model_type']!r} slime"
                 f" trains {spec.causal_lm}."
             )
-        if hf_config.get("quantization_config"):
-            raise ConfigError(
-                "config.json: quantization_config is set; slime trains full-precision weights. "
-                "Use the unquantised checkpoint."
-            )
+        block_of(hf_config)
         with naming(title, ".describe"):
             return family.describe(hf_config)
 

@@ -24,6 +24,9 @@ SINGLE_FILE = "model.safetensors"
 
 #: type -> bytes of a number, and its exponent's bits: a number with all of them set is infinite or not a number
 FLOATS = {"F64": (8, 0x7FF0 << 48), "F32": (4, 0x7F80 << 16), "F16": (2, 0x7C00), "BF16": (2, 0x7F80)}
+#: numbers of 8 bits, which need a scale; this type has no infinity, and two patterns that are not a number
+FP8 = "F8_E4M3"
+_NUMBERS = {**FLOATS, FP8: (1, 0x7F)}
 #: bytes of a header in front of which its length is written; safetensors refuses longer ones too
 _LENGTH, _LONGEST_HEADER = 8, 100_000_000
 #: bytes that are read at a time: of a sample, which has so many pieces of each tensor, and of everything
@@ -124,7 +127,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def _tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
     shape = tuple(int(length) for length in entry["shape"])
-    size, _ = FLOATS.get(entry["dtype"], (0, 0))
+    size, _ = _NUMBERS.get(entry["dtype"], (0, 0))
     possible = 0 <= begin <= end and all(length >= 0 for length in shape)
     if not possible or (size and math.prod(shape) * size != end - begin):
         raise ValueError("sizes contradict each other")
@@ -188,7 +191,7 @@ def _pieces(tensor: StoredTensor, *, everything: bool) -> Iterator[tuple[int, in
 def _has_wrong(file: BinaryIO, tensor: StoredTensor, begin: int, size: int) -> bool:
     import numpy as np
 
-    width, exponent = FLOATS[tensor.dtype]
+    width, exponent = _NUMBERS[tensor.dtype]
     file.seek(begin)
     numbers = np.frombuffer(file.read(size), dtype=f"<u{width}")
     mask = numbers.dtype.type(exponent)
