@@ -50,6 +50,21 @@ def test_micro_batches_are_well_filled() -> None:
     assert len(plan[0]) == 3
 
 
+def test_ranks_share_the_cost_and_not_the_tokens() -> None:
+    lengths = [8, 4, 4, 4, 4]
+    by_tokens = plan_micro_batches(lengths, num_ranks=2, max_tokens=100, micro_batch_size=None)
+    assert by_tokens == [[[0, 3]], [[1, 2, 4]]]
+    squares = [length**2 for length in lengths]
+    by_cost = plan_micro_batches(lengths, num_ranks=2, max_tokens=100, micro_batch_size=None, costs=squares)
+    assert by_cost == [[[0]], [[1, 2, 3, 4]]]
+
+
+def test_costs_do_not_fill_a_micro_batch_beyond_its_tokens() -> None:
+    lengths, costs = [8, 4, 4, 4, 4], [64, 16, 16, 16, 16]
+    plan = plan_micro_batches(lengths, num_ranks=2, max_tokens=8, micro_batch_size=None, costs=costs)
+    assert plan == [[[0], []], [[1, 3], [2, 4]]]
+
+
 @pytest.mark.parametrize("name", ["num_ranks", "max_tokens", "micro_batch_size"])
 def test_limits_below_one_are_refused(name: str) -> None:
     limits = {"num_ranks": 1, "max_tokens": 1, "micro_batch_size": None, name: 0}
@@ -57,10 +72,16 @@ def test_limits_below_one_are_refused(name: str) -> None:
         plan_micro_batches([1], **limits)
 
 
-@given(lengths=LENGTHS, num_ranks=st.integers(1, 5), max_tokens=st.integers(1, 300))
+@given(
+    lengths=LENGTHS, num_ranks=st.integers(1, 5), max_tokens=st.integers(1, 300), quadratic=st.sampled_from([0.0, 0.1])
+)
 @settings(max_examples=300, deadline=None)
-def test_plans_by_tokens_keep_every_documented_rule(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
-    plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=None)
+def test_plans_by_tokens_keep_every_documented_rule(
+    lengths: list[int], num_ranks: int, max_tokens: int, quadratic: float
+) -> None:
+    costs = [length + quadratic * length**2 for length in lengths]
+    limits = {"num_ranks": num_ranks, "max_tokens": max_tokens, "micro_batch_size": None, "costs": costs}
+    plan = plan_micro_batches(lengths, **limits)
     assert len(plan) == num_ranks
     assert sorted(flat(plan)) == list(range(len(lengths)))
     assert len({len(rank) for rank in plan}) == 1
@@ -68,9 +89,9 @@ def test_plans_by_tokens_keep_every_documented_rule(lengths: list[int], num_rank
         assert all(len(m) <= 1 or tokens(lengths, m) <= max_tokens for m in rank)
         filled = [bool(m) for m in rank]
         assert filled == sorted(filled, reverse=True)
-    totals = [sum(tokens(lengths, m) for m in rank) for rank in plan]
-    assert max(totals) - min(totals) <= max(lengths, default=0)
-    assert plan == plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=None)
+    totals = [sum(costs[i] for m in rank for i in m) for rank in plan]
+    assert max(totals) - min(totals) <= max(costs, default=0) + 1e-9
+    assert plan == plan_micro_batches(lengths, **limits)
 
 
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 5), size=st.integers(1, 7))

@@ -213,7 +213,12 @@ def _int64(values: list[Any]) -> NDArray[np.int64]:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, num_ranks: int, max_tokens: int, micro_batch_size: int | None
+    lengths: Sequence[int],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    micro_batch_size: int | None,
+    costs: Sequence[float] | None = None,
 ) -> list[list[list[int]]]:
     """Plan one optimizer step.
 
@@ -222,7 +227,8 @@ def plan_micro_batches(
       each. A rank with fewer samples than that has empty ones at its end.
     - A micro-batch holds at most `max_tokens` tokens, or one sample that alone is longer.  With
       `micro_batch_size` it holds at most that many samples instead, whatever their tokens.
-    - Token totals of two ranks differ by at most the longest sample, without `micro_batch_size`.
+    - Costs of two ranks differ by at most that of the dearest sample, without `micro_batch_size`. Tokens limit the
+      memory of a micro-batch; time is balanced by cost, since attention grows with the square of a sample's length.
     - The largest micro-batches come first, so that a step that does not fit into memory fails at once.
     - The same input always gives the same plan.
 
@@ -231,6 +237,7 @@ def plan_micro_batches(
         num_ranks: Data-parallel ranks.
         max_tokens: Most tokens of a micro-batch.
         micro_batch_size: Samples of a micro-batch, in place of `max_tokens`.
+        costs: Time that each sample takes, in any unit; its tokens by default.
 
     Returns:
         `plan[rank][micro_batch]`: indices into `lengths`.
@@ -242,12 +249,13 @@ def plan_micro_batches(
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}, expected at least 1")
     everything = range(len(lengths))
+    costs = lengths if costs is None else costs
     if micro_batch_size is not None:
         count = -(-len(lengths) // (num_ranks * micro_batch_size))
-        shares = _spread(lengths, everything, num_ranks, max_items=count * micro_batch_size)
+        shares = _spread(costs, everything, num_ranks, max_items=count * micro_batch_size)
         plan = [_spread(lengths, share, count, max_items=micro_batch_size) for share in shares]
     else:
-        shares = _spread(lengths, everything, num_ranks)
+        shares = _spread(costs, everything, num_ranks)
         count = max(_bins_needed(lengths, share, max_tokens) for share in shares)
         plan = [_spread(lengths, share, count) for share in shares]
         while not all(_fits(lengths, members, max_tokens) for bins in plan for members in bins):
@@ -257,16 +265,16 @@ def plan_micro_batches(
 
 
 def _spread(
-    lengths: Sequence[int], members: Sequence[int], num_bins: int, *, max_items: int | None = None
+    weights: Sequence[float], members: Sequence[int], num_bins: int, *, max_items: int | None = None
 ) -> list[list[int]]:
-    """Deal `members` to bins, longest first, each to the bin with the fewest tokens (ties: fewest items)."""
+    """Deal `members` to bins, heaviest first, each to the lightest bin (ties: fewest items)."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
-    heap = [(0, 0, i) for i in range(num_bins)]
-    for member in sorted(members, key=lambda i: (-lengths[i], i)):
-        tokens, items, i = heapq.heappop(heap)
+    heap = [(0.0, 0, i) for i in range(num_bins)]
+    for member in sorted(members, key=lambda i: (-weights[i], i)):
+        weight, items, i = heapq.heappop(heap)
         bins[i].append(member)
         if max_items is None or items + 1 < max_items:
-            heapq.heappush(heap, (tokens + lengths[member], items + 1, i))
+            heapq.heappush(heap, (weight + weights[member], items + 1, i))
     return [sorted(one) for one in bins]
 
 

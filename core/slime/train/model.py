@@ -28,6 +28,7 @@ from slime.data import plan_micro_batches
 from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import load_state, save_state
 from slime.train.chunks import connect_schedule, wrap_chunks
+from slime.train.flops import Flops
 from slime.train.forward import (
     LossFunction,
     MicroBatch,
@@ -249,6 +250,7 @@ class TrainableModel:
         )
         self._routers = [router for chunk in chunks for router in routers_of(chunk)]
         self._replays = replays_routes
+        self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
 
     def score(self, batch: TrainBatch, *, replay: bool = True) -> list[Tensor]:
@@ -347,11 +349,13 @@ class TrainableModel:
     ) -> list[MicroBatch]:
         """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
         algorithm, transformer = self._config.algorithm, self._settings.transformer
+        lengths = [len(batch.tokens[i]) for i in samples]
         plan = plan_micro_batches(
-            [len(batch.tokens[i]) for i in samples],
+            lengths,
             num_ranks=parallel_state.get_data_parallel_world_size(),
             max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
             micro_batch_size=algorithm.micro_batch_size,
+            costs=[self._flops(length) for length in lengths],
         )
         mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
         # The interleaved schedule needs a multiple of the number of pipeline stages.
