@@ -10,6 +10,9 @@ Fixtures:
     scripted_policy: `scripted_policy([Say.text("4")])` is a policy that answers from a script.
     slime_component: `slime_component(KIND, ID, OPTIONS)` builds an installed component.
 
+Marks:
+    slime_slow: The test starts trainer ranks. `pytest -m "not slime_slow"` leaves it out.
+
 The module stands beside the package `slime` and imports only pytest: pytest loads it in every test run of the
 environment, also in those that have nothing to do with slime, and before coverage begins to measure.
 """
@@ -25,6 +28,11 @@ import pytest
 if TYPE_CHECKING:
     from slime.plugin import Context
     from slime.testing.scripted_policy import Call, ScriptedPolicy, Step
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks."""
+    config.addinivalue_line("markers", "slime_slow: starts trainer ranks, which takes tens of seconds")
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.testing import make_tokenizer
+from slime.testing.random_models import transformers_model, write_random_model
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+__all__ = ["FAMILIES", "MOE_FAMILIES", "VOCAB_SIZE", "make_tiny_model", "published", "transformers_model"]
 
 VOCAB_SIZE = 128
 
@@ -192,8 +195,6 @@ _PUBLISHED["glm4_moe_air"] = _PUBLISHED["glm4_moe"] | {"routed_scaling_factor": 
 FAMILIES = tuple(sorted(_PUBLISHED))
 #: families that are mixtures of experts
 MOE_FAMILIES = tuple(name for name in FAMILIES if {"num_experts", "n_routed_experts"} & _PUBLISHED[name].keys())
-#: `model_type` of files -> the one by which transformers knows the same architecture without remote code
-_SAME_AS = {"kimi_k2": "deepseek_v3"}
 
 
 def published(family: str) -> dict[str, Any]:
@@ -210,52 +211,22 @@ def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False,
     """
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM
 
     config = published(family) | {"tie_word_embeddings": tied, "torch_dtype": "float32"} | overrides
     layers, predicting = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     whole = config | {"num_hidden_layers": layers + predicting, "num_nextn_predict_layers": 0}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_transformers_config(whole), dtype=torch.float32)
-        with torch.no_grad():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                if "norm" in name or name.endswith("e_score_correction_bias"):
-                    tensor.add_(torch.randn_like(tensor) * 0.1)
-                elif name.endswith("bias"):
-                    tensor.add_(torch.randn_like(tensor) * 0.02)
-        prediction = {
-            name: tensor
-            for layer in range(layers, layers + predicting)
-            for name, tensor in _prediction_tensors(f"model.layers.{layer}", config, model.state_dict()).items()
-        }
-    model.save_pretrained(folder)
-    if prediction:
+    write_random_model(folder, whole, seed=seed)
+    if predicting:
         path = folder / "model.safetensors"
-        save_file(load_file(path) | prediction, path, metadata={"format": "pt"})
+        tensors = load_file(path)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for layer in range(layers, layers + predicting):
+                tensors |= _prediction_tensors(f"model.layers.{layer}", config, tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_tiny_tokenizer(folder)
     return folder
-
-
-def transformers_model(folder: Path) -> Any:
-    """The model in `folder` as transformers computes it, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = _transformers_config(json.loads((folder / "config.json").read_text()))
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
-
-
-def _transformers_config(config: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    fields = {name: value for name, value in config.items() if name != "model_type"}
-    model_type = config["model_type"]
-    return AutoConfig.for_model(_SAME_AS.get(model_type, model_type), **fields)
 
 
 def _prediction_tensors(layer: str, config: dict[str, Any], model: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,105 +1,19 @@
-"""Groups of real gloo ranks for tests, forked from a server process that has imported the trainer once.
-
-A fresh rank spends 4 to 9 seconds on imports, one forked from the server about one second. The server is
-single-threaded, whatever the test process has done before.
-"""
+"""Configurations, batches and an estimator for tests of the trainer's ranks."""
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-import socket
-import time
-import traceback
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from slime.config import RunConfig
 from slime.config.run_config import SECTIONS
 from slime.data import TrainBatch
-from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec
+from slime.plugin import Advantages, EstimatorBatch
+from slime.testing.ranks import RankLauncher, run_ranks
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io", "tests.train.harness"])
-
-
-@dataclass(frozen=True)
-class RankLauncher:
-    """Starts one of `world_size` ranks, which meet at `port`."""
-
-    rank: int
-    world_size: int
-    port: int
-
-    def start(
-        self, config: Any, estimator: Any = None, spec: EstimatorSpec | None = None, run_dir: Path | None = None
-    ) -> Any:
-        """A MegatronRank for `config`."""
-        from slime.train.rank import MegatronRank
-
-        return MegatronRank(
-            config,
-            rank=self.rank,
-            world_size=self.world_size,
-            master=("127.0.0.1", self.port),
-            estimator=estimator,
-            spec=spec,
-            run_dir=run_dir,
-        )
-
-
-def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
-    """The results of `function(launcher, *arguments)` on each rank; a failure is raised with the rank's traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
-    processes = [
-        _CONTEXT.Process(target=_work, args=(RankLauncher(rank, world_size, port), pipes[rank][1], function, arguments))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    deadline = time.monotonic() + timeout_s
-    waiting = {rank: pipe[0] for rank, pipe in enumerate(pipes)}
-    results: dict[int, Any] = {}
-    try:
-        while waiting:
-            assert time.monotonic() < deadline, f"ranks {sorted(waiting)} gave no answer within {timeout_s} s"
-            for rank, pipe in list(waiting.items()):
-                if not pipe.poll(0.02):
-                    assert processes[rank].is_alive() or pipe.poll(0.1), f"rank {rank} died"
-                    continue
-                ok, value = pickle.loads(pipe.recv_bytes())
-                assert ok, f"rank {rank} failed:\n{value}"
-                results[rank] = value
-                del waiting[rank]
-        for process in processes:
-            process.join(20)
-            assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
-    return [results[rank] for rank in range(world_size)]
-
-
-def _work(launcher: RankLauncher, pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    try:
-        pipe.send_bytes(pickle.dumps((True, function(launcher, *arguments))))
-    except BaseException:  # noqa: BLE001 - reported to the test with its traceback
-        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
-    pipe.close()
+__all__ = ["Centred", "RankLauncher", "make_batch", "make_config", "run_ranks"]
 
 
 def make_config(

@@ -16,6 +16,7 @@ from slime.testing.context import make_context
 from slime.testing.datasources import assert_datasource_contract
 from slime.testing.estimators import assert_estimator_contract
 from slime.testing.families import assert_family_contract
+from slime.testing.family_numbers import Agreement, assert_family_matches_transformers
 from slime.testing.generators import assert_generator_contract
 from slime.testing.modules import assert_hookimpls_valid, assert_light_import, assert_pickles, load_module_as_plugin
 from slime.testing.rewards import assert_reward_contract
@@ -35,6 +36,7 @@ from slime.testing.tools import call_tool
 from slime.testing.trackers import assert_tracker_contract
 
 __all__ = [
+    "Agreement",
     "Call",
     "Say",
     "ScriptedPolicy",
@@ -42,6 +44,7 @@ __all__ = [
     "assert_datasource_contract",
     "assert_estimator_contract",
     "assert_family_contract",
+    "assert_family_matches_transformers",
     "assert_generator_contract",
     "assert_hookimpls_valid",
     "assert_light_import",
