@@ -122,7 +122,6 @@ from slime.config.run_config import nvidia_devices
         ),
         ("--moe-token-dispatcher-type flex", "only the alltoall dispatcher exchanges"),
         ("--moe-router-load-balancing-type sinkhorn", "The choice of experts itself must be the engines'"),
-        ("--mtp-num-layers 1", "--mtp-num-layers 1 is not supported: slime trains a model to predict one token"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
         (
             "--no-position-embedding --position-embedding-type learned_absolute",

@@ -121,7 +121,8 @@ def use(config: RunConfig, seed: int) -> None:
     assert isinstance(config_problems(complete), list)
     if seed % 8 == 0:
         with contextlib.suppress(ConfigError):
-            assert config_from_toml(complete.to_toml()) == complete
+            text = complete.to_toml()
+            assert MARK in text or config_from_toml(text) == complete  # secrets are not written
 
 
 @many

@@ -93,6 +93,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "ref-update-interval": ("10", ""),
     "entropy-coef": ("0.001", ""),
     "normalize-advantages": (None, ""),
+    "mtp-num-layers": ("1", "as many as the model has; they are kept and not trained"),
     "use-rollout-logprobs": (None, "default with `--async`, filters and over-sampling"),
     "use-tis": (None, ""),
     "tis-clip": ("2.0", "also called `--tis-threshold`"),
@@ -104,7 +105,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
 }
 #: Megatron's flags that scripts of the original state and that the checks of a configuration refuse: name -> a value
-REFUSED_BY_CHECKS = {"mtp-num-layers": "1", "mtp-loss-scaling-factor": "0.2"}
+REFUSED_BY_CHECKS = {"mtp-loss-scaling-factor": "0.2"}
 #: flags of the original slime that the command line knows and that this release cannot do
 UNAVAILABLE = ("colocate", "use-fault-tolerance", "allgather-cp")
 

@@ -112,7 +112,7 @@ DESCRIBES = (
     " moe_router_pre_softmax moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor"
     " moe_router_enable_expert_bias multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim"
     " v_head_dim rope_type rotary_scaling_factor original_max_position_embeddings beta_fast beta_slow mscale"
-    " mscale_all_dim"
+    " mscale_all_dim post_self_attn_layernorm post_mlp_layernorm mtp_num_layers"
 )
 #: Megatron options of lengths: limits of prompts and engines, which the trainer does not read
 LENGTHS = "max_position_embeddings seq_length"

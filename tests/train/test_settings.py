@@ -110,7 +110,7 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
         (
             1,
             {"untie_embeddings_and_output_weights": True},
-            "--untie-embeddings-and-output-weights says False",
+            "--untie-embeddings-and-output-weights says True, and .* says False",
         ),
         (1, {"rotary_base": 1e6}, "--rotary-base says 1000000.0, and .* says 10000.0"),
         (1, {"squared_relu": True}, r"--squared-relu or --quick-geglu\) says 'squared_relu'"),

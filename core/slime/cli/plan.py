@@ -19,7 +19,7 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
     config = checked.config
     parts: dict[str, Iterable[object]] = {
         "run folder": [checked.run_dir],
-        "model": [checked.model, *_adapters(checked)],
+        "model": _model(checked),
         "batch": _batch(config),
         "data": [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"],
         "evaluation": _evaluation(config) if config.evaluation.eval_interval is not None else [],
@@ -41,7 +41,10 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _adapters(checked: Preflight) -> Iterator[str]:
+def _model(checked: Preflight) -> Iterator[str]:
+    yield str(checked.model)
+    if checked.model.not_trained is not None:
+        yield checked.model.not_trained
     model = checked.model.architecture
     adapters = lora_of(checked.config.lora, model)
     if adapters is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.architecture import Architecture
+from slime.cli.text_layout import count
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.megatron_checks import layout_problems
@@ -21,6 +22,7 @@ from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problem
 from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.stated_model import contradictions, predicting_layers
 from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors
 
 #: a model folder has at least one of them
@@ -66,6 +68,14 @@ class ModelFacts:
             rows, columns = self.block
             text += f"; fp8, one scale for each {rows} x {columns} weights: trained dequantised, exported in bfloat16"
         return text
+
+    @property
+    def not_trained(self) -> str | None:
+        """What the folder holds and the run does not train, or None."""
+        layers = predicting_layers(self.architecture.carried)
+        if not layers:
+            return None
+        return f"{count(layers, 'layer')} for multi-token prediction: not trained, and copied into exports"
 
 
 def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
@@ -184,14 +194,15 @@ def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 
 def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Megatron flags that do not describe the model in the folder."""
-    known = {**model.transformer, **model.gpt}
-    known["untie_embeddings_and_output_weights"] = not known["share_embeddings_and_output_weights"]
-    for name, value in config.megatron.items():
-        if name in known and value != known[name]:
-            yield (
-                f"--{name.replace('_', '-')} says {value}, and config.json of {model.folder} says {known[name]}."
-                " Drop the flag, or point --hf-checkpoint at the model it describes"
-            )
+    found = model.architecture
+    yield from contradictions(
+        config.megatron,
+        found.transformer,
+        found.gpt,
+        post_norms=found.post_norms,
+        carried=found.carried,
+        source=str(model.folder),
+    )
 
 
 def _adapters(config: RunConfig, model: ModelFacts) -> Iterator[str]:

@@ -35,12 +35,18 @@ _UNAVAILABLE: dict[str, tuple[Any, str]] = {
         " need the same devices at the same time",
     ),
     "use-fault-tolerance": (bool, "restart engines that die and repeat their work"),
-    "spec": (list[str], "build the model with a function of the user's"),
-    "post-self-attn-layernorm": (bool, "models with a norm after attention"),
-    "post-mlp-layernorm": (bool, "models with a norm after the MLP"),
-    "use-gated-attention": (bool, "models with gated attention"),
+    "spec": (
+        list[str],
+        "build layers with a function: --hf-checkpoint alone finds the model family, and a new one is a plugin,"
+        " `slime plugins new family NAME`",
+    ),
+    "use-gated-attention": (bool, "models with gated attention, which no model family of slime has"),
     "enable-experimental": (bool, "Megatron's experimental models"),
-    "allgather-cp": (bool, "context parallelism by all-gather"),
+    "allgather-cp": (
+        bool,
+        "context parallelism by all-gather, which only sparse attention needs; no model family of slime has it, and"
+        " --context-parallel-size is enough for the others",
+    ),
 }
 #: prefix of option flags -> slot
 _SLOTS = dict(slot_prefixes())

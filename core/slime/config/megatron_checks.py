@@ -15,10 +15,6 @@ from slime.config.run_config import RunConfig
 _DENSE_COPIES = "this release trains without FSDP, hierarchical copies and hybrid context parallelism"
 #: options that slime's trainer does not support -> the value that turns them off, and the reason
 _UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "mtp_num_layers": (
-        None,
-        "slime trains a model to predict one token at a time; layers that predict more keep their weights",
-    ),
     "moe_token_dispatcher_type": (
         "alltoall",
         "packed sequences vary in length, which only the alltoall dispatcher exchanges",

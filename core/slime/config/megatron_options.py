@@ -73,6 +73,8 @@ _EXTRA: dict[str, tuple[Any, str]] = {
     "make_vocab_size_divisible_by": (int, "pad the vocabulary of each tensor-parallel rank to a multiple of this"),
     "untie_embeddings_and_output_weights": (bool, "do not share the embedding's weights with the output layer"),
     "swiglu": (bool, "gated MLP with SiLU"),
+    "post_self_attn_layernorm": (bool, "a norm of what attention adds to the hidden state"),
+    "post_mlp_layernorm": (bool, "a norm of what the feed-forward network adds to the hidden state"),
     "squared_relu": (bool, "MLP with squared ReLU"),
     "quick_geglu": (bool, "gated MLP with quick GELU"),
     "group_query_attention": (bool, "fewer key-value heads than attention heads; see --num-query-groups"),

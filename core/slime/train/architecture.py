@@ -5,7 +5,7 @@ Stated flags must agree with the model folder; without a folder they describe th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,52 +14,8 @@ from slime.architecture import Architecture
 from slime.errors import ConfigError
 from slime.weights import Models
 from slime.weights.mapping import differences
+from slime.weights.stated_model import contradictions, flag_of, stated_model
 
-#: TransformerConfig fields that describe the model
-_TRANSFORMER = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "ffn_hidden_size",
-    "kv_channels",
-    "normalization",
-    "layernorm_epsilon",
-    "layernorm_zero_centered_gamma",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "rotary_interleaved",
-    "gated_linear_unit",
-    "activation_func",
-    "num_moe_experts",
-    "moe_layer_freq",
-    "moe_ffn_hidden_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_gate",
-    "moe_router_topk",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "moe_router_num_groups",
-    "moe_router_group_topk",
-    "moe_router_topk_scaling_factor",
-    "moe_router_enable_expert_bias",
-    "multi_latent_attention",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_head_dim",
-    "qk_pos_emb_head_dim",
-    "v_head_dim",
-    "rope_type",
-    "rotary_scaling_factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-)
-#: fields that have no effect unless `rope_type` is "yarn"
-_YARN = ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _GPT_DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "rotary_base": 10000.0,
@@ -68,24 +24,6 @@ _GPT_DEFAULTS: dict[str, Any] = {
     "rope_scaling_factor": 8.0,
     "share_embeddings_and_output_weights": False,
     "max_sequence_length": 4096,
-}
-#: values of fields that a folder does not mention
-_SILENT: dict[str, Any] = {
-    "layernorm_zero_centered_gamma": False,
-    "rotary_interleaved": False,
-    "num_moe_experts": None,
-    "moe_layer_freq": 1,
-    "moe_shared_expert_intermediate_size": None,
-    "moe_shared_expert_gate": False,
-    "moe_router_score_function": "softmax",
-    "moe_router_pre_softmax": False,
-    "moe_router_num_groups": None,
-    "moe_router_group_topk": None,
-    "moe_router_topk_scaling_factor": None,
-    "moe_router_enable_expert_bias": False,
-    "multi_latent_attention": False,
-    "q_lora_rank": None,
-    "rotary_scaling_factor": 1.0,
 }
 #: a model cannot be built without these
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -99,31 +37,32 @@ class ModelShape:
     gpt: dict[str, Any]
 
 
-def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any]) -> ModelShape:
+def merge_architecture(hf: ModelShape | None, megatron: Mapping[str, Any], *, post_norms: bool = False) -> ModelShape:
     """Merge what the folder describes, or None without a folder, with the flags in `megatron`.
+
+    Args:
+        hf: What the folder describes.
+        megatron: The flags.
+        post_norms: See `Architecture`.
 
     Raises:
         ConfigError: Flag and folder state different values, or neither states a value that is needed.
     """
-    transformer, gpt = _stated(megatron)
+    transformer, gpt = stated_model(megatron)
     if hf is None:
         known = {**transformer, **gpt}
         missing = [name for name in _REQUIRED if name not in known]
         if missing:
             raise ConfigError(
                 "no Hugging Face folder describes the model, and these flags are missing: "
-                + ", ".join(_flag(name) for name in missing)
+                + ", ".join(flag_of(name) for name in missing)
             )
         return ModelShape(transformer, {**_GPT_DEFAULTS, **gpt})
-    for flags, folder in ((transformer, _SILENT | hf.transformer), (gpt, hf.gpt)):
-        for name, value in flags.items():
-            # Another context length is a choice, not a contradiction: rotary positions have no table.
-            if name == "max_sequence_length" or name not in folder or _agree(name, value, folder):
-                continue
-            raise ConfigError(
-                f"{_flag(name)} says {value!r}, and config.json of --hf-checkpoint says {folder[name]!r}."
-                " Drop the flag, or point --hf-checkpoint at the model it describes."
-            )
+    # The command line has compared --mtp-num-layers, for which the model that is built makes no difference.
+    compared = {name: value for name, value in megatron.items() if name != "mtp_num_layers"}
+    wrong = contradictions(compared, hf.transformer, hf.gpt, post_norms=post_norms, source="--hf-checkpoint")
+    if (first := next(wrong, None)) is not None:
+        raise ConfigError(f"{first}.")
     return ModelShape({**hf.transformer, **transformer}, {**_GPT_DEFAULTS, **hf.gpt, **gpt})
 
 
@@ -147,70 +86,3 @@ def read_same_model(
     if different:
         raise ConfigError(f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}.")
     return found
-
-
-def _stated(megatron: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(transformer, gpt): the flags that describe the model, with Megatron-LM's spellings resolved."""
-    transformer = {name: megatron[name] for name in _TRANSFORMER if name in megatron}
-    if megatron.get("swiglu"):
-        transformer |= {"gated_linear_unit": True, "activation_func": "silu"}
-    if megatron.get("squared_relu"):
-        transformer["activation_func"] = "squared_relu"
-    if megatron.get("quick_geglu"):
-        transformer |= {"gated_linear_unit": True, "activation_func": "quick_gelu"}
-    if megatron.get("group_query_attention") is False and "num_attention_heads" in transformer:
-        transformer["num_query_groups"] = transformer["num_attention_heads"]
-    gpt: dict[str, Any] = {}
-    for flag, name in (
-        ("vocab_size", "vocab_size"),
-        ("max_position_embeddings", "max_sequence_length"),
-        ("position_embedding_type", "position_embedding_type"),
-        ("rotary_base", "rotary_base"),
-        ("rotary_percent", "rotary_percent"),
-        ("use_rope_scaling", "rope_scaling"),
-        ("rope_scaling_factor", "rope_scaling_factor"),
-    ):
-        if flag in megatron:
-            gpt[name] = megatron[flag]
-    if megatron.get("use_rotary_position_embeddings"):
-        gpt["position_embedding_type"] = "rope"
-    if "untie_embeddings_and_output_weights" in megatron:
-        gpt["share_embeddings_and_output_weights"] = not megatron["untie_embeddings_and_output_weights"]
-    return transformer, gpt
-
-
-def _agree(name: str, value: Any, folder: Mapping[str, Any]) -> bool:
-    """Whether a stated value means the same model as the folder's."""
-    theirs = folder[name]
-    if name in _YARN and folder.get("rope_type") == "rope":
-        return True
-    if name == "moe_layer_freq":
-        return expert_layers(value, folder["num_layers"]) == expert_layers(theirs, folder["num_layers"])
-    if name == "moe_router_pre_softmax" and folder.get("moe_router_score_function") == "sigmoid":
-        return True  # a sigmoid has no "before" and "after" the choice
-    if name in ("moe_router_num_groups", "moe_router_group_topk", "moe_router_topk_scaling_factor"):
-        return _same(value or 1, theirs or 1)  # one group, or the factor 1, is the same as none
-    return _same(value, theirs)
-
-
-def expert_layers(pattern: int | Sequence[int], layers: int) -> list[int]:
-    """1 for each layer with experts and 0 for each without, from Megatron's `moe_layer_freq`."""
-    if isinstance(pattern, int):
-        return [int(number % max(1, pattern) == 0) for number in range(layers)]
-    return list(pattern)
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, float) or isinstance(b, float):
-        return bool(abs(float(a) - float(b)) <= 1e-9 * max(abs(float(a)), abs(float(b))))
-    return bool(a == b)
-
-
-def _flag(name: str) -> str:
-    if name == "activation_func":
-        return "the activation (--swiglu, --squared-relu or --quick-geglu)"
-    spelled = {
-        "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
-        "num_moe_experts": "num_experts",
-    }.get(name, name)
-    return "--" + spelled.replace("_", "-")

@@ -88,7 +88,7 @@ def train_settings(
         ConfigError: Options contradict each other, the layout would compute wrong numbers, or Megatron refuses them.
     """
     stated = dict(config.megatron)
-    shape = merge_architecture(hf, stated)
+    shape = merge_architecture(hf, stated, post_norms=post_norms)
     use_te = _use_transformer_engine(config, stated)
     if not config.on_gpu:
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
@@ -120,7 +120,7 @@ def _transformer(
     config: RunConfig, stated: Mapping[str, Any], shape: ModelShape, half: torch.dtype | None, use_te: bool
 ) -> TransformerConfig:
     kind = MLATransformerConfig if shape.transformer.get("multi_latent_attention") else TransformerConfig
-    fields = shape.transformer | _fields(stated, kind, skip=(*shape.transformer, "bf16", "fp16"))
+    fields = shape.transformer | _fields(stated, kind, skip=(*shape.transformer, "bf16", "fp16", "mtp_num_layers"))
     problems = [problem for check in TRAINER_CHECKS for problem in check(config)]
     stop_on([*problems, *layout_problems(config, shape.transformer)])
     fields |= _layout(stated, shape.transformer)

@@ -1,0 +1,7 @@
+# DeepSeek-V3.1, which has the architecture of DeepSeek-V3.
+source "$(dirname -- "${BASH_SOURCE[0]}")/deepseek-v3.sh"
+# HF_CHECKPOINT and SAVE_DIR choose other folders.
+CKPT_ARGS=(
+    --hf-checkpoint "${HF_CHECKPOINT:-models/DeepSeek-V3.1}"
+    --save "${SAVE_DIR:-checkpoints/deepseek-v3.1}"
+)

@@ -1,0 +1,22 @@
+# Qwen2.5-0.5B-Instruct and Qwen2.5-0.5B
+MODEL_ARGS=(
+    --num-layers 24
+    --hidden-size 896
+    --ffn-hidden-size 4864
+    --num-attention-heads 14
+    --group-query-attention
+    --num-query-groups 2
+    --vocab-size 151936
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --swiglu
+    --disable-bias-linear
+    --add-qkv-bias
+    --use-rotary-position-embeddings
+    --rotary-base 1000000
+)
+# HF_CHECKPOINT and SAVE_DIR choose other folders.
+CKPT_ARGS=(
+    --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen2.5-0.5B-Instruct}"
+    --save "${SAVE_DIR:-checkpoints/qwen2.5-0.5B}"
+)

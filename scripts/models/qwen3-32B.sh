@@ -1,0 +1,24 @@
+# Qwen3-32B
+MODEL_ARGS=(
+    --num-layers 64
+    --hidden-size 5120
+    --ffn-hidden-size 25600
+    --num-attention-heads 64
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --vocab-size 151936
+    --untie-embeddings-and-output-weights
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --swiglu
+    --disable-bias-linear
+    --qk-layernorm
+    --use-rotary-position-embeddings
+    --rotary-base 1000000
+)
+# HF_CHECKPOINT and SAVE_DIR choose other folders.
+CKPT_ARGS=(
+    --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen3-32B}"
+    --save "${SAVE_DIR:-checkpoints/qwen3-32B}"
+)
