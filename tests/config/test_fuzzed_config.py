@@ -26,6 +26,7 @@ from slime.errors import ConfigError, SlimeError
 from slime.plugins.find import choose_plugins, find_plugins
 from slime.plugins.kinds import SLOTS
 from slime.plugins.requirements import check_installed
+from slime.redaction import MARK
 
 pytestmark = pytest.mark.slow
 
