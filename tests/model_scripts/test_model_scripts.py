@@ -1,7 +1,6 @@
 """`scripts/models/*.sh` describe the published models.
 
-`configs/` has the `config.json` of each, as published, without the keys that slime does not read, and without the
-quantization of DeepSeek and Kimi K2, whose unquantized weights are trained.
+`configs/` has the `config.json` of each, as published, without the keys that slime does not read.
 """
 
 from __future__ import annotations
@@ -9,10 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +158,10 @@ def numbers(shapes: dict[str, tuple[int, ...]], prefix: str = "") -> int:
 
 
 def predicting_layer(config: dict[str, Any], found: Architecture) -> int:
-    """The numbers in the layer for multi-token prediction: a layer, two norms, the projection that joins its inputs, the
-    norm of its output, and in most checkpoints copies of embedding and output layer.
+    """The numbers in the layer for multi-token prediction.
+
+    It is a layer with norms of both inputs and of the output, the projection that joins the inputs, and in most
+    checkpoints copies of embedding and output layer.
     """
     hidden, last = config["hidden_size"], config["num_hidden_layers"] - 1
     copies = 2 * config["vocab_size"] * hidden
