@@ -124,7 +124,7 @@ def evaluate(
 
 
 def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path) -> int:
-    """`slime export`: write the weights that `exporting` starts from as a Hugging Face folder."""
+    """`slime convert` of adapters: merge the weights that `exporting` starts from into a Hugging Face folder."""
     observer = EvaluationObserver(exporting, run_dir, str(folder))
     observer.starting("Ray")
     with observer, ending_on_signals(), ray_session(exporting):

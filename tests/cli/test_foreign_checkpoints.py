@@ -107,16 +107,17 @@ def test_settings_that_could_run_code_must_be_repeated(
     assert (tmp_path / "canary").exists() == (str(code) in flags[-1]), "repeated flags are trusted"
 
 
-def test_an_export_runs_none_of_a_checkpoints_functions(
+def test_a_conversion_runs_none_of_a_checkpoints_functions(
     slime: Slime, loop: Loop, save: Save, code: Path, tmp_path: Path
 ) -> None:
     folder = save("--custom-rm-path", f"{code}:reward", "--custom-generate-function-path", f"{code}:generate")
-    ended = slime("export", str(folder), "model", "--run-name", "e")
+    (folder / "rollout_000002" / "megatron" / "adapters.json").touch()
+    ended = slime("convert", str(folder), "model", "--run-name", "e")
     assert (ended.code, [name for name, _ in loop.calls]) == (0, ["export"]), ended
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "export"])
+@pytest.mark.parametrize("command", ["train", "eval", "convert"])
 def test_a_damaged_checkpoint_is_refused_before_anything_starts(
     slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], command: str
 ) -> None:
@@ -126,11 +127,11 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
     ended = {
         "train": lambda: slime("train", *base_words, "--num-rollout", "5", "--load", str(folder), "--dry-run"),
         "eval": lambda: slime("eval", str(folder), "--dry-run"),
-        "export": lambda: slime("export", str(folder), "model"),
+        "convert": lambda: slime("convert", str(folder), "model"),
     }[command]()
     assert (ended.code, loop.calls) == (2, []) and "Traceback" not in ended.err
     assert f"{folder}/rollout_000002 is damaged: megatron/common.pt has 3 bytes, and had 7" in ended.err
-    option = {"train": "--load {}", "eval": "slime eval {}", "export": "slime export {} DIR"}[command]
+    option = {"train": "--load {}", "eval": "slime eval {}", "convert": "slime convert {} DIR"}[command]
     intact = folder / "rollout_000001"
     assert f"The newest intact checkpoint is {intact}: {option.format(intact)}" in ended.err
 

@@ -58,11 +58,11 @@ def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
     hostile, canary = run.root / "hostile", run.root / "canary"
     shutil.copytree(run.root / "ckpt", hostile)
     ATTACKS["in_metadata"](hostile / "rollout_000001" / "megatron", canary)
-    changed = slime("export", "hostile", "model-a", cwd=run.root)
+    changed = slime("convert", "hostile", "model-a", cwd=run.root)
     assert changed.returncode == 2 and "megatron/.metadata has" in changed.stderr, changed
     sign(hostile / "rollout_000001")
     evaluation = ("--eval-prompt-data", "held", str(data), "--reward", "exact_match")
-    for words in (("export", "hostile", "model-b"), ("eval", "hostile", *evaluation, "--eval-max-response-len", "8")):
+    for words in (("convert", "hostile", "model-b"), ("eval", "hostile", *evaluation, "--eval-max-response-len", "8")):
         ended = slime(*words, cwd=run.root)
         assert ended.returncode == 1, ended
         assert "names posix.system, which could run code" in ended.stderr, ended.stderr

@@ -45,7 +45,7 @@ def test_a_run_with_adapters_trains_resumes_and_exports(slime_train: Callable[..
     for name, weight in transformers_model(exported).named_parameters():
         assert float((weight - expected[name]).abs().max()) < 1e-6, name
 
-    slime("export", "ckpt", "again", cwd=second.root)
+    slime("convert", "ckpt", "again", cwd=second.root)
     again = load_file(second.root / "again" / "model.safetensors")
     assert all(torch.equal(again[name], whole[name]) for name in whole)
     # The adapters start another run.

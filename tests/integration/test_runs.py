@@ -46,7 +46,7 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
     # the checkpoint of the finished run has the model that the run exported at its end
     saved, exported = run.root / "export" / "3", run.root / "exported"
-    slime("export", "ckpt", "exported", cwd=run.root)
+    slime("convert", "ckpt", "exported", "--verify", cwd=run.root)
     assert {path.name for path in exported.iterdir()} == {path.name for path in saved.iterdir()}
     weights, expected = (load_file(folder / "model.safetensors") for folder in (exported, saved))
     assert weights.keys() == expected.keys()

@@ -392,7 +392,7 @@ def test_a_checkpoint_of_the_whole_model_is_refused_by_a_run_with_adapters(
 ) -> None:
     run_ranks(save_without_adapters, 1, make_config(folders["model"]), tmp_path / "state")
     [error] = run_ranks(load_only, 1, make_config(folders["model"], **NEW), tmp_path / "state")
-    assert "saved by a run without adapters" in error and "slime export" in error
+    assert "saved by a run without adapters" in error and "slime convert" in error
 
 
 @pytest.mark.slow

@@ -96,10 +96,11 @@ def exporting_config(stated: RunConfig, checkpoint: Checkpoint | None) -> RunCon
             "evaluation": EvalOptions(),
             "checkpoint": CheckpointOptions(
                 hf_checkpoint=stated.checkpoint.hf_checkpoint,
+                model_family=stated.checkpoint.model_family,
                 initial_megatron_checkpoint=None if checkpoint is None else str(checkpoint.path),
             ),
             "components": ComponentOptions(),
-            "component_options": {},
+            "component_options": {slot: held for slot, held in stated.component_options.items() if slot == "family"},
         }
     )
 

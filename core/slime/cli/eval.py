@@ -150,7 +150,7 @@ def read_request(argv: Sequence[str], default_name: str, *, exports: bool = Fals
         ConfigError: The words, or what they name, cannot be read.
     """
     line = CommandLine(argv)
-    command = "slime export {} DIR" if exports else "slime eval {}"
+    command = "slime convert {} DIR" if exports else "slime eval {}"
     settings, checkpoint = (Settings(), None) if line.file is None else _settings_of(Path(line.file), command)
     stated = assemble(override(settings, line.settings))
     load = stated.checkpoint.load
@@ -184,7 +184,7 @@ def _without_training(stated: RunConfig) -> RunConfig:
         for name in stated.rollout.model_fields_set
         if name in _GENERATION or (name.startswith(_GENERATION_PREFIX) and name not in _TRAINING)
     }
-    slots = {"reward", "generator"}
+    slots = {"reward", "generator", "family"}
     # This generator takes responses from the data, but the model's responses are evaluated.
     if rollout.get("generator") == DEFAULT_GENERATORS["sft_loss"]:
         del rollout["generator"]
@@ -197,7 +197,9 @@ def _without_training(stated: RunConfig) -> RunConfig:
             "rollout": RolloutOptions(**rollout),
             "data": DataOptions(**data, rollout_seed=stated.data.rollout_seed),
             "reward": RewardOptions(**reward, terms=stated.reward.terms),
-            "checkpoint": CheckpointOptions(hf_checkpoint=stated.checkpoint.hf_checkpoint),
+            "checkpoint": CheckpointOptions(
+                hf_checkpoint=stated.checkpoint.hf_checkpoint, model_family=stated.checkpoint.model_family
+            ),
             "lora": LoraOptions(),
             "components": ComponentOptions(),
             "component_options": {slot: options for slot, options in stated.component_options.items() if slot in slots},

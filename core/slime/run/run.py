@@ -44,7 +44,7 @@ class Run:
     """The processes of one run: trainer ranks, engines with their router, and the rollout process.
 
     A context manager: entering starts all processes, leaving ends them, also after an error. Ray must be running.
-    `slime eval` is a run without a trainer, `slime export` a run with only a trainer.
+    `slime eval` is a run without a trainer, merging adapters a run with only a trainer.
     """
 
     def __init__(
@@ -387,7 +387,7 @@ class Run:
                 raise
             raise CheckpointError(
                 f"{error} The run itself is saved: run the same command with --load {self._saved.parent}, or slime"
-                f" export {self._saved} {folder}, to export it without training again."
+                f" convert {self._saved} {folder}, to export it without training again."
             ) from error
         self.observer.model_exported(folder)
 

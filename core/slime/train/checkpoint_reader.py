@@ -140,7 +140,7 @@ def _refused(path: Path, named: str) -> CheckpointError:
     return CheckpointError(
         f"{path} names {named}, which could run code and which no checkpoint of slime contains. Nothing was run. The"
         " file is damaged, or somebody made it to attack you: do not use this checkpoint. If its owner needs such a"
-        " class, ask for a Hugging Face folder with safetensors instead (slime export)."
+        " class, ask for a Hugging Face folder with safetensors instead (slime convert)."
     )
 
 

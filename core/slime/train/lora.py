@@ -34,7 +34,7 @@ from torch import Tensor
 from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError, writing
 from slime.train.linears import NormedRowParallelLinear
-from slime.weights.lora import Lora, adapter_rules, adapter_shapes, module_of
+from slime.weights.lora import ADAPTERS_DESCRIPTION, Lora, adapter_rules, adapter_shapes, module_of
 from slime.weights.peft import peft_reader
 from slime.weights.shards import (
     ADAPTERS,
@@ -47,9 +47,6 @@ from slime.weights.shards import (
     read_shard,
 )
 from slime.weights.stored import sample_digest
-
-#: what saved adapters are, in the trainer's part of a checkpoint
-DESCRIPTION = "adapters.json"
 
 
 class Adapter(torch.nn.Module):
@@ -269,7 +266,7 @@ def describe_adapters(folder: Path, lora: Lora, base: Path) -> None:
     Raises:
         DiskFullError: The disk is full.
     """
-    path = folder / DESCRIPTION
+    path = folder / ADAPTERS_DESCRIPTION
     with writing(path):
         path.write_text(json.dumps(_described(lora, base), indent=1), encoding="utf-8")
 
@@ -280,13 +277,13 @@ def check_adapters(folder: Path, lora: Lora | None, base: Path | None) -> None:
     Raises:
         CheckpointError: It is of other adapters, of another model, or only one of run and checkpoint has adapters.
     """
-    path = folder / DESCRIPTION
+    path = folder / ADAPTERS_DESCRIPTION
     if not path.is_file():
         if lora is None:
             return
         raise CheckpointError(
             f"{folder} was saved by a run without adapters, and this run trains {lora}. Resume without --lora-rank, or"
-            " write the checkpoint as a model folder (slime export CHECKPOINT DIR) and train adapters on that."
+            " write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and train adapters on that."
         )
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -298,7 +295,7 @@ def check_adapters(folder: Path, lora: Lora | None, base: Path | None) -> None:
         raise CheckpointError(
             f"{folder} holds only adapters ({held}), and this run trains the whole model. Add --lora-rank {held.rank}"
             f" --lora-alpha {held.alpha:g} --lora-targets {' '.join(held.kinds)}, or write the checkpoint as a model"
-            " folder (slime export CHECKPOINT DIR) and start from that."
+            " folder (slime convert CHECKPOINT DIR) and start from that."
         )
     if held != lora:
         raise CheckpointError(

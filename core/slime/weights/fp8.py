@@ -124,8 +124,10 @@ def dequantised(part: Tensor, scales: Tensor, block: Block, *, dim: int, start: 
         dim: The dimension along which it is a part.
         start: The first entry along `dim`.
     """
-    scales = scales.float()
-    for axis, size in enumerate(block):
-        first = start % size if axis == dim else 0
-        scales = scales.repeat_interleave(size, axis).narrow(axis, first, part.shape[axis])
-    return part.float().mul_(scales)
+    rows, columns = block
+    above, left = (start % rows, 0) if dim == 0 else (0, start % columns)
+    of_columns = scales.float().repeat_interleave(columns, 1)[:, left : left + part.shape[1]]
+    result = part.float()
+    for number, scale in enumerate(of_columns):  # one row of blocks at a time: no second matrix of this size
+        result[max(0, number * rows - above) : (number + 1) * rows - above] *= scale
+    return result

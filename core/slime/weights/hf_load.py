@@ -124,11 +124,18 @@ class SafetensorsFolder:
         ConfigError: If it has no `config.json`, or one that describes weights quantised in another way.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps_open: bool = True) -> None:
+        """Read the headers of the files.
+
+        Args:
+            folder: The folder.
+            keeps_open: Keep files open after the first tensor of each. What was read of them stays mapped, which counts
+                as memory of the process.
+        """
         self.folder = folder
         self.stored = stored_tensors(folder)
         self.block = block_of(read_hf_config(folder))
-        self._open = cache(self._open_file)
+        self._open = cache(self._open_file) if keeps_open else self._open_file
 
     @property
     def names(self) -> frozenset[str]:

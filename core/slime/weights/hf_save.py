@@ -28,9 +28,15 @@ from slime.weights.stored import FP8, INDEX_FILE, SINGLE_FILE, StoredTensor, sto
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 #: type in a source folder -> type in the folder that is written; weights in fp8 have been dequantised
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, FP8: torch.bfloat16}
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    FP8: torch.bfloat16,
+}
 #: file -> (name, bytes, type) of each of its tensors
-_Written = dict[str, list[tuple[str, int, torch.dtype]]]
+Written = dict[str, list[tuple[str, int, torch.dtype]]]
 
 
 def save_hf(
@@ -81,15 +87,15 @@ def _save(
     work = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
-        _copy_companions(source_folder, work)
+        copy_companions(source_folder, work)
         stored, config = stored_tensors(source_folder), read_hf_config(source_folder)
         kept = {name for name in weight_names(stored, block_of(config)) if name.startswith(model.carried)}
         tensors = _in_own_types(chain(named, _read(source_folder, sorted(kept))), stored)
         files = _write_tensors(work, tensors, max_shard_bytes)
         _check_complete(folder, {name for held in files.values() for name, _, _ in held}, {*model.shapes, *kept})
-        _write_config(work, config, files)
+        write_config(work, config, files)
         also(work)
-        _move_into_place(work, folder)
+        move_into_place(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -104,11 +110,11 @@ def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
 def _in_own_types(named: NamedTensors, stored: Mapping[str, StoredTensor]) -> NamedTensors:
     """The tensors in the types that they have in the folder that the run started with."""
     for name, tensor in named:
-        dtype = _TYPES.get(stored[name].dtype) if name in stored else None
+        dtype = TYPES.get(stored[name].dtype) if name in stored else None
         yield name, tensor if dtype is None else tensor.to(dtype)
 
 
-def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> _Written:
+def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> Written:
     """Write numbered files as tensors arrive, then give them their final names."""
     parts: list[list[tuple[str, int, torch.dtype]]] = []
     # Copies: views share memory, which safetensors refuses, and would change when training continues.
@@ -117,10 +123,15 @@ def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> _Wr
         _write_file(work / _part(len(parts)), dict(bucket))
         parts.append([(name, tensor.nbytes, tensor.dtype) for name, tensor in bucket])
     count = len(parts)
-    names = [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    names = file_names(count)
     for index, name in enumerate(names):
         (work / _part(index)).rename(work / name)
     return dict(zip(names, parts, strict=True))
+
+
+def file_names(count: int) -> list[str]:
+    """The names of the files of a model, as transformers gives them."""
+    return [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
 def _part(index: int) -> str:
@@ -146,14 +157,14 @@ def _check_complete(folder: Path, written: set[str], expected: set[str]) -> None
         )
 
 
-def _copy_companions(source: Path, work: Path) -> None:
+def copy_companions(source: Path, work: Path) -> None:
     """Copy tokenizer, chat template, generation settings, model code: every plain file that does not hold weights."""
     for path in source.iterdir():
         if path.is_file() and not path.name.startswith(".") and not any(map(path.match, _WEIGHT_FILES)):
             shutil.copyfile(path, work / path.name)
 
 
-def _write_config(work: Path, config: Mapping[str, Any], files: _Written) -> None:
+def write_config(work: Path, config: Mapping[str, Any], files: Written) -> None:
     """Write the index, if there are several files, and `config.json` with the type of most of the tensors.
 
     What is written is not quantised.
@@ -174,7 +185,7 @@ def _write_config(work: Path, config: Mapping[str, Any], files: _Written) -> Non
     (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
-def _move_into_place(work: Path, folder: Path) -> None:
+def move_into_place(work: Path, folder: Path) -> None:
     """Rename `work` to `folder`. An existing folder is moved aside first and removed at the end."""
     if not folder.exists():
         work.rename(folder)

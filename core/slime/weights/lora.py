@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+#: what saved adapters are, in the trainer's part of a checkpoint
+ADAPTERS_DESCRIPTION = "adapters.json"
 ALL_LINEAR = "all-linear"
 #: the modules with a weight that adapters are made for: the linear layers between embedding and output layer
 _LINEAR = re.compile(r"decoder\.layers\.\d+\.(?!.*\bexperts\.).*\blinear_\w+\.weight")

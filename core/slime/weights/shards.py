@@ -108,7 +108,38 @@ def _with_expert(name: str, expert: int) -> str:
     return _EXPERT.sub(f".local_experts.{expert}.", name)
 
 
+def saved_places(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Where Megatron's distributed checkpoints may hold a weight, by its name in the rules.
+
+    Layers and experts may be stacked there. Each place is the name of a tensor, and the weight's index in it.
+    """
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        yield name, ()
+        return
+    layer, rest = match[1], match[2]
+    spelled = [fused for fused, own in _TRANSFORMER_ENGINE_NORMS.items() if own == rest]
+    for spelling in (*spelled, rest):
+        expert = _EXPERT.search(spelling)
+        within = () if expert is None else (int(expert[1]),)
+        stacked = _EXPERT.sub(".experts.", spelling)
+        yield f"decoder.layers.{layer}.{stacked}", within
+        yield f"decoder.layers.{stacked}", (int(layer), *within)
+
+
 # --- the arithmetic of a rule ---
+
+
+def fits(rule: Rule, shard: Shape, ranks: int) -> bool:
+    """Whether the shards on `ranks` ranks, each of shape `shard`, make up a rule's Hugging Face tensors."""
+    dim = rule.parallel_dim or 0
+    if len(shard) != len(rule.shapes[0]):
+        return False
+    length = shard[dim] * (1 if rule.parallel_dim is None else ranks)
+    expected = sum(shape[dim] for shape in rule.shapes)
+    rest = rule.shapes[0][:dim] + rule.shapes[0][dim + 1 :]
+    enough = length >= expected if rule.layout == "vocab" else length == expected
+    return enough and shard[:dim] + shard[dim + 1 :] == rest
 
 
 def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
@@ -117,12 +148,9 @@ def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
     Raises:
         ConfigError: They do not.
     """
-    dim = rule.parallel_dim or 0
-    length = shard[dim] * (1 if rule.parallel_dim is None else ranks)
-    expected = sum(shape[dim] for shape in rule.shapes)
-    rest = rule.shapes[0][:dim] + rule.shapes[0][dim + 1 :]
-    fits = length >= expected if rule.layout == "vocab" else length == expected
-    if not fits or shard[:dim] + shard[dim + 1 :] != rest:
+    if not fits(rule, shard, ranks):
+        dim = rule.parallel_dim or 0
+        length = shard[dim] * (1 if rule.parallel_dim is None else ranks)
         shapes = ", ".join(f"{name} {list(size)}" for name, size in rule.hf.items())
         raise ConfigError(
             f"The Megatron model's {rule.megatron} has shape {[*shard[:dim], length, *shard[dim + 1 :]]} over all"
