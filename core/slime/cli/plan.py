@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from slime.cli.predicted_memory import memory_lines
 from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
@@ -25,6 +26,9 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         "evaluation": _evaluation(config) if config.evaluation.eval_interval is not None else [],
         "processes": _processes(checked),
         "devices": [_devices(checked)],
+        "memory": memory_lines(
+            config, checked.model.architecture, critic=checked.with_critic, with_engines=checked.with_engines
+        ),
         "network": _network(config),
         "plugins": _plugins(checked),
         "checkpoints": _checkpoints(config),

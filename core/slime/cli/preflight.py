@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.cli.predicted_memory import memory_note
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import (
     ModelFacts,
@@ -77,6 +78,11 @@ class Preflight:
         """Whether the run starts engines."""
         return bool(self.used["generator"].component.spec.needs_engine)
 
+    @property
+    def with_critic(self) -> bool:
+        """Whether the run trains a critic."""
+        return _with_critic(self.used)
+
 
 def preflight(
     config: RunConfig,
@@ -134,7 +140,16 @@ def preflight(
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
     ]
+    if trains:
+        critic = _with_critic(checked.used)
+        too_much = memory_note(config, model.architecture, critic=critic, with_engines=with_engines)
+        notes += [] if too_much is None else [too_much]
     return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint)
+
+
+def _with_critic(used: Mapping[str, Resolved]) -> bool:
+    estimator = used.get("estimator")
+    return estimator is not None and "critic" in estimator.component.spec.needs
 
 
 @contextlib.contextmanager

@@ -1,0 +1,244 @@
+"""The memory that a run's weights, gradients and optimizer states need, from the model and the parallel layout.
+
+Activations, the engines' caches and the libraries themselves are not in it: they depend on the lengths of what is
+generated, and on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+
+from slime.architecture import Architecture, Rule
+from slime.config import RunConfig
+from slime.observe.memory import GIB, gibibytes
+from slime.weights.lora import Lora, adapter_rules, lora_of
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+#: a router's bias: always float32, and not trained by gradients
+_FROZEN = ".router.expert_bias"
+_EMBEDDING, _OUTPUT = "embedding.", "output_layer."
+#: bytes of a number in the types of engines
+_ENGINE_BYTES = {"float32": 4, "float": 4}
+#: options that change what is kept where, beyond the arithmetic here
+_BEYOND = (
+    "use_precision_aware_optimizer",
+    "optimizer_cpu_offload",
+    "fp8",
+    "fp4",
+    "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one training rank, without the few that pad buffers."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer
+
+    def __add__(self, other: RankMemory) -> RankMemory:
+        return RankMemory(
+            self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer
+        )
+
+
+def rank_memory(config: RunConfig, model: Architecture, *, critic: bool = False) -> list[RankMemory]:
+    """What a rank of each pipeline stage needs; the ranks of a stage need the same.
+
+    Args:
+        config: The run.
+        model: Its model.
+        critic: Whether a critic is trained beside the policy: the same model with one output.
+    """
+    lora = lora_of(config.lora, model)
+    policy = _model_memory(config, model, lora)
+    if not critic:
+        return policy
+    values = _model_memory(config, model, None, output=False)
+    return [one + other for one, other in zip(policy, values, strict=True)]
+
+
+def not_predicted(config: RunConfig) -> str | None:
+    """The option for which there is no prediction, or None."""
+    stated = config.megatron
+    virtual = stated.get("virtual_pipeline_model_parallel_size", 1) or 1
+    uneven = [name for name in stated if name.startswith("num_layers_in_")]
+    beyond = [name for name in _BEYOND if stated.get(name)] + (uneven if virtual > 1 else [])
+    return f"--{beyond[0].replace('_', '-')}" if beyond else None
+
+
+def engine_memory(config: RunConfig, model: Architecture) -> float:
+    """Bytes of the weights on one device of an engine."""
+    ranks = config.cluster.rollout_num_gpus_per_engine
+    default = "bfloat16" if config.on_gpu else "float32"
+    size = _ENGINE_BYTES.get(str(config.sglang.get("dtype", default)), 2)
+    numbers = 0.0
+    for rule in model.rules:
+        if rule.layout == "qkv":
+            query, *rest = rule.shapes
+            # An engine with more devices than key-value heads has copies of them.
+            numbers += math.prod(query) / ranks + sum(map(math.prod, rest)) / min(ranks, rule.groups)
+        else:
+            numbers += sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None else ranks)
+    return numbers * size
+
+
+def memory_lines(config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool) -> Iterator[str]:
+    """The prediction, for users."""
+    if (option := not_predicted(config)) is not None:
+        yield f"a training rank: not predicted with {option}"
+    else:
+        stages = rank_memory(config, model, critic=critic)
+        largest = max(stages, key=lambda one: one.total)
+        stage = f" (the largest of {len(stages)} pipeline stages)" if len(stages) > 1 else ""
+        both = ", of policy and critic" if critic else ""
+        yield (
+            f"a training rank{stage}: {size_text(largest.total)} = weights {size_text(largest.weights)} + gradients"
+            f" {size_text(largest.gradients)} + optimizer {size_text(largest.optimizer)}{both}; activations not counted"
+        )
+    if with_engines:
+        devices = config.cluster.rollout_num_gpus_per_engine
+        where = "an engine" if devices == 1 else f"each device of an engine ({devices} devices)"
+        yield f"{where}: weights {size_text(engine_memory(config, model))}; cache not counted"
+
+
+def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool) -> str | None:
+    """A note for a run that does not fit into this machine's memory, or None."""
+    if not_predicted(config) is not None or config.cluster.ray_address is not None:
+        return None
+    stages = rank_memory(config, model, critic=critic)
+    engine = engine_memory(config, model) if with_engines else 0.0
+    if config.on_gpu:
+        have = gpu_bytes()
+        need = max(engine, *(one.total for one in stages))
+        where = "this machine's GPU has"
+        advice = (
+            "divide the model among more GPUs (--tensor-model-parallel-size, --expert-model-parallel-size,"
+            " --pipeline-model-parallel-size, --rollout-num-gpus-per-engine)"
+        )
+    else:
+        have = int(psutil.virtual_memory().total)
+        need = sum(one.total for one in stages) * config.world_size / len(stages)
+        need += engine * config.num_engines * config.cluster.rollout_num_gpus_per_engine
+        where, advice = "this machine has", "use a smaller model or fewer ranks and engines"
+    if have is None or need <= have:
+        return None
+    return f"weights, gradients and optimizer need {gibibytes(need)}, and {where} {gibibytes(have)}: {advice}"
+
+
+def gpu_bytes() -> int | None:
+    """The memory of this machine's smallest NVIDIA device; None if the driver's tool does not say."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return min(int(line) * 2**20 for line in done.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def size_text(size: float) -> str:
+    """`3.1 GiB`, or `3.1 MiB` for little."""
+    return gibibytes(size) if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
+
+
+# --- the arithmetic ----------------------------------------------------------------------------------
+
+
+def _model_memory(
+    config: RunConfig, model: Architecture, lora: Lora | None, *, output: bool = True
+) -> list[RankMemory]:
+    stated = config.megatron
+    tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))
+    expert = int(stated.get("expert_model_parallel_size", 1))
+    expert_tensor = int(stated.get("expert_tensor_parallel_size") or tensor)
+    half = bool(stated.get("bf16") or stated.get("fp16"))
+    weight = 2 if half else 4
+    gradient = 4 if not half or stated.get("grad_reduce_in_fp32", True) else 2
+    copies = {
+        False: config.world_size // (tensor * pipeline),
+        True: config.world_size // (expert * expert_tensor * pipeline),
+    }
+    adam = stated.get("optimizer", "adam") == "adam"
+    # A float32 copy of half-precision weights, and Adam's two moments or the momentum.
+    state = (4 if half else 0) + (8 if adam else 4 if stated.get("sgd_momentum", 0.9) else 0)
+    if not stated.get("use_distributed_optimizer", adam):
+        copies = dict.fromkeys(copies, 1)
+
+    layers = _stage_of_layers(config, int(model.transformer["num_layers"]))
+    weights, gradients, optimizer = ([0.0] * pipeline for _ in range(3))
+    for rule in model.rules:
+        if rule.megatron.startswith(_OUTPUT) and not output:
+            continue
+        is_expert = rule.expert is not None
+        # The experts are divided evenly among the expert-parallel ranks.
+        divided = expert * expert_tensor if is_expert else tensor
+        held = _held(rule, config, divided) / (expert if is_expert and rule.parallel_dim is None else 1)
+        trained = 0.0 if lora is not None else held
+        if lora is not None and any(name.removesuffix(".weight") in lora.modules for name in rule.hf):
+            trained = sum(_held(one, config, tensor) for one in adapter_rules(rule, lora))
+        frozen = rule.megatron.endswith(_FROZEN)
+        for stage in _stages(rule, layers, pipeline, tied=output and _tied(model)):
+            weights[stage] += held * (4 if frozen else weight) + (trained * weight if lora is not None else 0)
+            if not frozen:
+                gradients[stage] += trained * gradient
+                optimizer[stage] += trained * state / copies[is_expert]
+    return [RankMemory(*one) for one in zip(weights, gradients, optimizer, strict=True)]
+
+
+def _held(rule: Rule, config: RunConfig, ranks: int) -> float:
+    """The numbers of a tensor that a rank holds, if `ranks` divide it."""
+    if rule.layout == "vocab":
+        [(rows, columns)] = rule.shapes
+        step = ranks * int(config.megatron.get("make_vocab_size_divisible_by", 1))
+        return -(-rows // step) * step * columns / ranks
+    return sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None else ranks)
+
+
+def _stages(rule: Rule, layers: list[int], pipeline: int, *, tied: bool) -> Iterable[int]:
+    """The pipeline stages that hold a tensor."""
+    if (layer := _LAYER.match(rule.megatron)) is not None:
+        return [layers[int(layer[1])]]
+    if rule.megatron.startswith(_EMBEDDING):
+        return {0, pipeline - 1} if tied else [0]  # the last stage has a copy as its output layer
+    return [pipeline - 1]
+
+
+def _tied(model: Architecture) -> bool:
+    return bool(model.gpt["share_embeddings_and_output_weights"])
+
+
+def _stage_of_layers(config: RunConfig, layers: int) -> list[int]:
+    """The pipeline stage of each layer."""
+    stated = config.megatron
+    pipeline = int(stated.get("pipeline_model_parallel_size", 1))
+    first, last = (stated.get(f"num_layers_in_{place}_pipeline_stage") for place in ("first", "last"))
+    if pipeline == 1:
+        return [0] * layers
+    per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
+    if per_chunk is None and first is None and last is None:
+        per_chunk = layers // (pipeline * int(stated.get("virtual_pipeline_model_parallel_size") or 1))
+    if per_chunk is not None:
+        # Interleaved stages take turns.
+        return [number // max(1, int(per_chunk)) % pipeline for number in range(layers)]
+    middle = pipeline - (first is not None) - (last is not None)
+    each = (layers - (first or 0) - (last or 0)) // max(1, middle)
+    counts = [each] * pipeline
+    if first is not None:
+        counts[0] = int(first)
+    if last is not None:
+        counts[-1] = int(last)
+    return [stage for stage, count in enumerate(counts) for _ in range(count)]
