@@ -73,15 +73,21 @@ def wheels(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 
 
 @pytest.fixture
-def environment(wheels: list[str], tmp_path: Path) -> Iterator[Environment]:
-    """A new environment with the packages installed."""
+def bare_environment(tmp_path: Path) -> Iterator[Environment]:
+    """A new environment without packages of its own."""
     made = Environment(tmp_path / "environment", uuid.uuid4().hex)
     venv.create(made.folder, symlinks=True, with_pip=False)
     [site] = made.folder.glob("lib/python*/site-packages")
     # Not a bare path: the shared folder's own .pth files (editable installs) must be read too.
     shared = sysconfig.get_path("purelib")
     (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-    made.pip("install", "--no-deps", "--no-index", *wheels)
     yield made
     for process in processes_marked(made.mark):
         process.kill()
+
+
+@pytest.fixture
+def environment(bare_environment: Environment, wheels: list[str]) -> Environment:
+    """A new environment with the packages installed."""
+    bare_environment.pip("install", "--no-deps", "--no-index", *wheels)
+    return bare_environment
