@@ -60,12 +60,15 @@ def answers(url: str, *, moe: bool) -> list[Conversation]:
     return asyncio.run(ask())
 
 
-def assert_log_probs(conversations: Sequence[Conversation], model: Any) -> None:
+def log_prob_difference(conversations: Sequence[Conversation], model: Any) -> float:
+    """The largest between an engine's log-probs and those of a transformers model."""
+    largest = 0.0
     for prompt, answer in conversations:
         with torch.no_grad():
             logits = model(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
         expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-        assert np.abs(expected.numpy() - answer.log_probs).max() < TOLERANCE
+        largest = max(largest, float(np.abs(expected.numpy() - answer.log_probs).max()))
+    return largest
 
 
 def assert_routes(conversations: Sequence[Conversation], model: Any) -> None:
@@ -85,7 +88,7 @@ def test_an_engine_computes_what_transformers_computes(
     with serving(folder, tmp_path, fork_server, moe=moe) as url:
         conversations = answers(url, moe=moe)
     model = transformers_model(folder)
-    assert_log_probs(conversations, model)
+    assert log_prob_difference(conversations, model) < TOLERANCE
     if moe:
         assert_routes(conversations, model)
 
@@ -99,7 +102,7 @@ def test_two_ranks_compute_what_transformers_computes(
     with serving(folder, tmp_path, fork_server, moe=moe, tp_size=2) as url:
         conversations = answers(url, moe=moe)
     model = transformers_model(folder)
-    assert_log_probs(conversations, model)
+    assert log_prob_difference(conversations, model) < TOLERANCE
     if moe:
         assert_routes(conversations, model)
 
@@ -120,7 +123,7 @@ def test_latent_attention_does_not_depend_on_seeded_sampling(
     folder = model_folder("deepseek_v3")
     with serving(folder, tmp_path, fork_server, moe=True) as url:
         conversations = answers(url, moe=True)
-    assert_log_probs(conversations, transformers_model(folder))
+    assert log_prob_difference(conversations, transformers_model(folder)) < TOLERANCE
 
 
 @pytest.mark.slow

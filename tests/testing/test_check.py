@@ -11,6 +11,7 @@ import pytest
 
 from slime.errors import ConfigError
 from slime.plugins.component import Component
+from slime.plugins.plugin_set import survey_plugins
 from slime.testing import load_module_as_plugin
 from slime.testing.check import check_component
 
@@ -139,3 +140,24 @@ def test_a_data_source_that_needs_a_file_gets_one(component: Make) -> None:
     checked = check_component(component(SOURCE))
     assert (checked.problems, checked.notes) == ([], [])
     assert len(checked.kept) == 6
+
+
+def test_the_numbers_of_a_family_are_compared_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real comparisons are in `tests/train/test_families.py`; here only what becomes of their result."""
+    family = survey_plugins().find("family", "qwen3")
+    asked: list[str] = []
+
+    def compare(name: str) -> None:
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr("slime.testing.check.assert_family_matches_transformers", compare)
+    error: Exception = AssertionError("TP=2: log-probs differ")
+    assert check_component(family).problems == asked == []
+    assert check_component(family, numbers=True).problems == ["computes what transformers does: TP=2: log-probs differ"]
+    error = ValueError("transformers has no class")
+    checked = check_component(family, numbers=True)
+    assert (checked.problems, checked.notes) == ([], ["not compared with transformers: transformers has no class"])
+    assert asked == ["families/qwen3"] * 2
+    assert check_component(survey_plugins().find("reward", "exact_match"), numbers=True).notes == []
+    assert len(asked) == 2

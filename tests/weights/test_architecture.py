@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from tests.support.families import architecture
+from tests.support.tiny_models import published, write_tiny_tokenizer
 
 from slime.errors import ConfigError, SlimeError
 from slime.weights import read_hf_config
+from slime.weights.hf_config import read_tokenizer
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -130,3 +132,13 @@ def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
 def test_reading_an_architecture_needs_no_torch() -> None:
     code = "import sys; from tests.support.families import architecture; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "qwen3"])
+def test_the_tokenizer_is_read_whether_or_not_transformers_knows_the_model(family: str, tmp_path: Path) -> None:
+    """For a type that it does not know, transformers fails at YaRN positions in `config.json`."""
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(published(family)))
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("1+1=", add_special_tokens=False)) == "1+1="
+    assert "<|im_start|>" in tokenizer.chat_template

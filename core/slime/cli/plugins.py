@@ -48,7 +48,9 @@ options of the list:
                     something differs
 
 show and check take --kind if components of two kinds have the same name. check
-exits with 1 if a component breaks a rule.
+exits with 1 if a component breaks a rule. check --numbers also trains the
+examples of model families, and compares them with transformers; it takes tens
+of seconds for each.
 """
 #: kinds as written on the command line
 _KIND_NAMES = [name.replace("_", "-") for name in KINDS]
@@ -174,6 +176,7 @@ def _check(words: Sequence[str]) -> int:
     parser = _Arguments("slime plugins check")
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--kind", type=_kind)
+    parser.add_argument("--numbers", action="store_true")
     stated = parser.read(words)
     plugins = survey_plugins()
     components = [] if stated.ids else plugins.components(stated.kind)
@@ -182,7 +185,7 @@ def _check(words: Sequence[str]) -> int:
     failed = 0
     for component in components:
         with _prints_to_stderr():
-            checked = check_component(component)
+            checked = check_component(component, numbers=stated.numbers)
         failed += bool(checked.problems)
         word = "broken" if checked.problems else "ok" if checked.kept else "-"
         print(f"{word:<8}{component.title}: {len(checked.kept)} rules kept", flush=True)

@@ -19,7 +19,7 @@ from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import Models
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
-from slime.weights.hf_config import read_hf_config
+from slime.weights.hf_config import read_hf_config, read_tokenizer
 from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.stated_model import contradictions, predicting_layers
@@ -312,9 +312,7 @@ def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
         if (folder / "tokenizer.json").is_file():
             with contextlib.suppress(jinja2.TemplateSyntaxError):
                 return _light_tokenizer(folder, with_template=with_template)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return read_tokenizer(folder)
     except Exception as error:
         raise ConfigError(
             f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"

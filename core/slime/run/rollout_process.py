@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import ray
-from transformers import AutoTokenizer
 
 from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
@@ -20,6 +19,7 @@ from slime.rollout.record import Rollout
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
+from slime.weights.hf_config import read_tokenizer
 
 #: address until `connect` is called
 _NOT_CONNECTED = "http://engines-still-starting.invalid"
@@ -47,8 +47,7 @@ async def build_rollout_process(
     """
     plugins = load_same_plugins(config, fingerprint)
     model = Path(str(config.checkpoint.hf_checkpoint))
-    # Unless told otherwise, transformers asks on the terminal whether to run code that the folder contains.
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    tokenizer = read_tokenizer(model)
     client = None
     if engine_url is not None:
         description = read_hf_config(model)

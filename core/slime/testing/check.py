@@ -14,18 +14,23 @@ from slime.errors import ConfigError, PluginError
 from slime.plugins.component import Component, checked_options
 from slime.plugins.kinds import KINDS
 from slime.testing.context import make_context
+from slime.testing.family_numbers import assert_family_matches_transformers
 from slime.testing.rules import Caller, Contract, Outcome, Subject
 
 #: words in the name of an option that is the file of a data source
 _FILE_OPTIONS = ("path", "file", "data")
 
 
-def check_component(component: Component, options: Mapping[str, Any] | None = None) -> Outcome:
+def check_component(
+    component: Component, options: Mapping[str, Any] | None = None, *, numbers: bool = False
+) -> Outcome:
     """Build a component in a temporary run and try every rule of its kind on it.
 
     Args:
         component: The component. Its errors are part of the outcome.
         options: Its options, if the defaults will not do.
+        numbers: Whether to train the example of a model family too, and compare it with transformers. This starts
+            trainer ranks, and takes tens of seconds.
 
     Raises:
         ConfigError: The `options` are wrong.
@@ -47,13 +52,27 @@ def check_component(component: Component, options: Mapping[str, Any] | None = No
 
         subject = Subject(build, component.spec, stack.enter_context(Caller()), chosen)
         try:
-            return _contract_of(component.kind)(subject).try_rules()
+            outcome = _contract_of(component.kind)(subject).try_rules()
         except ConfigError as error:
             return Outcome(notes=[f"not checked, because it refuses a made-up run: {error}"])
         except PluginError as error:
             if isinstance(error.__cause__, ValueError | LookupError | OSError):
                 return Outcome(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
             return Outcome(problems=[f"can be built: {error}"])
+    if numbers and component.kind == "family" and outcome.kept and not outcome.problems:
+        _compare_with_transformers(component, outcome)
+    return outcome
+
+
+def _compare_with_transformers(family: Component, outcome: Outcome) -> None:
+    try:
+        assert_family_matches_transformers(family.id)
+    except AssertionError as error:
+        outcome.problems.append(f"computes what transformers does: {error}")
+    except ValueError as error:
+        outcome.notes.append(f"not compared with transformers: {error}")
+    else:
+        outcome.kept.append("computes what transformers does")
 
 
 def _contract_of(kind: str) -> Callable[[Subject], Contract]:

@@ -78,7 +78,7 @@ def assert_family_matches_transformers(
         model: Content of a `config.json` that is filled with random weights, or a model folder; default: the `example`
             of its `FamilySpec`. Keys that are missing have the defaults of transformers.
         model_class: The class of transformers that computes the model, or its name; default: the one in
-            `architectures`.
+            `architectures`, or `causal_lm` of the `FamilySpec`.
         layouts: Such as "one rank", "TP=2", "PP=2", "CP=2", "EP=2" or "TP=2 ETP=1 EP=2"; default: one rank, and of
             TP=2, PP=2 and EP=2 those that divide the model.
         timeout_s: Seconds that a layout may take.
@@ -93,10 +93,12 @@ def assert_family_matches_transformers(
     model = spec.example if model is None else model
     if not model:
         raise ValueError(f"the FamilySpec of {name} has no example; pass model, the content of a small config.json")
+    if model_class is None and not isinstance(model, Path) and not model.get("architectures"):
+        model_class = spec.causal_lm
     with tempfile.TemporaryDirectory(prefix="slime-family-") as made:
         folder = model if isinstance(model, Path) else write_random_model(Path(made), model, model_class=model_class)
-        architecture = _described(folder, name)
-        batch = _batch(architecture.gpt["vocab_size"])
+        architecture, config = _described(folder, name)
+        batch = _batch(architecture.gpt["vocab_size"], config.get("pad_token_id"))
         expected = _by_transformers(folder, model_class, batch, architecture.carried)
         found = []
         for layout in layouts or layouts_of(architecture):
@@ -156,15 +158,20 @@ def _run_flags(folder: Path, name: str, ranks: int) -> list[str]:
     return ["--calculate-per-token-loss", *(str(word) for flag in flags.items() for word in flag)]
 
 
-def _described(folder: Path, name: str) -> Architecture:
+def _described(folder: Path, name: str) -> tuple[Architecture, dict[str, Any]]:
+    """The model in a folder, and its `config.json`."""
     from slime.config import read_config
-    from slime.weights import Models
+    from slime.weights import Models, read_hf_config
 
-    return Models.installed(read_config(_run_flags(folder, name, 1))).read(folder)
+    config = read_hf_config(folder)
+    return Models.installed(read_config(_run_flags(folder, name, 1))).describe(config), config
 
 
-def _batch(vocabulary: int, samples: int = 6) -> TrainBatch:
-    """Token sequences of irregular lengths; some response tokens carry no loss, and one sequence none at all."""
+def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch:
+    """Token sequences of irregular lengths; some response tokens carry no loss, and one sequence none at all.
+
+    They do not have the token of padding, whose embedding transformers does not train.
+    """
     import numpy as np
 
     from slime.data import TrainBatch
@@ -173,10 +180,13 @@ def _batch(vocabulary: int, samples: int = 6) -> TrainBatch:
     lengths, prompts = rng.integers(1, 25, samples), rng.integers(2, 10, samples)
     masks = [(rng.random(n) < 0.8).astype(np.float32) for n in lengths]
     masks[-1][:] = 0
+    tokens = [rng.integers(0, vocabulary, p + t).astype(np.int32) for p, t in zip(prompts, lengths, strict=True)]
+    for sequence in tokens if padding is not None else ():
+        sequence[sequence == padding] = 1 if padding == 0 else 0
     numbers = np.arange(samples, dtype=np.int64)
     return TrainBatch(
         rollout=0,
-        tokens=[rng.integers(0, vocabulary, p + t).astype(np.int32) for p, t in zip(prompts, lengths, strict=True)],
+        tokens=tokens,
         response_lengths=lengths.astype(np.int64),
         loss_masks=masks,
         rewards=np.zeros(samples, dtype=np.float32),

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a Hugging Face model folder."""
+"""Reading the JSON files and the tokenizer of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -42,3 +42,19 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except RecursionError:
         raise ValueError("its lists or objects are nested too deeply") from None
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model folder, as transformers reads it. Code in the folder does not run.
+
+    Raises:
+        ConfigError: `config.json` cannot be read.
+        Exception: What transformers raises.
+    """
+    from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
+
+    # AutoTokenizer reads config.json only for the model type, and fails at the other keys of a type it does not know.
+    stated = (folder / "config.json").is_file()
+    known = not stated or read_hf_config(folder).get("model_type") in CONFIG_MAPPING
+    # Unless told otherwise, transformers asks on the terminal whether to run code that the folder contains.
+    return AutoTokenizer.from_pretrained(folder, config=None if known else PreTrainedConfig(), trust_remote_code=False)
