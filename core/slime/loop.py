@@ -75,12 +75,15 @@ def evaluates_before_training(run: Run) -> bool:
 
 
 def save_where_due(run: Run, *, done: int) -> None:
-    """Save a checkpoint every `--save-interval` rollouts and after the last, and then export to `--save-hf`."""
+    """Save a checkpoint every `--save-interval` rollouts and after the last, and export to `--save-hf`.
+
+    Weights are exported after the last rollout, and at each interval if `--save-hf` names a folder for each of them.
+    """
     options, last = run.config.checkpoint, done == run.config.num_rollout
     if last or (options.save_interval and done % options.save_interval == 0):
         run.save(done)
-    if last and options.save_hf is not None:
-        run.export_hf(Path(options.save_hf.format(rollout=done)))
+        if options.save_hf is not None and (last or options.exports_each):
+            run.export_hf(Path(options.save_hf.format(rollout=done)))
 
 
 # --- called by the commands: Ctrl-C and SIGTERM end each cleanly; errors propagate after clean-up ----------------

@@ -23,7 +23,7 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     run = slime_train(
         "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
         "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
-        "--save", "ckpt", "--save-hf", "export/{rollout}",
+        "--save", "ckpt", "--save-interval", "2", "--save-hf", "export/{rollout}",
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []
@@ -44,6 +44,14 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     assert all(row["weight_versions"] == ["2"] for row in rows)
     assert all(row["status"] in ("completed", "truncated") for row in rows)
     assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
+    # every interval was exported, complete, and each with the weights of its time
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exports = {path.name: path for path in (run.root / "export").iterdir()}
+    assert exports.keys() == {"2", "3"}
+    heads = [AutoModelForCausalLM.from_pretrained(path).state_dict()["lm_head.weight"] for path in exports.values()]
+    assert not torch.equal(*heads)
+    assert AutoTokenizer.from_pretrained(exports["2"]).chat_template
     # the checkpoint of the finished run has the model that the run exported at its end
     saved, exported = run.root / "export" / "3", run.root / "exported"
     slime("convert", "ckpt", "exported", "--verify", cwd=run.root)

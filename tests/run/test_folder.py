@@ -284,3 +284,19 @@ def test_an_export_replaces_no_folder_of_something_else(config: Config, tmp_path
     with pytest.raises(ConfigError, match="is a file"):
         require_export_folder(config("--save-hf", str(tmp_path / "notes" / "mine.txt")))
     require_export_folder(config("--save-hf", str(tmp_path / "{rollout}")))
+
+
+def test_exports_of_intervals_replace_no_model(config: Config, tmp_path: Path) -> None:
+    words = ("--save-hf", str(tmp_path / "step-{rollout}"), "--save-interval", "2", "--num-rollout", "5")
+    for done in (1, 2, 4, 5, 6):
+        (tmp_path / f"step-{done}").mkdir()
+        (tmp_path / f"step-{done}" / "config.json").touch()
+        if done in (2, 4, 5):
+            with pytest.raises(ConfigError, match=rf"step-{done} holds a model already, and this run would replace it"):
+                require_export_folder(config(*words))
+            require_export_folder(config(*words, "--load", "saved"))
+            with pytest.raises(ConfigError, match="would overwrite --hf-checkpoint"):
+                require_export_folder(config(*words, "--hf-checkpoint", str(tmp_path / f"step-{done}")))
+            (tmp_path / f"step-{done}" / "config.json").unlink()
+        else:
+            require_export_folder(config(*words))

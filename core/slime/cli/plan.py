@@ -151,7 +151,9 @@ def _checkpoints(config: RunConfig) -> Iterator[str]:
         every = "" if options.save_interval is None else f" every {options.save_interval} rollouts and"
         yield f"save{every} after the last to {options.save}"
     if options.save_hf is not None:
-        yield f"export Hugging Face weights after the last to {options.save_hf}"
+        each = options.exports_each and options.save_interval is not None
+        every = f" every {options.save_interval} rollouts and" if each else ""
+        yield f"export Hugging Face weights{every} after the last to {options.save_hf}"
     if options.save is None and options.save_hf is None:
         yield "none: nothing is saved (--save, --save-hf)"
 

@@ -380,7 +380,13 @@ class CheckpointOptions(Section):
     load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
     save_hf: PathText | None = None
-    """Export the final weights to this folder in Hugging Face format; {rollout} is filled in."""
+    """Export the final weights to this folder in Hugging Face format. With {rollout} in its name, which is filled in,
+    also the weights at every --save-interval."""
+
+    @property
+    def exports_each(self) -> bool:
+        """Whether --save-hf names another folder for every rollout."""
+        return self.save_hf is not None and self.save_hf.format(rollout=0) != self.save_hf.format(rollout=1)
 
 
 class LoraOptions(Section):

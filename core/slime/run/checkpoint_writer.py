@@ -130,6 +130,8 @@ def require_own_folder(config: RunConfig, run_dir: Path) -> None:
 def require_export_folder(config: RunConfig) -> None:
     """Check that `--save-hf` replaces nothing but an exported model: what is in the folder is deleted.
 
+    A run that exports to a folder for each rollout, and continues no other, replaces nothing.
+
     Raises:
         ConfigError: It is, holds or lies in a model that the run reads; or it is no model folder and is not empty.
     """
@@ -137,7 +139,9 @@ def require_export_folder(config: RunConfig) -> None:
     if options.save_hf is None:
         return
     try:
-        folder = Path(options.save_hf.format(rollout=config.num_rollout))
+        step = options.save_interval if options.exports_each else None
+        exported = {*range(step or config.num_rollout, config.num_rollout, step or 1), config.num_rollout}
+        folders = [Path(options.save_hf.format(rollout=done)) for done in sorted(exported)]
     except (KeyError, IndexError, ValueError):
         return  # the checks of the configuration report it
     read = {
@@ -146,6 +150,17 @@ def require_export_folder(config: RunConfig) -> None:
         "--critic-load": config.algorithm.critic_load,
         "--lora-load": config.lora.lora_load,
     }
+    for folder in folders:
+        _require_free(folder, read)
+        if options.exports_each and options.load is None and (folder / "config.json").is_file():
+            raise ConfigError(
+                f"--save-hf {options.save_hf}: {folder} holds a model already, and this run would replace it."
+                f" Choose another folder, or continue the run that exported it with --load."
+            )
+
+
+def _require_free(folder: Path, read: Mapping[str, str | None]) -> None:
+    """Check one folder of an export against the models that the run reads, by the flag that names each."""
     place = folder.resolve()
     for option, model in read.items():
         if model is None:
