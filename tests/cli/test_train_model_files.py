@@ -67,6 +67,25 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(refused: Refused, mo
     assert f"has 1 tensors of the wrong shape: {QUERY} has shape [64, 32], expected [64, 64]" in message
 
 
+def test_an_untied_model_without_an_output_layer_is_refused(refused: Refused, model: Path) -> None:
+    write_weights(model, **{"lm_head.weight": None})
+    assert "(30 tensors): 1 missing: lm_head.weight" in refused("--hf-checkpoint", str(model))
+
+
+def test_an_output_layer_of_a_tied_model_must_be_its_embedding(dry_run: Slime, refused: Refused, model: Path) -> None:
+    change_config(model, tie_word_embeddings=True)
+    copy = np.full((128, 64), 0.5, np.float32)
+    write_weights(model, **{"lm_head.weight": copy})
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+    for other in (np.where(np.arange(64) == 63, 1, copy), copy.astype(np.float16), copy[:64]):
+        write_weights(model, **{"lm_head.weight": other.astype(other.dtype if other.dtype != float else np.float32)})
+        message = refused("--hf-checkpoint", str(model))
+        assert (
+            "lm_head.weight differs from model.embed_tokens.weight, and config.json says that the model has" in message
+        )
+        assert "Set tie_word_embeddings to false if" in message
+
+
 def test_an_embedding_of_another_vocabulary_is_refused(refused: Refused, model: Path) -> None:
     change_config(model, vocab_size=130)
     message = refused("--hf-checkpoint", str(model))
@@ -170,6 +189,31 @@ def write_index(model: Path, weight_map: object) -> None:
 def test_several_files_with_an_index_are_accepted(dry_run: Slime, model: Path) -> None:
     write_index(model, split_weights(model))
     assert dry_run("--hf-checkpoint", str(model)).code == 0
+
+
+def test_files_without_their_index_as_in_a_folder_half_written_are_refused(refused: Refused, model: Path) -> None:
+    split_weights(model)
+    message = refused("--hf-checkpoint", str(model))
+    assert f"{model} has neither model.safetensors nor model.safetensors.index.json; it holds" in message
+    assert "model-00001-of-00002.safetensors" in message
+
+
+def test_one_truncated_file_of_several_is_named(refused: Refused, model: Path) -> None:
+    write_index(model, split_weights(model))
+    path = model / "model-00002-of-00002.safetensors"
+    os.truncate(path, path.stat().st_size - 4)
+    assert f"{path} is truncated" in refused("--hf-checkpoint", str(model))
+
+
+def test_code_in_a_model_folder_is_not_run(
+    dry_run: Slime, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that says that its architecture is in a Python file of its own, as many published ones do."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # what a user in a hurry answers
+    (model / "own.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()")
+    change_config(model, auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../other.safetensors", "a/../../b.safetensors"])

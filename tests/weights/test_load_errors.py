@@ -54,9 +54,14 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.timeout(60)
-def test_an_output_layer_despite_tied_embeddings_is_accepted(folder: Path) -> None:
-    _rewrite(folder, **{"lm_head.weight": torch.zeros(128, 64)})
+def test_an_output_layer_despite_tied_embeddings_must_be_the_embedding(folder: Path) -> None:
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    _rewrite(folder, **{"lm_head.weight": embedding.clone()})
     assert run_ranks(_load, 1, folder, folder) == ["loaded"]
+    embedding[-1, -1] += 1
+    _rewrite(folder, **{"lm_head.weight": embedding})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        load_hf([], folder, read_architecture(folder))
 
 
 @pytest.mark.engine

@@ -21,9 +21,9 @@ from slime.weights import Models
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config, read_tokenizer
 from slime.weights.lora import adapter_tensors, lora_of
-from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.stated_model import contradictions, predicting_layers
-from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors
+from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors, tied_problem
 
 #: a model folder has at least one of them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
@@ -140,6 +140,10 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
             f"{where} does not hold the tensors that its config.json describes ({len(expected)} tensors):"
             f" {'; '.join(names)}"
         )
+    if tied and not backbone:
+        [embedding] = (name for rule in model.architecture.rules if rule.megatron == EMBEDDING for name in rule.hf)
+        if (problem := tied_problem(stored, embedding, HF_OUTPUT_LAYER, everything=everything)) is not None:
+            yield f"{where}: {problem}"
     used = {name: stored[name] for name in expected if name in stored}
     shapes = [
         f"{name} has shape {list(tensor.shape)}, expected {list(expected[name])}"

@@ -15,9 +15,9 @@ from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
 from slime.weights.fp8 import block_of, blocks_between, dequantised, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config
-from slime.weights.mapping import HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.shards import OUTPUT_LAYER, check_shard, local_parameters, read_shard, rule_of
-from slime.weights.stored import FP8, stored_tensors
+from slime.weights.stored import FP8, stored_tensors, tied_problem
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,13 @@ def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> N
         ConfigError: If the Megatron model is not `model`.
     """
     rules = {rule.megatron: rule for rule in model.rules}
-    optional = set() if OUTPUT_LAYER in rules else {HF_OUTPUT_LAYER}
-    _fill(local_parameters(models), rules, SafetensorsFolder(folder), optional, model.carried)
+    optional, source = set(), SafetensorsFolder(folder)
+    if OUTPUT_LAYER not in rules:
+        optional = {HF_OUTPUT_LAYER}
+        [embedding] = rules[EMBEDDING].hf
+        if (problem := tied_problem(source.stored, embedding, HF_OUTPUT_LAYER, everything=False)) is not None:
+            raise CheckpointError(f"{folder}: {problem}.")
+    _fill(local_parameters(models), rules, source, optional, model.carried)
 
 
 def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architecture) -> Tensor | None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from slime.architecture import Architecture
 
 _LISTED = 8
+#: name of the embedding of the vocabulary in the rules
+EMBEDDING = "embedding.word_embeddings.weight"
 #: some tools write it for a tied model too, as a copy of the embedding
 HF_OUTPUT_LAYER = "lm_head.weight"
 #: the one-number head of a Hugging Face sequence classification model

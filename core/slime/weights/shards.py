@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from slime.architecture import Architecture, Rule, Shape
 from slime.errors import ConfigError
+from slime.weights.mapping import EMBEDDING
 
 #: (name, dim, start, stop) -> that slice of a Hugging Face tensor
 ReadSlice = Callable[[str, int, int, int], Tensor]
@@ -70,7 +71,7 @@ def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:
     """The rule of a local parameter. Raises `ConfigError` for a parameter that `config.json` does not explain."""
     rule = rules.get(name)
     if rule is None and name == OUTPUT_LAYER:  # the last stage's copy of a tied embedding
-        rule = rules.get("embedding.word_embeddings.weight")
+        rule = rules.get(EMBEDDING)
     if rule is None:
         raise ConfigError(
             f"The Megatron model has a parameter {name} that the model's config.json does not explain. "

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -155,6 +155,40 @@ def not_finite(tensors: dict[str, StoredTensor], *, everything: bool) -> Iterato
                         yield name
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def tied_problem(stored: Mapping[str, StoredTensor], embedding: str, output: str, *, everything: bool) -> str | None:
+    """What is wrong if a model with tied embeddings is stored with an output layer that is not the embedding.
+
+    Args:
+        stored: The tensors of the folder.
+        embedding: Name of the embedding.
+        output: Name of the output layer, which some tools write as a copy.
+        everything: Compare them completely, instead of evenly spaced pieces.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    if embedding not in stored or output not in stored:
+        return None
+    one, other = stored[embedding], stored[output]
+    if (one.dtype, one.shape) == (other.dtype, other.shape):
+        try:
+            with one.path.open("rb") as first, other.path.open("rb") as second:
+                for begin, size in _pieces(one, everything=everything):
+                    first.seek(begin)
+                    second.seek(begin - one.begin + other.begin)
+                    if first.read(size) != second.read(size):
+                        break
+                else:
+                    return None
+        except OSError as error:
+            raise CheckpointError(f"{one.path.parent} cannot be read: {error.strerror}.") from error
+    return (
+        f"{output} differs from {embedding}, and config.json says that the model has one matrix for both"
+        " (tie_word_embeddings). Set tie_word_embeddings to false if the model was trained with two; otherwise remove"
+        f" {output}"
+    )
 
 
 def sample_digest(folder: Path) -> str:
