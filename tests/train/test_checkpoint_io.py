@@ -46,6 +46,31 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path, batches: l
     return answer
 
 
+def step_after(launcher: RankLauncher, config: Any, folder: Path, call: str) -> Any:
+    """The first step, after saving or loading a state in which there was none."""
+    rank = launcher.start(config, Centred())
+    getattr(rank, call)(folder)
+    metrics = rank.train(BATCHES[0])
+    answer = metrics["grad_norm"], metrics["lr"], state(rank)
+    rank.close()
+    return answer
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("distributed", [True, False])
+def test_a_state_before_the_first_step_can_be_saved_and_continued(
+    distributed: bool, model_folder: Folders, tmp_path: Path
+) -> None:
+    """As of a policy that waits for its critic."""
+    config = config_for(model_folder("qwen3", tied=True), 1, {"use_distributed_optimizer": distributed})
+    [first] = run_ranks(step_after, 1, config, tmp_path / "state", "save")
+    [second] = run_ranks(step_after, 1, config, tmp_path / "state", "load")
+    assert first[0] > 0 and first[:2] == second[:2]
+    assert all(torch.equal(tensor, second[2][name]) for name, tensor in first[2].items())
+
+
 def config_for(folder: Path, world_size: int, sizes: dict[str, Any]) -> Any:
     schedule = {"lr_decay_style": "linear", "lr_decay_iters": 10, "lr_warmup_iters": 1, "min_lr": 1e-4}
     return make_config(folder, world_size=world_size, megatron=sizes | schedule, max_tokens_per_gpu=60)

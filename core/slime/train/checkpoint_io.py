@@ -35,10 +35,24 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) 
         CheckpointError: The folder cannot be written.
     """
     state = _model_state(chunks)
+    _start_moments(optimizer)
     state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
     state["scheduler"] = scheduler.state_dict()
     state["random"] = _gather_random_states()
     _write(folder, state)
+
+
+def _start_moments(optimizer: Any) -> None:
+    """Give parameters that were never stepped the zeros that the first step would: Megatron cannot save them without.
+
+    A policy that waits for its critic is saved so, for example.
+    """
+    for part in optimizer.chained_optimizers if hasattr(optimizer, "chained_optimizers") else [optimizer]:
+        if part.optimizer is None or part.init_state_fn is None:  # a rank without parameters, or moments on the host
+            continue
+        part.init_state_fn(part.optimizer, part.config)
+        for group in part.optimizer.param_groups:
+            group.setdefault("step", 0)
 
 
 def save_weights(folder: Path, chunks: list[Any]) -> None:
