@@ -63,6 +63,7 @@ def _shards_and_whole(rank: int, folder: Path, layout: dict[str, int]) -> dict[s
     return {name: tensor.clone() for name, tensor in named_hf_tensors(models, read_architecture(folder))}
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(120)
 def test_two_tensor_parallel_ranks_hold_the_dequantised_weights(model_folder: Folders, tmp_path: Path) -> None:
