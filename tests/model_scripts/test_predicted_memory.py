@@ -61,14 +61,17 @@ def held(launcher: RankLauncher, config: Any) -> tuple[int, int, int]:
         ),
         ("qwen3", True, 2, {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}),
         ("qwen3_moe", False, 2, {"expert_model_parallel_size": 2, "use_distributed_optimizer": False}),
+        ("qwen2", False, 2, {"bf16": True, "tensor_model_parallel_size": 2, "lora_rank": 4}),
     ],
-    ids=["tensor, expert and data parallel, bfloat16", "uneven pipeline, tied", "experts, whole optimizer"],
+    ids=["tensor, expert and data parallel, bfloat16", "uneven pipeline, tied", "experts, whole optimizer", "adapters"],
 )
 def test_the_prediction_is_what_ranks_hold(
     tmp_path: Path, family: str, tied: bool, ranks: int, megatron: dict[str, Any]
 ) -> None:
+    megatron = dict(megatron)
     folder = make_tiny_model(tmp_path, family, seed=3, tied=tied)
-    config = make_config(folder, world_size=ranks, megatron=megatron)
+    lora = {name: megatron.pop(name) for name in list(megatron) if name == "lora_rank"}
+    config = make_config(folder, world_size=ranks, megatron=megatron, **lora)
     real = run_ranks(held, ranks, config)
     stages = rank_memory(config, read_architecture(folder))
     for number, (weights, gradients, _) in enumerate(real):

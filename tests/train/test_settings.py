@@ -268,6 +268,18 @@ def test_flags_that_contradict_the_folder_are_refused(flags: dict[str, Any], mes
         settings_of(EXPERTS | LATENT, **flags)
 
 
+def test_layers_for_multi_token_prediction_are_not_built() -> None:
+    """The command line compares their number with the folder's; the trainer carries them."""
+    assert settings_of({}, mtp_num_layers=1).transformer.mtp_num_layers is None
+
+
+def test_norms_that_the_folder_does_not_have_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--post-mlp-layernorm says True, and config\.json of --hf-checkpoint says False"
+    ):
+        settings_of({}, post_mlp_layernorm=True)
+
+
 def test_latent_attention_has_the_folders_rotary_base() -> None:
     transformer = settings_of(LATENT).transformer
     assert transformer.multi_latent_attention and transformer.v_head_dim == 12
