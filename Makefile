@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
-.PHONY: install quickstart test test-all faults lint types check mutants clean
+.PHONY: install quickstart test test-all faults lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,11 @@ check: lint types test
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install
 	nice $(BIN)/python -m tests.mutants $(MUTANTS)
+
+# What only a GPU can show, at most ten minutes, without a network: the table of outputs/gpu_proof.md. It installs nothing here. Packages are those
+# of .venv, or else of $(PYTHON), and before them the wheels in the folder WHEELS. GPU_PROOF="--only training --peak-tflops 989" passes options on.
+gpu-proof:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_proof $(if $(WHEELS),--wheels "$(WHEELS)") $(GPU_PROOF)
 
 clean:
 	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,6 +34,10 @@ from slime.config.run_config import nvidia_devices
             "--router-port 9003 is one of the engines' ports",
         ),
         ("--engine-port 65535 --rollout-num-gpus 2", "goes up to port 65536, expected at most 65535"),
+        (
+            "--update-weight-transport tensor --device cuda",
+            "on GPUs an engine sees only its own devices, none of the trainer's. Use distributed (NCCL), the default",
+        ),
         # batches
         ("--over-sampling-batch-size 31", "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
         (

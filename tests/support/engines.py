@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.data import TrainBatch
+from slime.engine.client import HttpPolicyClient
 from slime.engine.control import call
 from slime.engine.server import EngineServer, EngineSpec
+from slime.plugin import SamplingParams
+from slime.types import Group, Sample, Status
 
 #: generous, since the machine may be busy
 READY_S = 120.0
@@ -62,3 +67,23 @@ def wait_until_running(server: EngineServer, requests: int = 1) -> None:
             return
         assert time.monotonic() < deadline, f"the engine did not begin to run {requests} requests"
         time.sleep(0.01)
+
+
+def generated_batch(engine_url: str, prompts: Sequence[list[int]], *, temperature: float) -> TrainBatch:
+    """Two answers of the engine for each prompt, with log-probs and rewards 0 and 1."""
+
+    async def ask() -> list[Any]:
+        async with HttpPolicyClient(engine_url, timeout_s=60) as client:
+            sampling = SamplingParams(max_new_tokens=24, temperature=temperature)
+            return await asyncio.gather(*(client.generate(p, sampling) for p in prompts for _ in range(2)))
+
+    samples = [
+        Sample(
+            group_index=i // 2, index=i, rollout_id=i, tokens=prompts[i // 2] + answer.tokens,
+            response_length=len(answer.tokens), rollout_log_probs=answer.log_probs, reward=float(i % 2),
+            status=Status.COMPLETED, weight_versions=answer.weight_versions,
+        )
+        for i, answer in enumerate(asyncio.run(ask()))
+    ]  # fmt: skip
+    groups = [Group(g, samples[2 * g : 2 * g + 2]) for g in range(len(prompts))]
+    return TrainBatch.from_groups(groups, rollout=0, num_steps=1)

@@ -16,9 +16,20 @@ from slime.testing import make_tokenizer
 from slime.testing.random_models import transformers_model, write_random_model
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
-__all__ = ["FAMILIES", "MOE_FAMILIES", "VOCAB_SIZE", "make_tiny_model", "published", "transformers_model"]
+    from slime.data import TrainBatch
+
+__all__ = [
+    "FAMILIES",
+    "MOE_FAMILIES",
+    "VOCAB_SIZE",
+    "make_tiny_model",
+    "published",
+    "transformers_log_probs",
+    "transformers_model",
+]
 
 VOCAB_SIZE = 128
 
@@ -227,6 +238,24 @@ def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False,
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_tiny_tokenizer(folder)
     return folder
+
+
+def transformers_log_probs(
+    folder: Path, batch: TrainBatch, *, temperature: float, dtype: str = "float32", device: str = "cpu"
+) -> list[np.ndarray[Any, Any]]:
+    """Log-probs of the response tokens by transformers, sample by sample: N x [T_i] float32."""
+    import torch
+
+    model = transformers_model(folder).to(device)
+    for parameter in model.parameters():  # not the buffers: rotary angles stay in float32
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    result = []
+    for tokens, length in zip(batch.tokens, batch.response_lengths, strict=True):
+        ids = torch.from_numpy(tokens).long().to(device)
+        with torch.no_grad():
+            scores = (model(ids[None]).logits[0, :-1].float() / temperature).log_softmax(-1)
+        result.append(scores.gather(-1, ids[1:, None])[-int(length) :, 0].cpu().numpy())
+    return result
 
 
 def _prediction_tensors(layer: str, config: dict[str, Any], model: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -323,6 +323,15 @@ def export_folder(config: RunConfig) -> Iterator[str]:
             yield f"--save-hf {folder!r}: only {{rollout}} is filled in ({type(error).__name__}: {error})"
 
 
+def shared_devices(config: RunConfig) -> Iterator[str]:
+    """Handles of GPU memory can be opened only by a process that sees the same GPU."""
+    if config.on_gpu and config.sync.update_weight_transport == "tensor":
+        yield (
+            "--update-weight-transport tensor hands over GPU memory, and on GPUs an engine sees only its own devices,"
+            " none of the trainer's. Use distributed (NCCL), the default"
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     lost_secrets,
     required_options,
@@ -335,6 +344,7 @@ CHECKS: tuple[Check, ...] = (
     chat_template,
     batch_sizes,
     engine_devices,
+    shared_devices,
     ports,
     evaluation,
     evaluation_interval,

@@ -1,0 +1,304 @@
+"""`make gpu-proof`: shows on this machine what the tests cannot show without a GPU, and writes a table of it.
+
+    python -m benchmarks.gpu_proof [--wheels DIR] [--device cpu --small] [--only PART ...]
+
+Each part runs in its own process with a time limit: one that fails or hangs is a row of the table, and the others still
+run. Nothing is downloaded. Packages come from this Python, or from a folder of wheels; parts whose packages are missing
+are skipped, and the table says so.
+
+This file needs only Python itself, so that it can report that everything else is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+#: seconds for everything
+TOTAL_S = 600.0
+#: seconds that a part gets to end by itself once its time is over
+_GRACE_S = 10.0
+_MISSING = "not installed"
+#: import name -> distribution, of the packages whose versions the table names
+ENGINES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "megatron": "megatron-core",
+    "transformer_engine": "transformer-engine",
+    "sglang": "sglang",
+    "sglang_router": "sglang-router",
+    "ray": "ray",
+}
+#: what slime itself imports in every part
+_BASE_NAMES = (
+    *"aiohttp importlib_metadata jinja2 numpy orjson packaging pluggy".split(),
+    *"psutil pydantic rich safetensors tokenizers tomli_w".split(),
+)
+BASE = {name: name.replace("_", "-") for name in _BASE_NAMES}
+_TRAINER = (*BASE, "torch", "transformers", "megatron")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process.
+
+    Attributes:
+        group: Parts of one group share a table; `--only` chooses groups.
+        function: `module:function` in this folder, called with a `Bench` and `settings`.
+        limit_s: Seconds it may take.
+        needs: Packages without which it cannot run.
+        gpus: GPUs it needs, on a machine with any.
+    """
+
+    group: str
+    name: str
+    function: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    limit_s: float = 120.0
+    needs: Sequence[str] = ()
+    gpus: int = 1
+
+
+PARTS = (
+    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, needs=_TRAINER),
+    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, needs=_TRAINER),
+    Part("training", "training step, 0.5B", "training:training_step", {"shape": "0.5B"}, 90, _TRAINER),
+    Part("training", "training step, 7B", "training:training_step", {"shape": "7B"}, 120, _TRAINER),
+    # NCCL refuses two ranks on one GPU; a handle of CUDA IPC can be opened only by a process that sees the same GPU.
+    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 100, (*_TRAINER, "sglang")),
+    Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 100, (*_TRAINER, "sglang"), gpus=2),
+    Part("engine", "engine alone", "serving:engine_alone", {}, 100, (*BASE, "torch", "transformers", "sglang")),
+    Part("loop", "engine in the loop", "serving:loop", {}, 150, (*_TRAINER, "sglang", "sglang_router", "ray"), gpus=2),
+)
+CAPTIONS = {
+    "three-way": "Largest difference of the log-probs of 8 answers, in nats, of a random model of 3 layers.",
+    "training": "One training step (forward, backward, Adam) in bfloat16 with random weights. MFU counts three forward"
+    " passes of a model without recomputation; TFLOP/s also counts the forward pass that full recomputation adds.",
+    "sync": "Weights from the trainer to one engine, median of three after the first; checksums of all tensors compared"
+    " afterwards.",
+    "engine": "Generation by one engine without training.",
+    "loop": "`slime train` with the run file and the model of the quickstart, median of the rollouts after the first.",
+}
+
+
+def main() -> int:
+    """The command line; 0 if no part failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_proof", description=__doc__)
+    parser.add_argument("--wheels", type=Path, help="folder of wheels to use besides the packages of this Python")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, for a CPU")
+    names = [*CAPTIONS, *(part.name for part in PARTS)]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help="; ".join(names))
+    parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16, if its name is not known")
+    parser.add_argument("--limit-s", type=float, default=TOTAL_S, help="seconds for everything (default: %(default)g)")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu_proof.md", help="where the table goes")
+    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part is not None:
+        return run_here(json.loads(options.part.read_text(encoding="utf-8")))
+    if options.device == "cpu" and not options.small:
+        parser.error("--device cpu needs --small: the real shapes would take hours")
+    deadline = time.monotonic() + options.limit_s
+    with tempfile.TemporaryDirectory(prefix="slime-gpu-proof-") as folder:
+        proof = Proof(Path(folder), options, deadline)
+        found = proof.machine()
+        text, failed = proof.table(found, [part for part in PARTS if {part.group, part.name} & set(options.only)])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text, encoding="utf-8")
+    print(f"{text}\nwritten to {options.out}")
+    return 1 if failed else 0
+
+
+def run_here(task: dict[str, Any]) -> int:
+    """In the process of a part: call its function."""
+    module, function = task.pop("function").split(":")
+    settings = task.pop("settings")
+    bench = importlib.import_module("benchmarks.gpu_proof.bench").Bench(**task)
+    getattr(importlib.import_module(f"benchmarks.gpu_proof.{module}"), function)(bench, **settings)
+    return 0
+
+
+class Proof:
+    """Runs parts and collects their rows."""
+
+    def __init__(self, work: Path, options: argparse.Namespace, deadline: float) -> None:
+        self._work, self._options, self._deadline = work, options, deadline
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths(work / "site", options.wheels))}
+
+    def machine(self) -> dict[str, str]:
+        """Versions, GPUs and driver, as a process with the packages of the parts finds them."""
+        outcome, rows, _ = self.run(Part("machine", "versions", "__main__:describe_machine", limit_s=90))
+        if outcome != "ok":
+            raise SystemExit(f"the packages of this machine could not be listed: {outcome}")
+        found = {row["what"]: row["found"] for row in rows}
+        if self._options.device == "cuda" and found["GPUs"] == "none":
+            raise SystemExit(
+                f"torch ({found['torch']}) sees no GPU on this machine. Install a CUDA build of torch and a driver, or"
+                " try the parts with --device cpu --small."
+            )
+        return found
+
+    def table(self, found: Mapping[str, str], parts: Sequence[Part]) -> tuple[str, bool]:
+        """Run the parts. The text of the table, and whether a part failed."""
+        tables: dict[str, list[dict[str, str]]] = {}
+        outcomes = []
+        for part in parts:
+            print(f"{part.name} ...", flush=True)
+            outcome, rows, seconds = self._skip(part, found) or self.run(part)
+            outcomes.append({"part": part.name, "result": outcome, "seconds": f"{seconds:.0f}"})
+            tables.setdefault(part.group, []).extend(rows)
+        where = found["GPUs"] if self._options.device == "cuda" else f"{os.cpu_count()} CPU cores, small shapes"
+        versions = ", ".join(f"{name} {found[name]}" for name in ("Python", "driver", *ENGINES.values()))
+        lines = [f"## {time.strftime('%Y-%m-%d')}, {where}", "", f"{versions}.", ""]
+        missing = sorted(name for name, version in found.items() if version == _MISSING)
+        if missing:
+            lines += [f"Not installed here: {', '.join(missing)}.", ""]
+        lines += ["`make gpu-proof`", "", *as_table(outcomes)]
+        for group, rows in tables.items():
+            if rows:
+                lines += ["", CAPTIONS[group], "", *as_table(rows)]
+        failed = any(row["result"].startswith(("failed", "no answer")) for row in outcomes)
+        return "\n".join(lines) + "\n", failed
+
+    def _skip(self, part: Part, found: Mapping[str, str]) -> tuple[str, list[dict[str, str]], float] | None:
+        missing = [name for name in part.needs if found[(ENGINES | BASE)[name]] == _MISSING]
+        gpus = int(found["GPUs"].split()[0]) if found["GPUs"] != "none" else 0
+        if missing:
+            return f"skipped: needs {', '.join(missing)}", [], 0.0
+        if self._options.device == "cuda" and gpus < part.gpus:
+            return f"skipped: needs {part.gpus} GPUs, this machine has {gpus}", [], 0.0
+        if time.monotonic() >= self._deadline:
+            return f"skipped: the {self._options.limit_s:g} s for everything were over", [], 0.0
+        return None
+
+    def run(self, part: Part) -> tuple[str, list[dict[str, str]], float]:
+        """Run one part in its own process: the outcome, its rows and its seconds."""
+        name = part.name.replace(" ", "-").replace(",", "")
+        task, rows, log = (self._work / f"{name}.{end}" for end in ("json", "rows", "log"))
+        options = {"device": self._options.device, "small": self._options.small, "work": str(self._work)}
+        options |= {"peak_tflops": self._options.peak_tflops, "rows": str(rows), "settings": dict(part.settings)}
+        task.write_text(json.dumps({**options, "function": part.function}), encoding="utf-8")
+        limit_s = max(1.0, min(part.limit_s, self._deadline - time.monotonic()))
+        began = time.monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu_proof", "--part", str(task)],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit_s)
+                outcome = "ok" if code == 0 else f"failed (code {code}): {last_lines(log)}"
+            except subprocess.TimeoutExpired:
+                outcome = f"no answer within {limit_s:.0f} s: {last_lines(log)}"
+            finally:
+                end_group(process)
+        found = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
+        return outcome, [json.loads(line) for line in found], time.monotonic() - began
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a part and what it started: politely, so that GPUs and shared memory are freed in order, then by force."""
+    for sign, seconds in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def import_paths(site: Path, wheels: Path | None) -> list[str]:
+    """What PYTHONPATH must have for the parts: unpacked wheels, this checkout, and what was there before.
+
+    Args:
+        site: Folder to fill.
+        wheels: Folder of wheels, which go before the packages of this Python.
+    """
+    site.mkdir()
+    if wheels is not None:
+        files = sorted(map(str, wheels.glob("*.whl")))
+        if not files:
+            raise SystemExit(f"--wheels {wheels}: there is no file *.whl in this folder.")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*command, "--target", str(site), *files], check=True)
+    paths = [str(site), str(ROOT)]
+    if not any(importlib.metadata.distributions(name="slime-rl")):
+        paths += describe_checkout(site)
+    return [*paths, *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def describe_checkout(site: Path) -> list[str]:
+    """Make slime usable where it is not installed: its metadata, by which plugins are found, and folders to import."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = described["project"]
+    folder = site / f"slime_rl-{project['version']}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slime-rl\nVersion: {project['version']}\n")
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    text = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()) for group, entries in groups.items()]
+    (folder / "entry_points.txt").write_text("\n".join(text))
+    return [str(ROOT / one) for one in described["tool"]["hatch"]["build"]["dev-mode-dirs"]]
+
+
+def describe_machine(bench: Any) -> None:
+    """The part that only looks: versions, GPUs and driver."""
+    found = {"Python": platform.python_version(), "GPUs": "none"}
+    for name, distribution in (ENGINES | BASE).items():
+        found[distribution] = _MISSING
+        if importlib.util.find_spec(name) is not None:
+            versions = [one.version for one in importlib.metadata.distributions(name=distribution)]
+            found[distribution] = versions[0] if versions else "of unknown version"
+    if found["torch"] != _MISSING:
+        cuda = importlib.import_module("torch").cuda
+        if cuda.is_available():
+            found["GPUs"] = f"{cuda.device_count()} x {cuda.get_device_name(0)}"
+    found["driver"] = "none"
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+        found["driver"] = (answer.stdout.split() or ["unknown"])[0]
+    for what, value in found.items():
+        bench.row(what=what, found=value)
+
+
+def last_lines(log: Path, count: int = 4, width: int = 400) -> str:
+    """The end of a log on one line, for a cell of a table."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-count:])[-width:] or "it printed nothing"
+
+
+def as_table(rows: Sequence[Mapping[str, str]]) -> Iterable[str]:
+    """A table in Markdown with the columns of all rows."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    yield f"| {' | '.join(columns)} |"
+    yield f"| {' | '.join('---' for _ in columns)} |"
+    for row in rows:
+        yield f"| {' | '.join(row.get(name, '').replace('|', '/') for name in columns)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

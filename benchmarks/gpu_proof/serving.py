@@ -1,0 +1,148 @@
+"""Parts of the proof with an engine: weight sync, and tokens per second alone and in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_proof.bench import Bench
+from benchmarks.gpu_proof.training import engine, serving, start_rank
+from tests.support.tiny_models import make_tiny_model
+from tests.train.harness import make_config
+
+from slime.engine.client import HttpPolicyClient
+from slime.engine.control import EngineControl
+from slime.plugin import SamplingParams
+from slime.weights.models import Models
+from slime.weights.transports import create_transport
+
+ROOT = Path(__file__).resolve().parents[2]
+#: the shape of Qwen2.5-0.5B
+_HALF_BILLION = {
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+}
+_TIMED_SENDS = 3
+_ROLLOUTS = 4
+
+
+def model(bench: Bench) -> Path:
+    """A folder with random weights, made by the first part that needs it."""
+    folder = bench.folder / "model"
+    if not folder.is_dir():
+        new = bench.folder / f"model-{time.monotonic_ns()}"
+        make_tiny_model(new, "qwen2", seed=0, tied=True, **({} if bench.small else _HALF_BILLION))
+        new.rename(folder)
+    return folder
+
+
+def sync(bench: Bench, transport: str) -> None:
+    """Seconds from the trainer's weights to an engine that holds others, and whether it then holds the same."""
+    folder = model(bench)
+    other_gpu = bench.on_gpu and transport == "distributed"
+    server = engine(bench, folder, dtype="bfloat16", gpu=1 if other_gpu else 0, compared=True)
+    options = {"update_weight_transport": transport, "check_weight_update_equal": True}
+    config = make_config(folder, device=bench.device, megatron={"bf16": True}, **options)
+    with serving(server):
+        rank = start_rank(config)
+        with torch.no_grad():
+            for chunk in rank.policy.chunks:
+                for parameter in chunk.parameters():
+                    parameter.data.add_(0.01)  # so that an engine that missed the update is found out
+        sender = create_transport(
+            config.sync,
+            [EngineControl(server.url)],
+            model=Models.installed(config).read(folder),
+            hf_folder=folder,
+            scratch=bench.folder,
+            on_gpu=bench.on_gpu,
+        )
+        # Checksums of all tensors take longer than sending them, so only the last sync is checked.
+        check, sender.check = sender.check, None
+        assert check is not None
+        before = checksums(server.control)
+        size = sum(tensor.nbytes for _, tensor in rank.named_hf_weights())
+        seconds = []
+        for number in range(1 + _TIMED_SENDS):
+            began = time.perf_counter()
+            sender.send(rank.named_hf_weights(), version=str(number))
+            seconds.append(time.perf_counter() - began)
+        sender.send(check.observe(rank.named_hf_weights()), version="checked")
+        check.compare(server.url, server.control.weights_checksum())  # raises if one differs from the trainer's
+        after = checksums(server.control)
+        sender.close()
+        rank.close()
+    first, usual = seconds[0], statistics.median(seconds[1:])
+    through = {"tensor": "CUDA IPC", "distributed": "NCCL"} if bench.on_gpu else {"tensor": "shared memory"}
+    bench.row(
+        transport=f"{transport} ({through.get(transport, 'gloo')})",
+        MB=f"{size / 1e6:,.2f}",
+        first_sync_s=f"{first:.3f}",
+        later_syncs_s=f"{usual:.3f}",
+        **{"GB/s": f"{size / usual / 1e9:.3f}"},
+        checksums=f"{len(after)} equal, {sum(before[name] != after[name] for name in after)} changed",
+    )
+
+
+def checksums(control: EngineControl) -> dict[str, Any]:
+    """Checksums of the weights of an engine with one rank, by name."""
+    (rank,) = control.weights_checksum()["ranks"]
+    return dict(rank["checksums"])
+
+
+def engine_alone(bench: Bench) -> None:
+    """Tokens per second of one engine with many requests at once."""
+    requests, prompt, response = (8, 16, 16) if bench.small else (256, 128, 256)
+    server = engine(bench, model(bench), dtype="bfloat16")
+    draw = random.Random(0)
+    prompts = [[draw.randrange(4, 100) for _ in range(prompt)] for _ in range(requests)]
+
+    async def generate(wanted: list[list[int]]) -> int:
+        sampling = SamplingParams(max_new_tokens=response)
+        async with HttpPolicyClient(server.url, timeout_s=60.0, concurrency=requests) as client:
+            answers = await asyncio.gather(*(client.generate(tokens, sampling) for tokens in wanted))
+        return sum(len(answer.tokens) for answer in answers)
+
+    with serving(server):
+        asyncio.run(generate(prompts[:4]))
+        began = time.perf_counter()
+        tokens = asyncio.run(generate(prompts))
+        seconds = time.perf_counter() - began
+    bench.row(
+        requests_at_once=str(requests),
+        prompt_tokens=str(prompt),
+        generated_tokens=f"{tokens:,}",
+        seconds=f"{seconds:.2f}",
+        tokens_per_s=f"{tokens / seconds:,.0f}",
+    )
+
+
+def loop(bench: Bench) -> None:
+    """Tokens per second that rollouts reach while training goes on between them."""
+    quickstart, work = ROOT / "examples" / "quickstart", bench.folder
+    for script, target in (("make_model.py", work / "loop-model"), ("make_data.py", work / "loop-data")):
+        subprocess.run([sys.executable, str(quickstart / script), str(target)], cwd=ROOT, check=True)
+    command = [sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", "train"]
+    command += [str(quickstart / "grpo.toml"), "--device", bench.device, "--num-rollout", str(_ROLLOUTS)]
+    command += ["--hf-checkpoint", str(work / "loop-model"), "--prompt-data", str(work / "loop-data" / "train.jsonl")]
+    command += ["--eval-prompt-data", "held_out", str(work / "loop-data" / "held_out.jsonl")]
+    command += ["--save", str(work / "loop-saved"), "--save-hf", str(work / "loop-trained")]
+    command += ["--output-dir", str(work / "loop-run")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    (metrics,) = (work / "loop-run").rglob("metrics.jsonl")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    speeds = [row["rollout/tokens_per_s"] for row in rows if "rollout/tokens_per_s" in row]
+    bench.row(rollouts=str(len(speeds)), tokens_per_s=f"{statistics.median(speeds[1:]):,.0f}")

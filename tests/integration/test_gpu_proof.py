@@ -1,0 +1,130 @@
+"""The parts of `make gpu-proof` run on a CPU with tiny shapes, and what fails becomes a row of its table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from benchmarks.gpu_proof.__main__ import BASE, ENGINES, ROOT, Part, Proof, describe_checkout
+
+PEAK_TFLOPS = 0.1
+
+
+def proof(tmp_path: Path, *, device: str = "cpu", seconds: float = 60.0) -> Proof:
+    options = argparse.Namespace(wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds)
+    return Proof(tmp_path, options, time.monotonic() + seconds)
+
+
+def machine(gpus: str, *missing: str) -> dict[str, str]:
+    names = ["Python", "driver", *ENGINES.values(), *BASE.values()]
+    return {"GPUs": gpus} | {name: "not installed" if name in missing else "1.0" for name in names}
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The rows of each table."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines())
+        found.append([dict(zip(header, row, strict=True)) for row in rows])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(590)
+def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "proof.md"
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--small", "--out", str(out)]
+    command += ["--peak-tflops", str(PEAK_TFLOPS), "--only", "three-way, float32", "training", "sync"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts, agreement, steps, syncs = tables(out.read_text(encoding="utf-8"))
+    assert [row["result"] for row in parts] == ["ok"] * 5
+
+    local, other = agreement
+    for pair in ("trainer and transformers", "engine and transformers", "engine and trainer"):
+        assert 0 < float(local[pair]) < 1e-4
+    assert other["trainer and transformers"] == "TransformerEngine has no CPU form"
+
+    assert [row["layers"] for row in steps] == ["2 of 24", "2 of 28"]
+    for row, passes in zip(steps, (3, 4), strict=True):
+        computed = float(row["TFLOP/s"])
+        assert computed > 0
+        assert float(row["MFU, %"]) == pytest.approx(300 / passes * computed / PEAK_TFLOPS, abs=0.06)
+        # multiplications with weights alone, which are most of it; the embedding is no multiplication
+        weights = float(row["parameters"].split()[0]) * 1e6 - (112 * 512 if row["shape"].startswith("7B") else 0)
+        dense = 2 * passes * weights * 256 / float(row["s per step"]) / 1e12
+        assert 0.9 < computed / dense < 1.4
+        assert 0.1 < float(row["peak GiB"]) < 8
+
+    assert [row["transport"] for row in syncs] == ["tensor (shared memory)", "distributed (gloo)"]
+    for row in syncs:
+        equal, changed = map(int, re.findall(r"\d+", row["checksums"]))
+        assert equal == changed > 20
+        assert float(row["MB"]) > 0.1
+        assert 0 < float(row["later syncs s"]) < 60
+
+
+def test_a_part_that_fails_is_a_row_with_the_end_of_its_error(tmp_path: Path) -> None:
+    failing = Part("engine", "engine alone", "bench:json")
+    text, failed = proof(tmp_path).table(machine("none"), [failing])
+    [[row]] = tables(text)
+    assert failed
+    assert row["result"].startswith("failed (code 1)")
+    assert "TypeError: 'module' object is not callable" in row["result"]
+
+
+def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+    hanging = Part("loop", "hangs", "serving:loop", limit_s=1.0)  # the imports alone take longer
+    began = time.monotonic()
+    text, failed = proof(tmp_path).table(machine("none"), [hanging, Part("engine", "next", "bench:json")])
+    [rows] = tables(text)
+    assert failed
+    assert rows[0]["result"].startswith("no answer within 1 s")
+    assert rows[1]["result"].startswith("failed (code 1)")
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("found", "seconds", "reason"),
+    [
+        (machine("2 x NVIDIA H200", "sglang", "ray"), 60.0, "skipped: needs sglang, ray"),
+        (machine("1 x NVIDIA H200"), 60.0, "skipped: needs 2 GPUs, this machine has 1"),
+        (machine("2 x NVIDIA H200"), 0.0, "skipped: the 0 s for everything were over"),
+    ],
+)
+def test_what_cannot_run_is_a_row_with_the_reason(
+    tmp_path: Path, found: dict[str, str], seconds: float, reason: str
+) -> None:
+    part = Part("loop", "loop", "serving:loop", needs=("torch", "sglang", "ray"), gpus=2)
+    text, failed = proof(tmp_path, device="cuda", seconds=seconds).table(found, [part])
+    [[row]] = tables(text)
+    assert (row["result"], failed) == (reason, False)
+
+
+def test_a_checkout_that_is_not_installed_has_its_plugins(tmp_path: Path) -> None:
+    paths = describe_checkout(tmp_path)
+    [found] = importlib.metadata.distributions(name="slime-rl", path=[str(tmp_path)])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    plugins = {point.name: point.value for point in found.entry_points if point.group == "slime"}
+    assert plugins == project["entry-points"]["slime"]
+    assert all(any((Path(folder) / module).is_dir() for folder in paths) for module in plugins.values())
+
+
+def test_layers_and_peaks_of_known_gpus() -> None:
+    from benchmarks.gpu_proof.training import SHAPES, layers_that_fit, peak_tflops
+
+    assert [peak_tflops(name) for name in ("NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA H20", "Unknown")] == [
+        989.0, 756.0, 148.0, None,
+    ]  # fmt: skip
+    assert layers_that_fit(SHAPES["0.5B"], 80 * 2**30) == 24
+    assert 1 <= layers_that_fit(SHAPES["7B"], 80 * 2**30) < layers_that_fit(SHAPES["7B"], 140 * 2**30) < 28
+    with pytest.raises(MemoryError, match=r"one layer needs .* GiB, and 8 GiB of GPU memory are free"):
+        layers_that_fit(SHAPES["7B"], 8 * 2**30)
