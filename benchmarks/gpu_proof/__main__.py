@@ -48,8 +48,8 @@ ENGINES = {
 }
 #: what slime itself imports in every part
 _BASE_NAMES = (
-    *"aiohttp importlib_metadata jinja2 numpy orjson packaging pluggy".split(),
-    *"psutil pydantic rich safetensors tokenizers tomli_w".split(),
+    *["aiohttp", "importlib_metadata", "jinja2", "numpy", "orjson", "packaging", "pluggy"],
+    *["psutil", "pydantic", "rich", "safetensors", "tokenizers", "tomli_w"],
 )
 BASE = {name: name.replace("_", "-") for name in _BASE_NAMES}
 _TRAINER = (*BASE, "torch", "transformers", "megatron")
