@@ -64,7 +64,7 @@ def test_the_model_family_of_the_run_is_kept(slime: Slime, checkpoint: Path) -> 
     [
         ([], "got nothing, expected SOURCE DIR"),
         (["--load", "saved"], "expected SOURCE DIR"),
-        (["absent", "model"], "absent"),
+        (["absent", "model"], "there is no folder absent"),
     ],
 )
 def test_a_folder_without_a_checkpoint_is_refused(slime: Slime, loop: Loop, words: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ TEXTS = [
     "train --help-sglang",
     "train --help temperature",
     "eval --help",
-    "export --help",
+    "convert --help",
     "plugins --help",
     "plugins",
     "plugins --verbose",

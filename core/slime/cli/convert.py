@@ -68,6 +68,8 @@ def run(argv: Sequence[str]) -> int:
             " --help)"
         )
     source, *flags = words[0], *words[2:]
+    if not Path(source).is_dir():
+        raise ConfigError(f"slime convert: there is no folder {source}; expected a checkpoint or a model folder")
     folder = Path(words[1]).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder. Choose another DIR.")

@@ -21,7 +21,7 @@ from slime.redaction import without_credentials
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime.cli.train", "train a model"),
     "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts"),
-    "convert": ("slime.cli.convert", "write a checkpoint, or a model in fp8, as a Hugging Face model folder"),
+    "convert": ("slime.cli.convert", "write a checkpoint or an fp8 model as a Hugging Face folder"),
     "plugins": ("slime.cli.plugins", "list, check and create plugins"),
 }
 _USAGE = """\
