@@ -31,7 +31,7 @@ from slime.redaction import MARK
 pytestmark = pytest.mark.slow
 
 many = settings(
-    max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=3_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 seeds = st.integers(0, 2**32 - 1)
 INSTALLED = find_plugins()

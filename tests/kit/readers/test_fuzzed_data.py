@@ -25,7 +25,7 @@ from slime.kit.readers.prompt_source import parse_source
 pytestmark = pytest.mark.slow
 
 many = settings(
-    max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=3_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 VALUES: list[Any] = [
     None,

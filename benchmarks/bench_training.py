@@ -1,0 +1,154 @@
+"""Training tokens per second: one rank of slime's trainer against a loop of transformers and AdamW, on the same cores.
+
+    python benchmarks/bench_training.py [--only 10M] [--threads 2] [--steps 6]
+
+Both take supervised steps in float32 on the same random samples of equal length, in micro-batches of the same samples,
+from the same weights; the losses after the last step are printed, since equal work has equal losses. Transformers uses
+its fastest attention on a CPU (`sdpa`) and torch's `foreach` AdamW. The table shows the median step after the first
+one, and where slime's time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+#: the model family, and what replaces fields of the small model's config.json
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "1M": ("qwen3", {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}),
+    "10M": ("qwen3", {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 5, "num_attention_heads": 6}),
+    "50M": (
+        "qwen3",
+        {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 7, "num_attention_heads": 12},
+    ),
+    "experts": (
+        "qwen3_moe",
+        {
+            **{"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_experts": 8},
+            **{"moe_intermediate_size": 512, "num_experts_per_tok": 2},
+        },
+    ),
+}
+VOCABULARY, SAMPLES, PROMPT, RESPONSE, TOGETHER = 1024, 16, 64, 192, 4
+LR = 1e-4
+
+
+def make_model(folder: Path, shape: str) -> None:
+    """Write a random model."""
+    from tests.support.tiny_models import make_tiny_model
+
+    family, sizes = SHAPES[shape]
+    heads = {"head_dim": 64, "num_key_value_heads": sizes["num_attention_heads"] // 2}
+    make_tiny_model(folder, family, seed=0, tied=True, vocab_size=VOCABULARY, **sizes, **heads)
+
+
+def samples() -> Any:
+    """The batch of every step."""
+    from tests.train.harness import make_batch
+
+    lengths = {"prompt": (PROMPT, PROMPT), "response": (RESPONSE, RESPONSE)}
+    return make_batch(samples=SAMPLES, vocab=VOCABULARY, masked=False, **lengths)
+
+
+def by_slime(folder: Path, threads: int, steps: int) -> dict[str, Any]:
+    """Seconds of each step of a trainer rank."""
+    from tests.train.harness import RankLauncher, make_config
+
+    from slime.engine.ports import LOOPBACK, free_port
+
+    config = make_config(
+        folder,
+        loss_type="sft_loss",
+        calculate_per_token_loss=True,
+        threads_per_rank=threads,
+        micro_batch_size=TOGETHER,
+        megatron={"lr": LR, "adam_eps": 1e-8, "weight_decay": 0.0, "clip_grad": 1.0},
+    )
+    rank = RankLauncher(0, 1, free_port(LOOPBACK)).start(config)
+    batch, seconds = samples(), []
+    parameters = sum(p.numel() for chunk in rank.policy.chunks for p in chunk.parameters())
+    for _ in range(steps):
+        began = time.perf_counter()
+        metrics = rank.train(batch)
+        seconds.append(time.perf_counter() - began)
+    rank.close()
+    parts = {name: value for name, value in metrics.items() if name.startswith("time/")}
+    return {"seconds": seconds, "loss": metrics["loss"], "parameters": parameters, "parts": parts}
+
+
+def by_transformers(folder: Path, threads: int, steps: int) -> dict[str, Any]:
+    """Seconds of each step of a plain loop."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, foreach=True)
+    tokens = torch.from_numpy(np.stack(samples().tokens)).long()
+    seconds = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        total = 0.0
+        for rows in tokens.split(TOGETHER):
+            logits = model(rows[:, :-1]).logits[:, PROMPT - 1 :]
+            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), rows[:, PROMPT:].reshape(-1))
+            (loss * len(rows) / SAMPLES).backward()
+            total += loss.item() * len(rows) / SAMPLES
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds, "loss": total}
+
+
+def measure(way: str, folder: Path, threads: int, steps: int) -> dict[str, Any]:
+    """The answer of one way, in a process of its own."""
+    words = [sys.executable, __file__, "--child", way, "--folder", str(folder)]
+    words += ["--threads", str(threads), "--steps", str(steps)]
+    answer = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=1800, cwd=ROOT).stdout
+    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SHAPES)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--child", choices=["slime", "transformers"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        ways = {"slime": by_slime, "transformers": by_transformers}
+        print(json.dumps(ways[args.child](args.folder, args.threads, args.steps)))
+        return
+    tokens = SAMPLES * (PROMPT + RESPONSE)
+    print(f"{tokens} tokens a step, micro-batches of {TOGETHER} samples, float32, {args.threads} threads\n")
+    print("| shape | parameters | slime, tokens/s | transformers, tokens/s | ratio | losses | slime's step |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for shape in [args.only] if args.only else SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder), shape)
+            ours, theirs = (measure(way, Path(folder), args.threads, args.steps) for way in ("slime", "transformers"))
+        speeds = [tokens / statistics.median(found["seconds"][1:]) for found in (ours, theirs)]
+        parts = ", ".join(f"{name.removeprefix('time/')} {value:.2f} s" for name, value in ours["parts"].items())
+        print(
+            f"| {shape} | {ours['parameters'] / 1e6:.1f} M | {speeds[0]:,.0f} | {speeds[1]:,.0f}"
+            f" | {speeds[0] / speeds[1]:.2f} | {ours['loss']:.5f}, {theirs['loss']:.5f} | {parts} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
