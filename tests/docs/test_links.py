@@ -36,5 +36,6 @@ def test_the_readme_links_every_file_that_it_names() -> None:
     for link in links(readme):
         assert (ROOT / link).exists(), f"README.md: broken link {link}"
     text = re.sub(r"```.*?```|\[[^\]]*\]\([^)]*\)", "", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
-    named = [name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and (ROOT / name).exists()]
+    found = [name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and (ROOT / name).exists()]
+    named = [name for name in found if not name.startswith("outputs/")]  # written by runs, so not always there
     assert not named, f"README.md names these without a link: {named}"
