@@ -6,12 +6,13 @@ import asyncio
 import http.client
 import json
 import os
-import re
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 from fastapi import FastAPI
 from tests.support.engines import cpu_engine, running
@@ -202,12 +203,11 @@ def test_an_engine_that_is_not_forked_gets_its_keys_unseen_too(tiny_model: Path,
 def private_sockets(server: EngineServer) -> list[Path]:
     """The socket files of an engine's processes, over which they unpickle messages; none is open to other users."""
     assert server.pid is not None
-    inodes: set[str] = set()
+    files: set[Path] = set()
     for pid in living_members(server.pid):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(descriptor)))
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    files = {Path(row[7]) for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("/")}
+        with suppress(psutil.NoSuchProcess):
+            found = psutil.Process(pid).net_connections("unix")
+            files.update(Path(one.laddr) for one in found if one.laddr.startswith("/"))
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, f"{file} is open to other users"
         assert as_stranger(connects(file)) is (os.getuid() != 0)
