@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.engine.ports import free_port, port_in_use, require_free_port
+from slime.engine.ports import ReservedPort, free_port, listening_socket, port_in_use, require_free_port
 from slime.errors import ConfigError
 
 
@@ -16,6 +16,16 @@ def test_a_free_port_can_be_listened_on() -> None:
         server.bind(("127.0.0.1", port))
         server.listen()
         assert port_in_use(port)
+
+
+def test_a_reserved_port_can_be_listened_on_but_not_reserved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = ReservedPort()
+    monkeypatch.setattr("slime.engine.ports.random.sample", lambda *_: [reserved.number] * 3)
+    assert free_port() != reserved.number
+    with listening_socket("127.0.0.1", reserved.number):
+        assert free_port() != reserved.number
+    reserved.release()
+    assert free_port() == reserved.number
 
 
 def test_free_ports_are_outside_the_ephemeral_range() -> None:

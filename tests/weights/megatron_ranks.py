@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from slime.cpu import megatron
+from slime.engine.ports import ReservedPort
 
 megatron.install()
 
@@ -31,12 +31,10 @@ _DEADLINE_S = 90
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
     """What `function(rank, *arguments)` returns on each of `world_size` forked gloo ranks."""
     context = torch.multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = ReservedPort()
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        context.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, arguments))
+        context.Process(target=_rank, args=(rank, world_size, port.number, pipes[rank][1], function, arguments))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -55,6 +53,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
             if process.is_alive():
                 process.kill()
                 process.join()
+        port.release()
 
 
 def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Finding free TCP ports, and refusing taken ones clearly."""
+"""Reserving free TCP ports, and refusing taken ones clearly."""
 
 from __future__ import annotations
 
@@ -17,20 +17,43 @@ _RANGE = (20_000, 32_767)
 _ATTEMPTS = 64
 
 
-def free_port(host: str = LOOPBACK) -> int:
-    """A port on which nothing listens now, for a server that will listen on it in a few seconds.
+class ReservedPort:
+    """A port on `host` for a server that will listen on it in a few seconds, reserved while this object lives.
 
-    Nothing reserves it until then. It lies below the range from which the kernel picks ports for outgoing connections:
-    a run makes hundreds of those while its engines start, and one of them would sometimes take it.
+    Its socket is bound but does not listen. No other run on the machine can reserve the port, and a server that reuses
+    addresses, as they all do, can listen on it. The port lies below the range from which the kernel picks ports for
+    outgoing connections: a run makes hundreds of those while its engines start, and one would sometimes take it.
     """
-    low, high = _RANGE[0], min(_RANGE[1], _first_ephemeral_port() - 1)
-    if high - low >= _ATTEMPTS:
-        for port in random.sample(range(low, high + 1), _ATTEMPTS):
-            if not port_in_use(port, host):
-                return port
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._bind(host)
+        self.number = int(self._socket.getsockname()[1])
+        # Only now: with this set before, several sockets could be bound to the port.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def _bind(self, host: str) -> None:
+        low, high = _RANGE[0], min(_RANGE[1], _first_ephemeral_port() - 1)
+        candidates = random.sample(range(low, high + 1), _ATTEMPTS) if high - low >= _ATTEMPTS else []
+        for port in (*candidates, 0):
+            try:
+                self._socket.bind((host, port))
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not port:
+                    self._socket.close()
+                    raise
+
+    def release(self) -> None:
+        """Let others reserve the port, which nothing listens on."""
+        self._socket.close()
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port on which nothing listens and that nobody has reserved, for a server that listens within a second."""
+    port = ReservedPort(host)
+    port.release()
+    return port.number
 
 
 def _first_ephemeral_port() -> int:

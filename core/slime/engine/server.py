@@ -18,7 +18,7 @@ from typing import Literal
 
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
-from slime.engine.ports import LOOPBACK, free_port, loopback_only
+from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import Call, Child, ForkedChild, ForkServer, living_members
@@ -110,7 +110,8 @@ class EngineServer(SupervisedProcess):
         if spec.fork_server is not None and spec.device != "cpu":
             raise EngineError("a fork server is for CPU engines only: a CUDA context does not survive a fork")
         self.spec = spec
-        self.port = spec.port or free_port(spec.host)
+        self._reserved = None if spec.port else ReservedPort(spec.host)
+        self.port = spec.port if self._reserved is None else self._reserved.number
         self.url = f"http://{spec.host}:{self.port}"
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
@@ -153,6 +154,8 @@ class EngineServer(SupervisedProcess):
         leftovers = _shared_memory_files(self.pid)
         on_gpu = self.spec.device == "cuda"
         super().stop(grace_s=(_CUDA_GRACE_S if on_gpu else 0.0) if grace_s is None else grace_s)
+        if self._reserved is not None:
+            self._reserved.release()
         for path in leftovers:
             path.unlink(missing_ok=True)
         if self._scratch is not None:

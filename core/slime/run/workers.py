@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from slime.config import RunConfig
-from slime.engine.ports import free_port
+from slime.engine.ports import ReservedPort
 from slime.errors import (
     ClusterError,
     DeadlineError,
@@ -76,9 +76,10 @@ class Worker:
         return os.getpid(), self._page, ray.get_runtime_context().get_node_id()
 
     def free_address(self) -> tuple[str, int]:
-        """This node's address and a free port on it."""
+        """This node's address, and a port on it that is reserved while this process lives."""
         host = node_address()
-        return host, free_port(host)
+        self._meeting_port = ReservedPort(host)
+        return host, self._meeting_port.number
 
     def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:Class`."""

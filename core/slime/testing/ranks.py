@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from slime.engine.ports import ReservedPort
 
 if TYPE_CHECKING:
     from slime.plugin import EstimatorSpec
@@ -66,12 +66,12 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
     Raises:
         AssertionError: A rank raised (the message has its traceback), died, or took too long.
     """
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = ReservedPort()
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        _CONTEXT.Process(target=_work, args=(RankLauncher(rank, world_size, port), pipes[rank][1], function, arguments))
+        _CONTEXT.Process(
+            target=_work, args=(RankLauncher(rank, world_size, port.number), pipes[rank][1], function, arguments)
+        )
         for rank in range(world_size)
     ]
     for process in processes:
@@ -102,6 +102,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
             if process.is_alive():
                 process.kill()
             process.join()
+        port.release()
     return [results[rank] for rank in range(world_size)]
 
 
