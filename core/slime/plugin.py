@@ -234,6 +234,7 @@ class SamplingParams:
     sampling_seed: int | None = None
     #: whether the response is scored on a held-out prompt and never trained on; not sent to the engine
     evaluation: bool = False
+    routed_from: int = 0  #: tokens of the prompt whose experts earlier answers have: `Answers.routed_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +246,10 @@ class Generation:
     finish_reason: str  #: "stop", "length" or "abort"
     weight_versions: list[str]
     meta: Mapping[str, Any] = field(default_factory=dict)  #: the engine's `meta_info`, without `routed_experts`
-    #: [P + T - 1, layers, experts per token] the experts of each token but the last, of a prompt of P tokens; None
-    #: without --use-rollout-routing-replay
+    #: [P + T - 1 - F, layers, experts per token] the experts of each token from F = `routed_from` on but the last, of a
+    #: prompt of P tokens; None without --use-rollout-routing-replay
     routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
+    routed_from: int = 0  #: as in the request's `SamplingParams`
 
 
 class PolicyClient(Protocol):

@@ -7,6 +7,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,22 @@ def test_routed_experts_come_in_the_smallest_type(
     assert generation.routed_experts is not None and generation.routed_experts.dtype == kind
     assert generation.routed_experts.shape == (rows, 2, 3) and generation.routed_experts[-1, -1, -1] == most
     assert "routed_experts" not in generation.meta
+
+
+def test_only_routed_experts_that_are_not_known_are_asked_for(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    rows = len(PROMPT) + 2 - 1 - 3
+    stub = faulty_engine(lambda _: (200, answer(routed_experts=encoded(rows))))
+    [generation] = generate(stub.url, replace(ONE, routed_from=3), routed_layers=2)
+    assert orjson.loads(stub.bodies[0])["routed_experts_start_len"] == 3
+    assert generation.routed_experts is not None
+    assert (generation.routed_experts.shape, generation.routed_from) == ((rows, 2, 3), 3)
+
+
+def test_an_answer_without_new_tokens_has_no_routed_experts(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    ended = {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}
+    stub = faulty_engine(lambda _: (200, answer(**ended, routed_experts="")))
+    [generation] = generate(stub.url, replace(ONE, routed_from=len(PROMPT) - 1), routed_layers=2)
+    assert (generation.routed_experts, generation.tokens) == (None, [])
 
 
 @pytest.mark.parametrize("meta", [{}, {"routed_experts": encoded(4)}], ids=["none", "too-few"])

@@ -199,7 +199,7 @@ def _check_own_reward(reward: object) -> None:
 def _by_name(sampling: SamplingParams) -> dict[str, Any]:
     """The parameters in the engine's form, without those that are not set."""
     values = asdict(sampling)
-    del values["evaluation"]
+    del values["evaluation"], values["routed_from"]
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: value for name, value in lists.items() if value not in (None, [])}
 

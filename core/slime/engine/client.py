@@ -239,7 +239,7 @@ class HttpPolicyClient:
         generation = self._generation(answer, url)
         if not routed or self._routed_layers is None:
             return generation
-        return _with_routed_experts(generation, len(tokens), self._routed_layers, url)
+        return _with_routed_experts(generation, len(tokens), sampling.routed_from, self._routed_layers, url)
 
     @contextmanager
     def _chosen(self, session: str | None, *, direct: bool) -> Iterator[URL]:
@@ -352,13 +352,18 @@ class HttpPolicyClient:
         return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
 
 
-def _with_routed_experts(answer: Generation, prompt_length: int, layers: int, url: URL) -> Generation:
-    """The answer with the routed experts that its `meta` holds encoded: base64 of int32, here in fewer bytes."""
+def _with_routed_experts(answer: Generation, prompt_length: int, start: int, layers: int, url: URL) -> Generation:
+    """The answer with the routed experts that its `meta` holds encoded: base64 of int32, here in fewer bytes.
+
+    They are those of the tokens from `start` on.
+    """
     meta = dict(answer.meta)
     encoded = meta.pop("routed_experts", None)
     if encoded is None and answer.finish_reason == "abort":
         return answer  # whoever continues it gets those of all tokens
-    rows = prompt_length + len(answer.tokens) - 1
+    rows = prompt_length + len(answer.tokens) - 1 - start
+    if rows < 1:  # aborted before the first new token
+        return replace(answer, meta=meta)
     experts = np.frombuffer(a2b_base64(encoded or ""), dtype=np.int32)
     if experts.size == 0 or experts.size % (rows * layers):
         raise EngineError(
@@ -366,7 +371,7 @@ def _with_routed_experts(answer: Generation, prompt_length: int, layers: int, ur
             f" tokens x {layers} layers; the engine needs --enable-return-routed-experts and a model with experts"
         )
     kind = np.uint8 if experts.max() < 256 else np.int16
-    return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind))
+    return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind), routed_from=start)
 
 
 def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> bytes:
@@ -389,4 +394,5 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | No
         request["rid"] = rid
     if routed:
         request["return_routed_experts"] = True
+        request["routed_experts_start_len"] = sampling.routed_from
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -30,7 +30,7 @@ class SingleTurn:
             if sampling.max_new_tokens < 1:  # the run was resumed with a lower limit
                 sample.status, sample.finish_reason = Status.TRUNCATED, "length"
                 return [sample]
-        answer = await policy.generate(sample.tokens, sampling)
+        answer = await policy.generate(sample.tokens, replace(sampling, routed_from=answers.routed_tokens))
         sample.loss_mask = _joined(sample.loss_mask, begun, [1] * len(answer.tokens))
         sample.rollout_log_probs = _joined(sample.rollout_log_probs, begun, answer.log_probs)
         sample.tokens = sample.tokens + answer.tokens

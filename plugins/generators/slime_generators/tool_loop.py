@@ -75,7 +75,8 @@ class ToolLoop:
                     f"sample {sample.index}: a prompt of {talk.prompt_length} tokens leaves no room to answer"
                 )
             limit = room if self._turn_max_tokens is None else min(room, self._turn_max_tokens)
-            answer = await policy.generate(talk.tokens, replace(sampling, max_new_tokens=limit), session=session)
+            turn = replace(sampling, max_new_tokens=limit, routed_from=talk.answers.routed_tokens)
+            answer = await policy.generate(talk.tokens, turn, session=session)
             text = talk.generated(answer)
             metrics.turns += 1
             calls = self._parser.parse(text) if answer.finish_reason == "stop" else []

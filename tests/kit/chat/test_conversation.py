@@ -94,6 +94,20 @@ def test_earlier_routed_experts_stay_when_later_answers_report_others(template: 
     assert np.array_equal(other.to_sample(Sample()).rollout_routed_experts, np.full((3, 1, 1), 1))
 
 
+def test_routed_experts_of_later_tokens_are_added_where_they_belong(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("qq"))
+    talk.generated(replace(answer("ab"), routed_experts=np.full((4, 1, 1), 1, np.uint8)))
+    assert talk.answers.routed_tokens == 4
+    talk.add([{"role": "tool", "content": "4"}])
+    for start, known in ((4, 0), (2, 2)):  # exactly what is missing, and more
+        branch = talk.fork()
+        new = len(talk.tokens) + 3 - 1 - start
+        rows = np.array([9] * known + [2] * (new - known), np.uint8).reshape(new, 1, 1)
+        branch.generated(replace(answer("cd"), routed_experts=rows, routed_from=start))
+        routed = branch.to_sample(Sample()).rollout_routed_experts
+        assert routed is not None and routed[:, 0, 0].tolist() == [1] * 4 + [2] * (len(talk.tokens) + 3 - 1 - 4)
+
+
 def test_a_sample_has_no_routed_experts_if_some_are_unknown(template: ChatTemplate) -> None:
     talk = Conversation(template, encode("qq"))
     talk.generated(replace(answer("ab"), routed_experts=np.zeros((4, 1, 1), np.uint8)))

@@ -222,10 +222,18 @@ class Answers:
         if (cached := meta.get("cached_tokens")) is not None:
             self._cached = (self._cached or 0.0) + cached
         if answer.routed_experts is not None:
-            # It covers the whole sequence. Earlier rows stay: like the log-probs, they are those of the weights that
-            # generated the tokens. The copy lets go of the others.
-            held = sum(map(len, self._routed))
-            self._routed = (*self._routed, answer.routed_experts[held:].copy())
+            # Rows that are held stay: like the log-probs, they are those of the weights that generated the tokens. The
+            # copy lets go of the others.
+            known = self.routed_tokens - answer.routed_from
+            self._routed = (*self._routed, answer.routed_experts[known:].copy())
+
+    @property
+    def routed_tokens(self) -> int:
+        """Tokens whose experts are known, for `SamplingParams.routed_from` of the next request.
+
+        An engine asked without it reports those of all tokens in every turn.
+        """
+        return sum(map(len, self._routed))
 
     def fork(self) -> Answers:
         """An independent copy."""
@@ -257,7 +265,7 @@ class Answers:
 
     def _routed_experts(self, rows: int) -> NDArray[np.integer[Any]] | None:
         """The routed experts of the first `rows` tokens; None if some are missing."""
-        if rows < 1 or sum(map(len, self._routed)) < rows:
+        if rows < 1 or self.routed_tokens < rows:
             return None
         if len(self._routed) == 1:
             return self._routed[0][:rows]

@@ -234,7 +234,8 @@ class Session:
         # A different seed for every request; otherwise equal requests would get equal answers.
         seed = None if seed is None else (seed + (node.number - 1) * 0x9E3779B1) % 2**31
         stop = tuple(dict.fromkeys((*run.stop, *request.stop)))
-        return replace(run, max_new_tokens=most, stop=stop, sampling_seed=seed)
+        known = 0 if node.parent is None else node.parent.reports.routed_tokens
+        return replace(run, max_new_tokens=most, stop=stop, sampling_seed=seed, routed_from=known)
 
     def _refuse_for_room(self, parent: Node | None) -> None:
         """Mark the session full, and the conversation that the request would have continued as cut."""
