@@ -10,6 +10,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
 REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 
+# Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install quickstart test test-all faults lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed

@@ -1,22 +1,24 @@
 """Training tokens per second: one rank of slime's trainer against a loop of transformers and AdamW, on the same cores.
 
-    python benchmarks/bench_training.py [--only 10M] [--threads 2] [--steps 6]
+    python benchmarks/bench_training.py [--only 10M] [--threads 2] [--steps 8]
 
 Both take supervised steps in float32 on the same random samples of equal length, in micro-batches of the same samples,
 from the same weights; the losses after the last step are printed, since equal work has equal losses. Transformers uses
-its fastest attention on a CPU (`sdpa`) and torch's `foreach` AdamW. The table shows the median step after the first
-one, and where slime's time goes.
+its fastest attention on a CPU (`sdpa`) and torch's `foreach` AdamW. The two take turns, because the speed of a shared
+machine changes within a minute. The table shows the median step after the first one, and where slime's time goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +60,8 @@ def samples() -> Any:
     return make_batch(samples=SAMPLES, vocab=VOCABULARY, masked=False, **lengths)
 
 
-def by_slime(folder: Path, threads: int, steps: int) -> dict[str, Any]:
-    """Seconds of each step of a trainer rank."""
+def by_slime(folder: Path, threads: int) -> Generator[dict[str, Any]]:
+    """Steps of a trainer rank."""
     from tests.train.harness import RankLauncher, make_config
 
     from slime.engine.ports import LOOPBACK, free_port
@@ -73,19 +75,19 @@ def by_slime(folder: Path, threads: int, steps: int) -> dict[str, Any]:
         megatron={"lr": LR, "adam_eps": 1e-8, "weight_decay": 0.0, "clip_grad": 1.0},
     )
     rank = RankLauncher(0, 1, free_port(LOOPBACK)).start(config)
-    batch, seconds = samples(), []
+    batch = samples()
     parameters = sum(p.numel() for chunk in rank.policy.chunks for p in chunk.parameters())
-    for _ in range(steps):
-        began = time.perf_counter()
-        metrics = rank.train(batch)
-        seconds.append(time.perf_counter() - began)
-    rank.close()
-    parts = {name: value for name, value in metrics.items() if name.startswith("time/")}
-    return {"seconds": seconds, "loss": metrics["loss"], "parameters": parameters, "parts": parts}
+    try:
+        while True:
+            metrics = rank.train(batch)
+            parts = {name: value for name, value in metrics.items() if name.startswith("time/")}
+            yield {"loss": metrics["loss"], "parameters": parameters, "parts": parts}
+    finally:
+        rank.close()
 
 
-def by_transformers(folder: Path, threads: int, steps: int) -> dict[str, Any]:
-    """Seconds of each step of a plain loop."""
+def by_transformers(folder: Path, threads: int) -> Generator[dict[str, Any]]:
+    """Steps of a plain loop."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -95,9 +97,7 @@ def by_transformers(folder: Path, threads: int, steps: int) -> dict[str, Any]:
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, foreach=True)
     tokens = torch.from_numpy(np.stack(samples().tokens)).long()
-    seconds = []
-    for _ in range(steps):
-        began = time.perf_counter()
+    while True:
         total = 0.0
         for rows in tokens.split(TOGETHER):
             logits = model(rows[:, :-1]).logits[:, PROMPT - 1 :]
@@ -107,30 +107,56 @@ def by_transformers(folder: Path, threads: int, steps: int) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds, "loss": total}
+        yield {"loss": total}
 
 
-def measure(way: str, folder: Path, threads: int, steps: int) -> dict[str, Any]:
-    """The answer of one way, in a process of its own."""
-    words = [sys.executable, __file__, "--child", way, "--folder", str(folder)]
-    words += ["--threads", str(threads), "--steps", str(steps)]
-    answer = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=1800, cwd=ROOT).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    return found
+WAYS = {"slime": by_slime, "transformers": by_transformers}
+
+
+def answer_steps(way: str, folder: Path, threads: int) -> None:
+    """Take a step for each line that arrives, and print what it took."""
+    steps = WAYS[way](folder, threads)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        found = next(steps)
+        print(json.dumps({"seconds": time.perf_counter() - began} | found), flush=True)
+    steps.close()
+
+
+def measure(folder: Path, threads: int, steps: int) -> list[list[dict[str, Any]]]:
+    """For each way, what its steps took. Each has a process of its own, and they take turns."""
+    taken: list[list[dict[str, Any]]] = [[] for _ in WAYS]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for way in WAYS:
+            words = [sys.executable, __file__, "--child", way, "--folder", str(folder), "--threads", str(threads)]
+            child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            children.append(stack.enter_context(child))
+        for _ in range(steps):
+            for child, found in zip(children, taken, strict=True):
+                assert child.stdin is not None and child.stdout is not None
+                child.stdin.write("\n")
+                child.stdin.flush()
+                answer = next((line for line in iter(child.stdout.readline, "") if line.startswith("{")), None)
+                if answer is None:
+                    sys.exit(f"`{' '.join(words)}` ended; its error is above")
+                found.append(json.loads(answer))
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+    return taken
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SHAPES)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--child", choices=["slime", "transformers"], help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        ways = {"slime": by_slime, "transformers": by_transformers}
-        print(json.dumps(ways[args.child](args.folder, args.threads, args.steps)))
+        answer_steps(args.child, args.folder, args.threads)
         return
     tokens = SAMPLES * (PROMPT + RESPONSE)
     print(f"{tokens} tokens a step, micro-batches of {TOGETHER} samples, float32, {args.threads} threads\n")
@@ -139,8 +165,9 @@ def main() -> None:
     for shape in [args.only] if args.only else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), shape)
-            ours, theirs = (measure(way, Path(folder), args.threads, args.steps) for way in ("slime", "transformers"))
-        speeds = [tokens / statistics.median(found["seconds"][1:]) for found in (ours, theirs)]
+            taken = measure(Path(folder), args.threads, args.steps)
+        speeds = [tokens / statistics.median(step["seconds"] for step in found[1:]) for found in taken]
+        ours, theirs = (found[-1] for found in taken)
         parts = ", ".join(f"{name.removeprefix('time/')} {value:.2f} s" for name, value in ours["parts"].items())
         print(
             f"| {shape} | {ours['parameters'] / 1e6:.1f} M | {speeds[0]:,.0f} | {speeds[1]:,.0f}"

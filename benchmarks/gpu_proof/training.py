@@ -171,7 +171,7 @@ def training_step(bench: Bench, shape: str) -> None:
     )
     settings = train_settings(config, None)
     flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
-    forward = sum(flops(len(tokens) - 1) for tokens in batch.tokens)
+    forward = sum(flops(len(tokens) - 1, len(tokens) - prompt) for tokens in batch.tokens)
     rank = start_rank(config)
     parameters = sum(p.numel() for chunk in rank.policy.chunks for p in chunk.parameters())
     rank.train(batch)  # the first step allocates memory and compiles kernels

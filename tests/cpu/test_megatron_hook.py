@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import marshal
+import os
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +23,23 @@ NEED_TRITON = {
 }
 
 
-def run(code: str) -> list[str]:
+def run(code: str, **environment: str) -> list[str]:
     """Run `code` in a fresh interpreter and return the words it printed."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-W", "ignore", "-c", code],
+        **{"capture_output": True, "text": True, "timeout": 240, "check": False},
+        env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The names that a module's code and that of its functions refers to."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
 
 
 @pytest.mark.slow
@@ -58,6 +73,23 @@ install()
 print(sys.meta_path == before, dict(vars(torch.cuda)) == cuda)
 """)
     assert words == ["True", "True"]
+
+
+def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) -> None:
+    """Rewriting takes two seconds of CPU time in each rank; an import without the hook must not get its result."""
+    parse = "import ast, sys\nparsed = []\nparse = ast.parse\nast.parse = lambda *a: parsed.append(a) or parse(*a)\n"
+    hook = "from slime.cpu.megatron import install\ninstall()\n"
+    ask = "import megatron.core.parallel_state as m\nprint(sum('megatron' in str(a[1:]) for a in parsed))\n"
+    ask += "print(hasattr(m, '__cpu_as_cuda__'))"
+    cached = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    first, second, without = (run(parse + code, **cached) for code in (hook + ask, hook + ask, ask))
+    assert int(first[0]) > 10 and first[1] == "True"
+    assert second == ["0", "True"]
+    assert without[1] == "False"
+    names = {path.name for path in tmp_path.rglob("parallel_state*.pyc")}
+    assert len(names) == 2, names
+    code = marshal.loads(next(tmp_path.rglob("megatron/core/parallel_state.cpython-???.pyc")).read_bytes()[16:])
+    assert "__cpu_as_cuda__" not in str(list(names_in(code)))
 
 
 def test_install_twice_adds_one_finder() -> None:

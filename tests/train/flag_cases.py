@@ -60,7 +60,8 @@ NEUTRAL: tuple[tuple[str, str], ...] = (
     ),
     (
         "cross_entropy_loss_fusion cross_entropy_fusion_impl masked_softmax_fusion bias_activation_fusion"
-        " bias_dropout_fusion memory_efficient_layer_norm moe_grouped_gemm moe_permute_fusion",
+        " bias_dropout_fusion memory_efficient_layer_norm moe_grouped_gemm moe_permute_fusion"
+        " gradient_accumulation_fusion",
         "speed: the fused form of the same computation, or a form that slime replaces by its own",
     ),
     ("attention_softmax_in_fp32", "slime's attention always computes the softmax in float32"),
@@ -164,4 +165,5 @@ OWN_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
 OWN_NEUTRAL = {
     "true_on_policy_mode": "it only stops the run (`tests/integration/test_true_on_policy.py`)",
     "true_on_policy_tolerance": "a bound of --true-on-policy-mode",
+    "enable_mtp_training": "it trains further layers, and nothing else (`test_predicting.py`)",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from tests.train.whole_models import fill, gather
 
 from slime.cpu.megatron_fixes import repair_without_transformer_engine
 from slime.data import TrainBatch
+from slime.engine.ports import free_port
 from slime.errors import TrainerError
 from slime.train.router import check_routes, routers_of
 
@@ -78,6 +78,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "context 2, expert 2": (2, {"context_parallel_size": 2, "expert_model_parallel_size": 2}),
     "expert 2, plain optimizer": (2, {"expert_model_parallel_size": 2, "use_distributed_optimizer": False}),
+    "data 2, overlapped": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 2000}),
 }
 
 
@@ -106,6 +107,7 @@ def training(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> 
     rank = start(launcher, config)
     log_probs = rank.log_probs(batches[0])
     metrics = [untimed(rank.train(batch)) for batch in batches]
+    rank.policy.finish_param_gather()
     weights = gather(rank.policy.chunks)
     rank.close()
     return metrics, log_probs, weights
@@ -128,7 +130,7 @@ def one_rank(model: str, auxiliary: bool = False) -> Any:
 def test_training_equals_that_of_one_rank(layout: str, model: str) -> None:
     world_size, sizes = LAYOUTS[layout]
     # Auxiliary losses are of each micro-batch, and data-parallel ranks make other micro-batches.
-    auxiliary = "expert_model_parallel_size" not in sizes
+    auxiliary = not sizes.keys() & {"expert_model_parallel_size", "overlap_param_gather"}
     expected_metrics, expected_log_probs, expected = one_rank(model, auxiliary)
     budget = 60 // sizes.get("context_parallel_size", 1)
     config = config_for(model, layout, megatron=AUXILIARY if auxiliary else {}, max_tokens_per_gpu=budget)
@@ -154,17 +156,11 @@ def cases(_: RankLauncher, configs: list[Any], batch: TrainBatch) -> list[tuple[
     """Metrics and weights after one rollout, of each configuration."""
     found = []
     for config in configs:
-        rank = start(RankLauncher(0, 1, _free_port()), config)
+        rank = start(RankLauncher(0, 1, free_port()), config)
         metrics = untimed(rank.train(batch))
         found.append((metrics, gather(rank.policy.chunks)))
         rank.close()
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 RECOMPUTED = {
@@ -174,18 +170,19 @@ RECOMPUTED = {
     "experts, old spelling": {"moe_layer_recompute": True},
     "latent attention": {"recompute_granularity": "selective", "recompute_modules": ["mla_up_proj"]},
 }
+FOR_SPEED = {"moe_grouped_gemm": True, "moe_permute_fusion": True, "gradient_accumulation_fusion": False}
 
 
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("replayed", [False, True], ids=["own routes", "replayed"])
-def test_recomputation_and_ignored_flags_change_nothing(replayed: bool) -> None:
+def test_recomputation_and_flags_for_speed_change_nothing(replayed: bool) -> None:
     model = "sigmoid, latent attention"
     batch = make_batch(samples=6, response=(1, 16))
     if replayed:
         batch = with_routes(batch, [random_routes(len(tokens) - 1, i) for i, tokens in enumerate(batch.tokens)])
-    kinds = RECOMPUTED | {"speed": {"moe_grouped_gemm": True, "moe_permute_fusion": True}}
+    kinds = RECOMPUTED | {"speed": FOR_SPEED}
     configs = [config_for(model, megatron=AUXILIARY | flags, max_tokens_per_gpu=30) for flags in ({}, *kinds.values())]
     [[(metrics, weights), *others]] = run_ranks(cases, 1, configs, batch)
     assert metrics["micro_batches"] > 2, "the order of backward passes would not matter"
@@ -448,9 +445,19 @@ def test_replay_closes_the_gap_of_a_router_that_rounds_differently(
     [((4, 2, 3), 7, r"sample 5: .* \(2, 3\)"), ((4, 3, 3), 8, "numbers up to 8"), ((4, 3, 2), 1, r"\(3, 2\)")],
 )
 def test_routes_of_another_model_are_refused(shape: tuple[int, ...], largest: int, message: str) -> None:
-    model = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3)
-    check_routes({5: np.full((4, 3, 3), 7, dtype=np.uint8)}, model)
+    model = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3, moe_layer_freq=1)
+    check_routes({5: np.full((4, 3, 3), [5, 7, 6], dtype=np.uint8)}, model)
     with pytest.raises(TrainerError, match=message):
         check_routes({5: np.full(shape, largest, dtype=np.uint8)}, model)
     with pytest.raises(TrainerError, match="not a mixture of experts"):
         check_routes({}, SimpleNamespace(num_moe_experts=None))
+
+
+def test_a_token_that_was_routed_to_one_expert_twice_is_refused() -> None:
+    model = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3, moe_layer_freq=[0, 1, 1])
+    routes = np.full((4, 3, 3), [5, 7, 6], dtype=np.uint8)
+    routes[:, 0] = 0  # a dense layer, whose entries mean nothing
+    check_routes({5: routes}, model)
+    routes[3, 2] = [6, 1, 6]
+    with pytest.raises(TrainerError, match=r"sample 5: token 3 was routed to the experts \[6, 1, 6\] in layer 2"):
+        check_routes({5: routes}, model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.train.test_every_flag import FLAGS, another_value
 
 from slime.config import resolve
 from slime.config.megatron_effects import matches
+from slime.engine.ports import free_port
 
 Numbers = dict[str, float | str]
 
@@ -27,11 +27,8 @@ def numbers_of_all(_: RankLauncher, cases: list[Any]) -> list[Numbers]:
     found: list[Numbers] = []
     batches = [make_batch(seed=seed, steps=2, rollout_log_probs=True, masked=False) for seed in (0, 1)]
     for config in cases:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         plugins = load_plugins(config.plugins)
-        rank = RankLauncher(0, 1, port).start(config, *build_estimator(config, Path(), plugins))
+        rank = RankLauncher(0, 1, free_port()).start(config, *build_estimator(config, Path(), plugins))
         numbers: Numbers = {}
         for number, batch in enumerate(batches):
             metrics = rank.train(batch)

@@ -28,6 +28,7 @@ def test_operations_are_those_of_transformers(family: str, model_folder: Folders
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.arange(TOKENS)[None])
     # Transformers computes every pair and masks half of them.
-    every_pair = flops.per_token * TOKENS + flops.per_pair * TOKENS**2
+    every_pair = (flops.per_token + flops.per_prediction) * TOKENS + flops.per_pair * TOKENS**2
     assert counter.get_total_flops() == pytest.approx(every_pair, rel=0.01)
-    assert flops(TOKENS) == every_pair - flops.per_pair * TOKENS * (TOKENS - 1) / 2
+    assert flops(TOKENS, TOKENS) == every_pair - flops.per_pair * TOKENS * (TOKENS - 1) / 2
+    assert flops(TOKENS, 5) == flops(TOKENS, TOKENS) - flops.per_prediction * (TOKENS - 5)

@@ -41,10 +41,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "Megatron has removed it, or slime's trainer does not support it",
     ),
     (
-        "mtp_loss_scaling_factor mtp_standalone",
-        "slime trains a model to predict one token at a time; layers that predict more keep their weights",
-    ),
-    (
         "experimental_attention_variant dsa_* linear_* mamba_* is_hybrid_model use_mamba_mem_eff_path"
         " heterogeneous_block_specs hetereogenous_dist_checkpoint",
         "this release has neither linear attention nor state-space layers",
@@ -75,7 +71,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("muon_*", "the optimizers are adam and sgd"),
     ("max_seqlen_per_dp_cp_rank", "this release has no hybrid context parallelism"),
     (
-        "test_mode use_ring_exchange_p2p overlap_param_gather_with_optimizer_step average_in_collective",
+        "test_mode use_ring_exchange_p2p overlap_param_gather_with_optimizer_step average_in_collective mtp_standalone"
+        " defer_embedding_wgrad_compute wgrad_deferral_limit",
         "slime's trainer does not support it",
     ),
 )
@@ -128,11 +125,11 @@ DEPENDENT: tuple[tuple[str, _State, str], ...] = (
         lambda m: m.get("fp8") or m.get("fp4"),
         "without --fp8-format",
     ),
+    ("mtp_loss_scaling_factor", lambda m: m.get("enable_mtp_training"), "without --enable-mtp-training"),
     ("fp4_*", lambda m: m.get("fp4"), "without --fp4-format"),
     (
         "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout"
-        " account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split"
-        " defer_embedding_wgrad_compute wgrad_deferral_limit",
+        " account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         lambda m: m.get("pipeline_model_parallel_size", 1) > 1,
         "without --pipeline-model-parallel-size",
     ),
@@ -190,7 +187,8 @@ def refused_effects(config: RunConfig) -> Iterator[str]:
 
 def dependent_notes(config: RunConfig) -> Iterator[str]:
     """Options that have an effect only beside others, which are missing."""
-    stated, megatron = stated_options(config), dict(config.megatron)
+    stated = stated_options(config)
+    megatron = {**config.megatron, "enable_mtp_training": config.algorithm.enable_mtp_training}
     for patterns, has_effect, why in DEPENDENT:
         if has_effect(megatron):
             continue

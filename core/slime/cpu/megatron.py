@@ -9,10 +9,12 @@ threads and forked processes need nothing more, and it costs nothing at run time
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.machinery
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,14 +105,25 @@ class _ToCpu(ast.NodeTransformer):
         return node
 
 
-class _CpuLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the rewritten source, without reading or writing `__pycache__`."""
+#: changes with the rules of rewriting
+_RULES = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        path = self.get_filename(fullname)
-        tree = ast.fix_missing_locations(_ToCpu().visit(ast.parse(self.get_data(path), path)))
-        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
+
+class _CpuLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the rewritten source; its bytecode is cached as Python does, under a name of its own."""
+
+    def source_to_code(  # type: ignore[override]  # a static method in the stubs of one base class
+        self, data: Any, path: Any, *, _optimize: int = -1
+    ) -> types.CodeType:
+        tree = ast.fix_missing_locations(_ToCpu().visit(ast.parse(data, path)))
+        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
         return code
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(_cached(path))
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        super().set_data(_cached(path), data, _mode=_mode)
 
     def exec_module(self, module: types.ModuleType) -> None:
         setattr(module, _STAND_IN, _CpuAsCuda("cpu_as_cuda"))
@@ -118,6 +131,11 @@ class _CpuLoader(importlib.machinery.SourceFileLoader):
         fix = FIXES.get(module.__name__)
         if fix is not None:
             fix(module)
+
+
+def _cached(path: str) -> str:
+    """Where the rewritten bytecode is; what is at the usual place is for others. Sources stay where they are."""
+    return path if not path.endswith(".pyc") else f"{path.removesuffix('.pyc')}.slime-{_RULES}.pyc"
 
 
 class CpuFinder:

@@ -14,11 +14,13 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from slime.cpu.megatron_fixes import repair_without_transformer_engine
+from slime.train.experts import GroupedExperts
 from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
 from slime.train.modules import Norm, PackedAttention
 from slime.train.router import TrainingRouter, routers_of
@@ -29,7 +31,11 @@ repair_without_transformer_engine()
 #: Megatron's modules -> those that training needs instead
 _OURS: dict[type, type] = {TopKRouter: TrainingRouter}
 #: the same, where TransformerEngine has none of its own
-_WITHOUT_TE: dict[type, type] = {DotProductAttention: PackedAttention, WrappedTorchNorm: Norm}
+_WITHOUT_TE: dict[type, type] = {
+    DotProductAttention: PackedAttention,
+    WrappedTorchNorm: Norm,
+    SequentialMLP: GroupedExperts,
+}
 
 
 def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[..., Any] = GPTModel) -> list[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from slime.architecture import Architecture
 from slime.errors import CheckpointError
 from slime.train.architecture import read_same_model
+from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.forward import MicroBatch
 from slime.train.loss import value_loss
@@ -102,9 +103,9 @@ class Critic:
             "critic_lr": lr,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, write: Write = write_now) -> None:
         """Write weights, optimizer and schedule into the trainer's part of a checkpoint, beside the policy's."""
-        self.model.save(folder / CRITIC_PART)
+        self.model.save(folder / CRITIC_PART, write)
 
     def check(self, folder: Path) -> None:
         """Refuse a trainer's part of a checkpoint that has no critic, before anything of it is read.

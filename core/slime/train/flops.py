@@ -17,10 +17,12 @@ class Flops:
 
     Attributes:
         per_token: In the matrix products with weights. Of a mixture of experts, those that a token is sent to.
+        per_prediction: In the output layer, which runs only for tokens of a response.
         per_pair: In attention, for a query and a key that it sees, over all layers.
     """
 
     per_token: float
+    per_prediction: float
     per_pair: float
 
     @classmethod
@@ -33,19 +35,25 @@ class Flops:
         else:
             query_dim = value_dim = transformer.kv_channels
             attention = hidden * query_dim * 2 * (heads + transformer.num_query_groups)
-        mixtures = sum(_is_mixture(transformer))
-        weights = transformer.num_layers * attention + hidden * vocab_size
+        mixtures = sum(is_mixture(transformer))
+        weights = transformer.num_layers * attention
         weights += (transformer.num_layers - mixtures) * _feed_forward_weights(transformer, transformer.ffn_hidden_size)
         if mixtures:
             chosen = transformer.moe_router_topk * transformer.moe_ffn_hidden_size
             shared = transformer.moe_shared_expert_intermediate_size or 0
             router = hidden * transformer.num_moe_experts
             weights += mixtures * (router + _feed_forward_weights(transformer, chosen + shared))
-        return cls(per_token=2.0 * weights, per_pair=2.0 * transformer.num_layers * heads * (query_dim + value_dim))
+        pairs = transformer.num_layers * heads * (query_dim + value_dim)
+        return cls(per_token=2.0 * weights, per_prediction=2.0 * hidden * vocab_size, per_pair=2.0 * pairs)
 
-    def __call__(self, tokens: int) -> float:
-        """Operations of a sequence of so many tokens, each of which sees itself and all before it."""
-        return self.per_token * tokens + self.per_pair * tokens * (tokens + 1) / 2
+    def __call__(self, tokens: int, response: int) -> float:
+        """Operations of a sequence of so many tokens, each of which sees itself and all before it.
+
+        Args:
+            tokens: Of the whole sequence.
+            response: Those of them that are predicted.
+        """
+        return self.per_token * tokens + self.per_prediction * response + self.per_pair * tokens * (tokens + 1) / 2
 
 
 def _latent_attention_weights(transformer: MLATransformerConfig) -> int:
@@ -66,7 +74,7 @@ def _feed_forward_weights(transformer: TransformerConfig, width: int) -> int:
     return hidden * width * (3 if transformer.gated_linear_unit else 2)
 
 
-def _is_mixture(transformer: TransformerConfig) -> list[bool]:
+def is_mixture(transformer: TransformerConfig) -> list[bool]:
     """For each layer, whether it is a mixture of experts."""
     frequency: Any = transformer.moe_layer_freq
     if transformer.num_moe_experts is None:

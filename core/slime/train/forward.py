@@ -4,13 +4,14 @@ The last token of a sample predicts nothing and is not run. With P prompt and T 
 P - 1 .. P + T - 2 predict the response. Padding is only for context parallelism (each sequence a multiple of twice
 its size) and for sequence parallelism (the total a multiple of the tensor-parallel size).
 
-Megatron's own cross-entropies overwrite float32 logits, and the fused one rounds gradients to bfloat16,
-so slime has its own. Log-probs are computed in float32 of `logits / temperature`.
+The output layer runs only at positions that predict response tokens: logits are the largest tensor of a pass, and
+nobody reads those of a prompt. Megatron's own cross-entropies overwrite float32 logits, and the fused one rounds
+gradients to bfloat16, so slime has its own. Log-probs are computed in float32 of `logits / temperature`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import ColumnParallelLinear, gather_from_sequence_parallel_region
 from torch import Tensor
 
 from slime.train.modules import packed_positions
@@ -183,7 +185,6 @@ _NEVER = -1e30
 
 def log_probs_and_entropy(
     logits: Tensor,
-    rows: Tensor,
     targets: Tensor,
     *,
     temperature: float,
@@ -191,14 +192,13 @@ def log_probs_and_entropy(
     group: dist.ProcessGroup | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
-    """log p(targets[i] | logits[rows[i]]) and the entropy of that distribution, in nats.
+    """log p(targets[i] | logits[i]) and the entropy of that distribution, in nats.
 
     Besides the gradient itself, no float32 tensor larger than `chunk_elements` is alive at any time.
 
     Args:
-        logits: [T, V / tp] this rank's part of the vocabulary, any float type; never modified.
-        rows: [R] int64, which rows of `logits` predict something; no row twice.
-        targets: [R] int64, the token each of them should predict, numbered over the whole vocabulary.
+        logits: [R, V / tp] this rank's part of the vocabulary, any float type; never modified.
+        targets: [R] int64, the token each row should predict, numbered over the whole vocabulary.
         temperature: Logits are divided by it.
         vocab_size: The whole vocabulary without padding; later columns have probability 0.
         group: Tensor-parallel group; None if `logits` has the whole vocabulary.
@@ -209,22 +209,20 @@ def log_probs_and_entropy(
         is that of its own part.
     """
     log_probs, entropy = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]  # torch does not type it
-        logits, rows, targets, temperature, vocab_size, group, chunk_elements
+        logits, targets, temperature, vocab_size, group, chunk_elements
     )
     return log_probs, entropy
 
 
-def _chunks(rows: Tensor, vocabulary: int, chunk_elements: int) -> Iterator[slice]:
+def _chunks(rows: int, vocabulary: int, chunk_elements: int) -> Iterator[slice]:
     step = max(1, chunk_elements // vocabulary)
-    for start in range(0, rows.numel(), step):
-        yield slice(start, min(start + step, rows.numel()))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
-def _scaled(logits: Tensor, rows: Tensor, temperature: float, valid: int) -> Tensor:
-    """A float32 copy [r, V / tp] of some rows, divided by the temperature, with padding columns disabled."""
-    z = logits[rows].float()  # indexing copies, so what follows may be in place
-    if temperature != 1.0:
-        z /= temperature
+def _scaled(logits: Tensor, temperature: float, valid: int, shift: Tensor) -> Tensor:
+    """A float32 copy [r, V / tp] of `logits / temperature - shift` [r], with padding columns disabled."""
+    z = torch.sub(logits.float() if temperature == 1.0 else logits.float() / temperature, shift.unsqueeze(-1))
     if valid < z.size(-1):
         z[:, max(valid, 0) :] = _NEVER
     return z
@@ -235,7 +233,6 @@ class _LogProbsAndEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        rows: Tensor,
         targets: Tensor,
         temperature: float,
         vocab_size: int,
@@ -243,19 +240,18 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         chunk_elements: int,
     ) -> tuple[Tensor, Tensor]:
         parallel = group is not None and group.size() > 1
-        part = logits.size(-1)
+        rows, part = logits.shape
         first = group.rank() * part if parallel and group is not None else 0
         valid, local = vocab_size - first, targets - first
         mine = (local >= 0) & (local < part)
         local = local.clamp(0, part - 1)
 
-        # Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z of the target.
-        m, s, e, t = torch.empty(4, rows.numel(), dtype=torch.float32, device=logits.device)
+        # Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z - m of the target.
+        m, s, e, t = torch.empty(4, rows, dtype=torch.float32, device=logits.device)
         for chunk in _chunks(rows, part, chunk_elements):
-            z = _scaled(logits, rows[chunk], temperature, valid)
-            m[chunk] = z.amax(-1)
+            m[chunk] = logits[chunk, :valid].amax(-1).float() / temperature if valid > 0 else _NEVER
+            z = _scaled(logits[chunk], temperature, valid, m[chunk])
             t[chunk] = z.gather(-1, local[chunk].unsqueeze(-1)).squeeze(-1)
-            z -= m[chunk].unsqueeze(-1)
             weights = z.exp()
             s[chunk] = weights.sum(-1)
             e[chunk] = weights.mul_(z).sum(-1)
@@ -264,16 +260,14 @@ class _LogProbsAndEntropy(torch.autograd.Function):
             top = m.clone()
             dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
             shift, scale = m - top, (m - top).exp()
-            sums = torch.stack([s * scale, (e + shift * s) * scale, torch.where(mine, t - top, 0.0)])
+            sums = torch.stack([s * scale, (e + shift * s) * scale, torch.where(mine, t + shift, 0.0)])
             dist.all_reduce(sums, group=group)
             s, e, t = sums
             m = top
-        else:
-            t = t - m
         log_s = s.log()
         entropy = log_s - e / s
 
-        ctx.save_for_backward(logits, rows, local, mine, m + log_s, entropy)
+        ctx.save_for_backward(logits, local, mine, m + log_s, entropy)
         ctx.temperature, ctx.valid, ctx.chunk_elements = temperature, valid, chunk_elements
         ctx.set_materialize_grads(False)
         return t - log_s, entropy
@@ -282,13 +276,12 @@ class _LogProbsAndEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_prob, grad_entropy = grads
         if grad_log_prob is None and grad_entropy is None:
-            return (None,) * 7
-        logits, rows, local, mine, log_z, entropy = ctx.saved_tensors
-        grad = torch.zeros_like(logits)
-        for chunk in _chunks(rows, logits.size(-1), ctx.chunk_elements):
-            log_p = _scaled(logits, rows[chunk], ctx.temperature, ctx.valid)
-            log_p -= log_z[chunk].unsqueeze(-1)
-            p = log_p.exp()
+            return (None,) * 6
+        logits, local, mine, log_z, entropy = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        for chunk in _chunks(logits.size(0), logits.size(1), ctx.chunk_elements):
+            log_p = _scaled(logits[chunk], ctx.temperature, ctx.valid, log_z[chunk])
+            p = torch.exp(log_p, out=grad[chunk] if grad.dtype == torch.float32 else None)
             # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
             slope = torch.zeros_like(entropy[chunk]).unsqueeze(-1)
             if grad_log_prob is not None:
@@ -300,26 +293,26 @@ class _LogProbsAndEntropy(torch.autograd.Function):
                 p.scatter_add_(-1, local[chunk].unsqueeze(-1), (grad_log_prob[chunk] * mine[chunk]).unsqueeze(-1))
             if ctx.temperature != 1.0:
                 p /= ctx.temperature
-            grad.index_copy_(0, rows[chunk], p.to(grad.dtype))
-        return grad, None, None, None, None, None, None
+            if p.dtype != grad.dtype:
+                grad[chunk] = p
+        return grad, None, None, None, None, None
 
 
 #: What is read from the last stage's output for each response token: a policy's log-probs, or a critic's value.
-#: (output [1, L, ...], micro-batch) -> vectors [R_l] float32, with one entry for each response token that this
-#: context-parallel rank predicts.
+#: (output, micro-batch) -> vectors [R_l] float32, with one entry for each response token that this context-parallel
+#: rank predicts. The output has those rows [1, R_l, V / tp] if it is logits, and all [1, L, ...] otherwise.
 TokenHead = Callable[[Tensor, MicroBatch], tuple[Tensor, ...]]
 #: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
 LossFunction = Callable[..., tuple[Tensor, Any]]
 
 
 def policy_head(settings: TrainSettings, *, temperature: float) -> TokenHead:
-    """Log-probs and entropy at `temperature`, from logits [1, L, V / tp]."""
+    """Log-probs and entropy at `temperature`, from logits [1, R_l, V / tp]."""
     group = parallel_state.get_tensor_model_parallel_group()
 
     def head(logits: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
         return log_probs_and_entropy(
-            logits[0],
-            micro_batch.rows,
+            logits.squeeze(0),  # an index would copy the gradient
             micro_batch.targets,
             temperature=temperature,
             vocab_size=settings.vocab_size,
@@ -327,6 +320,48 @@ def policy_head(settings: TrainSettings, *, temperature: float) -> TokenHead:
         )
 
     return head
+
+
+class PredictingRows:
+    """Has a chunk's output layer run only at the rows that predict response tokens, told by `expect` before each pass.
+
+    Under sequence parallelism the layer would gather its input itself. The rows are chosen from the whole sequence, so
+    it is gathered here, and the layer sums its input's gradient over ranks as it does without sequence parallelism.
+    """
+
+    def __init__(self, layer: ColumnParallelLinear) -> None:
+        self._rows: Tensor | None = None
+        self._gathers = layer.sequence_parallel
+        if self._gathers:
+            layer.sequence_parallel, layer.allreduce_dgrad = False, True
+        layer.register_forward_pre_hook(self._choose)
+        layer.predicting_rows = self  # for further passes through the layer, of other rows
+
+    def expect(self, rows: Tensor) -> None:
+        """The next forward pass predicts at these rows [R_l]."""
+        self._rows = rows
+
+    def _choose(self, _layer: ColumnParallelLinear, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = inputs
+        if self._gathers:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        chosen: Tensor = _TakeRows.apply(hidden, self._rows)  # type: ignore[no-untyped-call]  # torch does not type it
+        return chosen, *rest
+
+
+class _TakeRows(torch.autograd.Function):
+    """[L, ...] -> [R, ...], no row twice, which lets the gradient be a copy: an indexed add is several times slower."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.total = whole.size(0)
+        return whole.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.total, *grad.shape[1:]).index_copy_(0, rows, grad), None
 
 
 class Pipeline:
@@ -342,6 +377,7 @@ class Pipeline:
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
         self._cp_group = parallel_state.get_context_parallel_group()
         self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
+        self._outputs = {id(chunk): _output_rows(chunk) for chunk in chunks}
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
         """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
@@ -384,6 +420,8 @@ class Pipeline:
     def _run(self, model: Any, micro_batch: MicroBatch) -> Any:
         for router in self._routers[id(model)]:
             router.expect(micro_batch.routed)
+        for output in self._outputs[id(model)]:
+            output.expect(micro_batch.rows)
         return model(
             micro_batch.tokens,
             micro_batch.positions,
@@ -393,7 +431,7 @@ class Pipeline:
         )
 
     def _predict(self, last: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
-        """The head's vectors [R] of all response tokens, from the last stage's output [1, L, ...]."""
+        """The head's vectors [R] of all response tokens, from the last stage's output."""
         here = self._head(last, micro_batch)
         if micro_batch.slots is None:
             return here
@@ -417,6 +455,12 @@ class Pipeline:
         return answer
 
 
+def _output_rows(chunk: torch.nn.Module) -> list[PredictingRows]:
+    """One for the chunk's output layer over the vocabulary, if it has one."""
+    layers = [module for name, module in chunk.named_modules() if name.rpartition(".")[2] == "output_layer"]
+    return [PredictingRows(layer) for layer in layers if isinstance(layer, ColumnParallelLinear)]
+
+
 class _GatherContext(torch.autograd.Function):
     """[R_l] of each context-parallel rank -> [R] on all of them.
 
@@ -436,42 +480,3 @@ class _GatherContext(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (slots,) = ctx.saved_tensors
         return grad[slots], None, None, None
-
-
-def counts_tokens() -> bool:
-    """Whether this rank contributes to sums over tokens: one rank for each micro-batch, with the output layer."""
-    return (
-        bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_context_parallel_rank() == 0
-    )
-
-
-def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Add scalars over micro-batches and ranks, name by name; names that end in `_max` take the maximum.
-
-    One rank counts the tokens of each micro-batch, so tensor- and context-parallel copies count once. The result is the
-    same on every rank, including pipeline stages that saw no logits. Computed in float64, in rank order.
-    """
-    mine: dict[str, float] = {}
-    if counts_tokens():
-        for part in parts:
-            values = torch.stack([value.detach().double() for value in part.values()]).tolist() if part else []
-            add_sums(mine, dict(zip(part, values, strict=True)))
-    if dist.get_world_size() == 1:
-        return mine
-    everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
-    total: dict[str, float] = {}
-    for one in everyone:
-        add_sums(total, one)
-    return total
-
-
-def add_sums(total: dict[str, float], more: Mapping[str, float]) -> None:
-    """Add `more` to `total` in place, name by name; names that end in `_max` keep the maximum."""
-    for name, value in more.items():
-        if name not in total:
-            total[name] = value
-        else:
-            total[name] = max(total[name], value) if name.endswith("_max") else total[name] + value

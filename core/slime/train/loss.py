@@ -303,7 +303,7 @@ _OWN = frozenset(
     | {"logprob_gap_mean", "engine_ppl_ratio", "engine_ess", "log_ppl_difference", "weight_sum", "weight_square"}
     | {"advantage_mean", "advantage_std", "advantage_min", "advantage_max", "advantage_zero_fraction"}
     | {"value_loss", "value_clip_fraction", "value_mean", "return_mean", "return_std", "explained_variance"}
-    | {"critic_grad_norm", "critic_lr"}
+    | {"critic_grad_norm", "critic_lr", "mtp_loss"}
 )
 
 

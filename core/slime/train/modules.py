@@ -66,6 +66,8 @@ class Gather:
     slot_of_row: Tensor
     #: [E] int64 the empty slots
     empty: Tensor
+    #: whether slot i holds row i, as for sequences of one length: there is nothing to move
+    identity: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +132,8 @@ def _gather(rows: Tensor, total: int, device: torch.device) -> Gather:
     slot_of_row = torch.empty(total, dtype=torch.int64)
     slot_of_row[rows[filled]] = filled.nonzero().squeeze(1)
     empty = (~filled).nonzero().squeeze(1)
-    return Gather(rows.clamp(min=0).to(device), slot_of_row.to(device), empty.to(device))
+    identity = torch.equal(rows, torch.arange(total))
+    return Gather(rows.clamp(min=0).to(device), slot_of_row.to(device), empty.to(device), identity)
 
 
 class PackedAttention(torch.nn.Module):
@@ -204,12 +207,16 @@ class PackedAttention(torch.nn.Module):
 
 def _to_slots(rows: Tensor, gather: Gather) -> Tensor:
     """Packed rows [T, ...] -> padded slots [S, ...]; empty slots hold some row and must not be used."""
+    if gather.identity:
+        return rows
     slots: Tensor = _ToSlots.apply(rows, gather)  # type: ignore[no-untyped-call]  # torch does not type it
     return slots
 
 
 def _to_rows(slots: Tensor, gather: Gather) -> Tensor:
     """Padded slots [S, ...] -> packed rows [T, ...]; empty slots get gradient zero."""
+    if gather.identity:
+        return slots
     rows: Tensor = _ToRows.apply(slots, gather)  # type: ignore[no-untyped-call]  # torch does not type it
     return rows
 
@@ -338,21 +345,33 @@ def rotary_thd(
     Returns:
         t [T, heads, D], the first R entries of each head rotated.
     """
-    cp_size, cp_rank = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
-    angles = freqs.view(freqs.size(0), 1, -1)
-    rotated = angles.size(-1)
-    positions = packed_positions(cu_seqlens, cp_size, cp_rank)
-    cos, sin = angles.cos(), angles.sin()
-    if mscale != 1.0:
-        cos, sin = cos * mscale, sin * mscale
-    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
-    (sin[..., ::2] if rotary_interleaved else sin[..., : rotated // 2]).neg_()
-    cos, sin = (table.to(t.dtype).index_select(0, positions) for table in (cos, sin))
+    rotated = freqs.size(-1)
+    # Queries and keys of all layers use the same tables: they are kept with the micro-batch, for the last angles.
+    made_for = (rotary_interleaved, mscale, t.dtype)
+    known = getattr(cu_seqlens, "slime_rotary_tables", None)
+    if known is None or known[0] is not freqs or known[1] != made_for:
+        positions = packed_positions(cu_seqlens, *((1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())))
+        known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
+        cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
+    cos, sin = known[2]
     part = t if rotated == t.size(-1) else t[..., :rotated]
     if multi_latent_attention:
         part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
     turned: Tensor = _Rotate.apply(part, cos, sin, rotary_interleaved)  # type: ignore[no-untyped-call]  # torch does not type it
     return turned if rotated == t.size(-1) else torch.cat((turned, t[..., rotated:]), dim=-1)
+
+
+def _rotary_tables(
+    freqs: Tensor, positions: Tensor, interleaved: bool, mscale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[T, 1, R] cosines, and sines with the sign of the partner that they multiply."""
+    angles = freqs.view(freqs.size(0), 1, -1)
+    cos, sin = angles.cos(), angles.sin()
+    if mscale != 1.0:
+        cos, sin = cos * mscale, sin * mscale
+    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
+    (sin[..., ::2] if interleaved else sin[..., : angles.size(-1) // 2]).neg_()
+    return cos.to(dtype).index_select(0, positions), sin.to(dtype).index_select(0, positions)
 
 
 class _Rotate(torch.autograd.Function):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.train.checkpoint_io import load_weights, save_weights
+from slime.train.checkpoint_io import Write, load_weights, save_weights, write_now
 
 #: its folder inside the trainer's part of a checkpoint
 REFERENCE_PART = "reference"
@@ -48,11 +48,11 @@ class ReferenceWeights:
             held.copy_(live)
         self._renewed = True
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, write: Write = write_now) -> None:
         """Write the reference to `folder` if it was ever renewed (collective)."""
         if self._renewed:
             with self.in_model():
-                save_weights(folder, self._chunks)
+                save_weights(folder, self._chunks, write)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, if it wrote anything (collective). The model then holds these weights too."""

@@ -22,6 +22,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime.errors import TrainerError
+from slime.train.flops import is_mixture
 
 #: what is counted of each layer besides the tokens of its experts
 _COUNTS = ("tokens", "dropped", "entropy", "aux_loss", "z_loss")
@@ -83,6 +84,8 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
             rows, self._counting = self._again.popleft(), False
         self._current = rows
         routes = rows.routes
+        if routes is not None and self.layer_number > routes.size(1):
+            routes = None  # a layer for multi-token prediction, which the engine does not run
         self.router_replay.choice = None if routes is None else routes[:, self.layer_number - 1]
         answer: tuple[Tensor, Tensor] = super().forward(input, rows.padding)
         return answer
@@ -214,18 +217,30 @@ def check_routes(routes: Mapping[int, np.ndarray[Any, Any]], transformer: Any) -
         transformer: Megatron's configuration of the model.
 
     Raises:
-        TrainerError: The model has no experts, or other layers, experts per token or numbers of experts.
+        TrainerError: The model has no experts, or other layers, experts per token or numbers of experts, or a token has
+            the same expert twice in a layer.
     """
     experts = transformer.num_moe_experts
     if experts is None:
         raise TrainerError("the samples have routed experts to replay, but the model is not a mixture of experts.")
     expected = (transformer.num_layers, transformer.moe_router_topk)
+    mixed = [layer for layer, has_experts in enumerate(is_mixture(transformer)) if has_experts]
     for number, found in routes.items():
         if found.shape[1:] != expected or found.max(initial=0) >= experts:
             raise TrainerError(
                 f"sample {number}: its routed experts have (layers, experts per token) {found.shape[1:]} and numbers up"
                 f" to {found.max(initial=0)}; the trainer's model has {expected} and {experts} experts. Do engines and"
                 " trainer have the same model?"
+            )
+        # Entries of dense layers mean nothing.
+        ordered = np.sort(found[:, mixed], axis=-1)
+        twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+        if twice.any():
+            token, place = (int(index[0]) for index in np.nonzero(twice))
+            layer = mixed[place]
+            raise TrainerError(
+                f"sample {number}: token {token} was routed to the experts {found[token, layer].tolist()} in layer"
+                f" {layer}, expected different ones. Its rollout_routed_experts were changed on the way from the engine"
             )
 
 

@@ -155,7 +155,8 @@ def _transformer(
     }
     if not config.on_gpu:
         fields["use_cpu_initialization"] = True
-        # The fused form of this one activation is faster here too (see slime.cpu.megatron_fixes).
+        # Two fused forms are faster here too (see slime.cpu.megatron_fixes).
+        fields = {"gradient_accumulation_fusion": True} | fields
         fields["bias_activation_fusion"] = activation == "silu" and bool(fields.get("gated_linear_unit"))
     if not use_te:
         fields["moe_grouped_gemm"] = False  # the form without TransformerEngine needs one more package

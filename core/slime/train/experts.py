@@ -1,0 +1,136 @@
+"""The experts of a mixture, computed together where TransformerEngine has no grouped matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch import Tensor
+
+from slime.cpu.megatron_fixes import add_weight_gradient
+
+_T = TypeVar("_T")
+
+
+class GroupedExperts(SequentialMLP):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's experts as one differentiable operation, which works on all of them at once except in matrix products.
+
+    Parameters, and so checkpoints, are those of `SequentialMLP`, which runs a module for each expert. That still
+    happens for experts that are not gated by SiLU or have biases.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        config = self.config
+        gated = config.gated_linear_unit and config.activation_func is F.silu and not config.add_bias_linear
+        varied = config.activation_func_clamp_value is not None or config.moe_apply_probs_on_input
+        self._adds = config.gradient_accumulation_fusion
+        self._grouped = gated and not varied
+
+    def forward(self, rows: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """Run each expert on its rows.
+
+        Args:
+            rows: [R, H] hidden states, sorted by expert.
+            tokens_per_expert: [experts] how many of the rows are for each.
+            weights: [R] by which the result is multiplied.
+
+        Returns:
+            [R, H], and no bias.
+        """
+        if not self._grouped:
+            answer: tuple[Tensor, None] = super().forward(rows, tokens_per_expert, weights)
+            return answer
+        ins = [_weight_of(expert.linear_fc1) for expert in self.local_experts]
+        outs = [_weight_of(expert.linear_fc2) for expert in self.local_experts]
+        totals = [getattr(matrix, "main_grad", None) if self._adds else None for matrix in (*ins, *outs)]
+        result: Tensor = _Experts.apply(rows, weights, tokens_per_expert.tolist(), totals, *ins, *outs)  # type: ignore[no-untyped-call]  # torch does not type it
+        return result, None
+
+
+class _Experts(torch.autograd.Function):
+    """y = p (SiLU(x G^T) * (x U^T)) D^T for the rows x of each expert, whose [2 F, H] weight is G above U.
+
+    `totals` are the tensors in which Megatron sums the gradients of the matrices over micro-batches. Where there is
+    one, the product adds to it, and autograd gets a placeholder, since the gradient has been added.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weights: Tensor, sizes: list[int], totals: list[Tensor | None], *matrices: Tensor
+    ) -> Tensor:
+        ins, outs = matrices[: len(sizes)], matrices[len(sizes) :]
+        gate_up = rows.new_empty(len(rows), ins[0].size(0))
+        for part, matrix in _parts(sizes, ins):
+            torch.mm(rows[part], matrix.t(), out=gate_up[part])
+        gate, up = gate_up.chunk(2, -1)
+        # On strided halves a CPU computes SiLU without vector instructions.
+        inner = (F.silu(gate.contiguous()).mul_(up) * weights.unsqueeze(-1)).to(rows.dtype)
+        result = torch.empty_like(rows)
+        for part, matrix in _parts(sizes, outs):
+            torch.mm(inner[part], matrix.t(), out=result[part])
+        ctx.save_for_backward(rows, weights, gate_up, *matrices)
+        ctx.sizes, ctx.totals = sizes, totals
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, weights, gate_up, *matrices = ctx.saved_tensors
+        sizes = ctx.sizes
+        parameters = list(zip(matrices, ctx.totals, ctx.needs_input_grad[4:], strict=True))
+        ins, outs = matrices[: len(sizes)], matrices[len(sizes) :]
+        gate, up = gate_up.chunk(2, -1)
+        gate, weight = gate.contiguous(), weights.unsqueeze(-1)
+        activated = F.silu(gate)
+        inner = activated * up
+        grad_inner = torch.empty_like(inner)
+        for part, matrix in _parts(sizes, outs):
+            torch.mm(grad[part], matrix, out=grad_inner[part])
+        grad_weights = (inner * grad_inner).sum(-1, dtype=weights.dtype)
+        grad_inner, inner = (grad_inner * weight).to(rows.dtype), (inner * weight).to(rows.dtype)
+        grad_outs = _products(grad, inner, sizes, parameters[len(sizes) :])
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, -1)
+        torch.mul(grad_inner, activated, out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad_inner.mul_(up), gate))
+        grad_ins = _products(grad_gate_up, rows, sizes, parameters[: len(sizes)])
+        grad_rows = torch.empty_like(rows)
+        for part, matrix in _parts(sizes, ins):
+            torch.mm(grad_gate_up[part], matrix, out=grad_rows[part])
+        return grad_rows, grad_weights, None, None, *grad_ins, *grad_outs
+
+
+def _weight_of(layer: Any) -> Tensor:
+    """A layer's weight, after what runs before a call of the layer: it waits for weights that are being gathered."""
+    for hook in layer._forward_pre_hooks.values():
+        hook(layer, ())
+    weight: Tensor = layer.weight
+    return weight
+
+
+def _parts(sizes: Sequence[int], matrices: Sequence[_T]) -> Iterator[tuple[slice, _T]]:
+    """The rows of each expert, and its matrix, or what is given in its place."""
+    start = 0
+    for size, matrix in zip(sizes, matrices, strict=True):
+        yield slice(start, start + size), matrix
+        start += size
+
+
+def _products(
+    grad: Tensor, inputs: Tensor, sizes: Sequence[int], parameters: Sequence[tuple[Any, Tensor | None, bool]]
+) -> list[Tensor | None]:
+    """The gradient of each expert's matrix, given with its total and whether the gradient is needed."""
+    gradients: list[Tensor | None] = []
+    for part, (matrix, total, needed) in _parts(sizes, parameters):
+        if not needed:
+            gradients.append(None)
+        elif total is None:
+            gradients.append(grad[part].t() @ inputs[part])
+        else:
+            add_weight_gradient(inputs[part], grad[part], total)
+            matrix.grad_added_to_main_grad = True
+            gradients.append(torch.empty_like(matrix))
+    return gradients
