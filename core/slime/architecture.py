@@ -7,7 +7,7 @@ checking, so that a name, a shape or a layout is written once. This module needs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
@@ -56,6 +56,21 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class PredictingLayers:
+    """Layers for multi-token prediction, which follow the model's own and share its vocabulary.
+
+    Attributes:
+        count: How many there are.
+        rules: One rule for each of their tensors.
+        copies: Tensors that a folder may hold for them although they are the model's: name -> name of the model's.
+    """
+
+    count: int
+    rules: tuple[Rule, ...]
+    copies: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A model in Megatron-core's terms.
 
@@ -70,6 +85,9 @@ class Architecture:
             are `self_attention.linear_proj.post_norm.weight` and `mlp.linear_fc2.post_norm.weight` of each layer.
         carried: Beginnings of the names of tensors that a folder may hold and that are not trained: an export copies
             them from the folder that the run started with.
+        predicting: The layers for multi-token prediction, if slime can train them. Their tensors are among those
+            carried, and are trained only if the user asks for it.
+        predicts: Whether they are trained: `rules` then holds theirs too.
     """
 
     family: str
@@ -78,6 +96,18 @@ class Architecture:
     rules: tuple[Rule, ...]
     post_norms: bool = False
     carried: tuple[str, ...] = ()
+    predicting: PredictingLayers | None = None
+    predicts: bool = False
+
+    def with_predicting_layers(self) -> Architecture:
+        """The same model with its layers for multi-token prediction trained. It must have some."""
+        assert self.predicting is not None
+        return replace(self, rules=self.rules + self.predicting.rules, predicts=True)
+
+    @property
+    def copies(self) -> Mapping[str, str]:
+        """Tensors that an export repeats if the folder that the run started with has them: name -> trained tensor."""
+        return self.predicting.copies if self.predicts and self.predicting is not None else {}
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -77,9 +77,11 @@ def evaluates_before_training(run: Run) -> bool:
 def save_where_due(run: Run, *, done: int) -> None:
     """Save a checkpoint every `--save-interval` rollouts and after the last, and export to `--save-hf`.
 
-    Weights are exported after the last rollout, and at each interval if `--save-hf` names a folder for each of them.
+    With `--async-save` a checkpoint is written while training continues, and a later call completes it. Weights are
+    exported after the last rollout, and at each interval if `--save-hf` names a folder for each of them.
     """
     options, last = run.config.checkpoint, done == run.config.num_rollout
+    run.finish_save(wait=False)
     if last or (options.save_interval and done % options.save_interval == 0):
         run.save(done)
         if options.save_hf is not None and (last or options.exports_each):

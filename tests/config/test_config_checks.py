@@ -45,6 +45,7 @@ from slime.config.run_config import nvidia_devices
             "--partial-rollout has no effect without --over-sampling-batch-size above",
         ),
         ("--partial-rollout --over-sampling-batch-size 40 --buffer-filter some", "--partial-rollout has no effect"),
+        ("--async-save --save ckpt", "--async-save has no effect without --save-interval"),
         ("--mask-offpolicy-in-partial-rollout", "has no effect without --partial-rollout"),
         # KL
         ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1 exclude each other"),
@@ -132,7 +133,6 @@ from slime.config.run_config import nvidia_devices
             "--no-position-embedding contradicts --position-embedding-type learned_absolute",
         ),
         # what a CPU cannot do
-        ("--gradient-accumulation-fusion", "--gradient-accumulation-fusion needs a GPU, and this run is on CPU"),
         ("--apply-rope-fusion", "--apply-rope-fusion needs a GPU"),
         ("--transformer-impl transformer_engine", "--transformer-impl transformer_engine needs a GPU"),
         ("--attention-backend flash", "--attention-backend flash needs a GPU"),

@@ -74,10 +74,12 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(saved: Saved, confi
     assert read_checkpoint(tmp_path).rollouts_done == 2
 
 
-def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path) -> None:
-    writer = CheckpointWriter(tmp_path, config(), {})
-    (writer.begin(4) / "megatron" / "half").write_text("written")
-    assert list((writer.begin(4) / "megatron").iterdir()) == []
+@pytest.mark.parametrize("next_saved", [4, 5])
+def test_saving_again_after_a_crash_starts_clean(config: Config, tmp_path: Path, next_saved: int) -> None:
+    (CheckpointWriter(tmp_path, config(), {}).begin(4) / "megatron" / "half").write_text("written")
+    begun = CheckpointWriter(tmp_path, config(), {}).begin(next_saved)
+    assert list(tmp_path.iterdir()) == [begun]
+    assert list((begun / "megatron").iterdir()) == []
 
 
 def test_a_replaced_checkpoint_is_only_deleted_once_the_new_one_is_complete(

@@ -10,7 +10,7 @@ import pytest
 from tests.support.families import architecture
 from tests.support.tiny_models import FAMILIES, published
 
-from slime.architecture import Architecture, Rule
+from slime.architecture import Architecture, PredictingLayers, Rule
 from slime.plugin import NoOptions
 from slime.testing import assert_family_contract, make_context
 from slime_families.dense import Llama
@@ -42,6 +42,11 @@ def keywords(**more: Any) -> Callable[[Architecture], Architecture]:
     return lambda found: replace(found, transformer=found.transformer | more)
 
 
+def predicting(copies: dict[str, str], *carried: str) -> Callable[[Architecture], Architecture]:
+    rule = Rule("mtp.layers.0.enorm.weight", {"model.layers.2.enorm.weight": (64,)}, "")
+    return lambda found: replace(found, carried=carried, predicting=PredictingLayers(1, (rule,), copies))
+
+
 def drop(part: str) -> Callable[[Architecture], Architecture]:
     return with_rules(lambda one: [] if part in one.megatron else [one])
 
@@ -64,6 +69,9 @@ def drop(part: str) -> Callable[[Architecture], Architecture]:
         (of_qkv(expert=0), "expert 0; the model has 0"),
         (of_qkv(hf={"a": (0, 64)}), "of whole numbers above 0"),
         (lambda found: replace(found, carried=("model.",)), "says they are not trained: model.embed_tokens.weight"),
+        (lambda found: replace(found, predicts=True), "predicts is True; expected False"),
+        (predicting({}), "tensors of `predicting` that are not among those `carried`: model.layers.2.enorm.weight"),
+        (predicting({"model.layers.2.a": "b"}, "model.layers.2."), "copies of tensors that no rule names: b"),
         (lambda found: replace(found, gpt=found.gpt | {"vocab_size": 1}), r"\[128\] rows; expected one tensor"),
     ],
 )

@@ -27,16 +27,17 @@ HEAD = (
 )
 #: small model -> the layouts in which it is compared, besides one rank
 _LAYOUTS = {
-    "deepseek_v3": ("EP=2 CP=2", "PP=2"),
-    "glm": ("TP=2",),
-    "glm4": ("TP=2", "PP=2"),
-    "glm4_moe": ("TP=2", "PP=2"),
-    "kimi_k2": ("EP=2",),
-    "llama": ("TP=2", "PP=2"),
-    "moonlight": ("TP=2",),
-    "qwen2": ("TP=2",),
-    "qwen3": ("TP=2", "CP=2"),
-    "qwen3_moe": ("EP=2", "TP=2 ETP=1 EP=2"),
+    "deepseek_v3": ("TP=2", "PP=2", "EP=2 CP=2", "PP=2 EP=2"),
+    "glm": ("TP=2", "PP=2"),
+    "glm4": ("TP=2", "PP=2", "CP=2"),
+    "glm4_moe": ("TP=2", "PP=2", "EP=2 CP=2", "TP=2 ETP=1 EP=2"),
+    "glm4_moe_lite": ("TP=2", "PP=2", "EP=2"),
+    "kimi_k2": ("TP=2", "PP=2", "EP=2"),
+    "llama": ("TP=2", "PP=2", "CP=2", "TP=2 PP=2"),
+    "moonlight": ("TP=2", "PP=2", "EP=2 CP=2"),
+    "qwen2": ("TP=2", "PP=2", "CP=2"),
+    "qwen3": ("TP=2", "PP=2", "CP=2", "TP=2 CP=2"),
+    "qwen3_moe": ("TP=2", "PP=2", "CP=2", "EP=2", "TP=2 ETP=1 EP=2"),
 }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +196,41 @@ def test_a_file_that_changed_after_it_was_written_is_found_by_comparing(source: 
     with pytest.raises(CheckpointError, match=r"model-00002\S+ differs from what was to be written in 1 tensors"):
         conversion_of(source).write(tmp_path / "out", verify=True, report=flip)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_for_which_there_is_no_space_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    partial = tmp_path / ".out.partial"
+
+    def missing() -> int:
+        before = sorted(partial.glob("model-*.safetensors"))
+        with pytest.raises(CheckpointError) as error:
+            conversion_of(source).write(tmp_path / "out")
+        assert sorted(partial.glob("model-*.safetensors")) == before
+        said = re.search(r"/out cannot be written: it needs ([\d,]+) bytes, and ([\d,]+) are free", str(error.value))
+        assert said is not None and int(said[2].replace(",", "")) == free
+        return int(said[1].replace(",", ""))
+
+    whole = missing()
+    free = whole - 1
+    assert missing() == whole
+    free = whole
+    with pytest.raises(KeyError):  # interrupted in the middle
+        conversion_of(source, {name: MATRICES[name] for name in list(MATRICES)[:5]}.__getitem__).write(tmp_path / "out")
+    there = sum(path.stat().st_size for path in partial.glob("model-*.safetensors"))
+    assert 0 < there < whole and list(partial.glob("*.unfinished"))
+    free = 0
+    rest = missing()
+    assert rest == whole - there
+    assert not list(partial.glob("*.unfinished")), "it takes the place that is needed"
+    free = rest
+    conversion_of(source).write(tmp_path / "out")
+    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    described = {"config.json", "model.safetensors.index.json"}  # made up at the end, from a few bytes
+    assert whole == sum(size for name, size in written.items() if name not in described)
 
 
 def test_two_conversions_into_the_same_folder_are_kept_apart(source: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody made to run code is refused by name, and nothing of it runs."""
+"""A checkpoint that somebody made to run code is refused by name, and none of its code runs."""
 
 from __future__ import annotations
 

@@ -141,6 +141,7 @@ def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -
         for parameter, values in ((linear.weight, weight_part), (adapter.a, a_part), (adapter.b, b)):
             parameter.copy_(values)
     lora._connect(adapter, linear)
+    linear.weight.requires_grad_(False)
     output = linear(mine)[0]
     (output * factors.chunk(2)[launcher.rank]).sum().backward()
     summed = [bool(getattr(matrix, "sequence_parallel", False)) for matrix in (adapter.a, adapter.b)]

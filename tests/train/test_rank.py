@@ -101,6 +101,25 @@ def test_a_single_step_needs_no_pass_for_old_log_probs(model_folder: Folders) ->
     assert metrics["ratio"] == 1.0
 
 
+def rows_of_logits(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tuple[int, ...]:
+    """Of one step: positions that went through the layers, and rows of logits."""
+    rank, rows = launcher.start(config), []
+    rank.policy.chunks[0].output_layer.register_forward_hook(lambda _layer, _inputs, out: rows.append(len(out[0])))
+    rank.train(batch)
+    rank.close()
+    return sum(len(whole) - 1 for whole in batch.tokens), sum(rows)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}])
+def test_logits_are_computed_only_where_a_response_token_is_predicted(
+    model_folder: Folders, layout: dict[str, Any]
+) -> None:
+    batch, size = make_batch(prompt=(6, 20)), max(1, len(layout))
+    config = make_config(model_folder("qwen3"), world_size=size, loss_type="sft_loss", megatron=layout)
+    for positions, rows in run_ranks(rows_of_logits, size, config, batch):
+        assert rows == batch.response_lengths.sum() < positions
+
+
 def test_fewer_samples_than_data_parallel_ranks(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     batch = make_batch(samples=1, masked=False, response=(5, 5))

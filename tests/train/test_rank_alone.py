@@ -44,7 +44,7 @@ class Part:
     def finish_param_gather(self) -> None:
         """Nothing is being gathered."""
 
-    def check(self, folder: Path) -> None:
+    def check(self, folder: Path, *, weights_only: bool = False) -> None:  # noqa: ARG002
         self.calls.append((self.name, "checked", folder.name))
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
@@ -61,14 +61,14 @@ class OneRank(MegatronRank):
         self.config = make_config(run_dir / "model")
         self._rank, self._run_dir, self._transport = number, run_dir, None
         self._lora = None
-        self._architecture = Architecture("none", {}, {}, ())
+        self._architecture = self._trained = Architecture("none", {}, {}, ())
         self.gathered: list[str] = []
         self.policy: Any = Part("policy", calls := list[tuple[str, ...]]())
         self.critic: Any = Part("critic", calls)
         self.reference: Any = Part("reference", calls)
         self.calls = calls
 
-    def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _weights_of(self, _: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
         for name in ("a", "b"):
             self.gathered.append(name)
             yield name, torch.zeros(1)
@@ -134,6 +134,7 @@ def test_a_resumed_rank_takes_everything_back_after_the_critic_was_found(tmp_pat
     rank = OneRank(0, tmp_path)
     rank.load(tmp_path / "state")
     assert rank.calls == [
+        ("policy", "checked", "state"),
         ("critic", "checked", "state"),
         ("reference", "everything", "reference"),
         ("policy", "everything", "state"),
@@ -148,7 +149,8 @@ def test_a_new_run_from_a_checkpoint_takes_only_weights(own_reference: bool, tmp
         rank.config = make_config(tmp_path / "model", ref_load=str(tmp_path / "reference"), use_kl_loss=True)
     rank.load(tmp_path / "state", weights_only=True)
     renewed = [] if own_reference else [("reference", "renewed")]  # after the policy has its weights
-    assert rank.calls == [("policy", "weights", "state"), *renewed, ("critic", "weights", "state")]
+    loaded = [("policy", "checked", "state"), ("policy", "weights", "state")]
+    assert rank.calls == [*loaded, *renewed, ("critic", "weights", "state")]
 
 
 # --- training ---------------------------------------------------------------------------------------

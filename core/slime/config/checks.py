@@ -92,6 +92,11 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         lambda c: c.algorithm.off_policy_correction,
         "--use-tis or --off-policy-correction",
     ),
+    (
+        ("async_save",),
+        lambda c: c.checkpoint.save_interval,
+        "--save-interval: after the last checkpoint no training follows",
+    ),
     (("true_on_policy_tolerance",), lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
     (
         (

@@ -35,7 +35,6 @@ _GPU_ONLY: dict[str, tuple[Any, ...]] = {
     "external_cuda_graph": (True,),
     "fp4": ("e2m1",),
     "fp8": ("e4m3", "hybrid"),
-    "gradient_accumulation_fusion": (True,),
     "fine_grained_activation_offloading": (True,),
     "nccl_ub": (True,),
     "optimizer_cpu_offload": (True,),
@@ -126,6 +125,24 @@ def virtual_pipeline(config: RunConfig) -> Iterator[str]:
         yield (
             "virtual pipeline stages with batched point-to-point communication train on wrong gradients, without an"
             " error. Drop --no-overlap-p2p-communication / --batch-p2p-comm"
+        )
+
+
+def predicting_layers(config: RunConfig) -> Iterator[str]:
+    """Training of layers for multi-token prediction: what it cannot be combined with."""
+    flag, stated = "--enable-mtp-training", config.megatron
+    if not config.algorithm.enable_mtp_training:
+        return
+    if config.checkpoint.hf_checkpoint is None:
+        yield f"{flag} needs --hf-checkpoint, which has the layers for multi-token prediction"
+    if config.lora.lora_rank is not None or config.lora.lora_load is not None:
+        yield f"{flag} and adapters (--lora-rank, --lora-load) exclude each other: with adapters the model is frozen"
+    if (size := stated.get("context_parallel_size", 1)) > 1:
+        yield f"{flag} and --context-parallel-size {size} exclude each other: the next token may be on another rank"
+    if stated.get("pipeline_model_parallel_layout") is not None:
+        yield (
+            f"{flag} and --pipeline-model-parallel-layout exclude each other: layers for multi-token prediction are on"
+            " the last stage. Set uneven stages with --decoder-first-pipeline-num-layers"
         )
 
 
@@ -228,5 +245,12 @@ def _flag(name: str) -> str:
 
 Check = Callable[[RunConfig], Iterator[str]]
 #: checks that the trainer repeats: what they refuse would train on wrong numbers, or crash in the ranks
-TRAINER_CHECKS: tuple[Check, ...] = (unsupported, rank_layout, virtual_pipeline, parameter_gather, precision)
+TRAINER_CHECKS: tuple[Check, ...] = (
+    unsupported,
+    rank_layout,
+    virtual_pipeline,
+    predicting_layers,
+    parameter_gather,
+    precision,
+)
 MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only)

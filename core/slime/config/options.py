@@ -327,6 +327,8 @@ class AlgorithmOptions(Section):
     """Clip range of the critic's values."""
     num_critic_only_steps: int = Field(default=0, ge=0)
     """Train only the critic in the first N rollouts."""
+    enable_mtp_training: bool = False
+    """Train the model's layers for multi-token prediction too. Their loss changes nothing else of the model."""
     max_tokens_per_gpu: int = Field(default=8192, ge=1)
     """Maximum tokens in a packed micro-batch (without --micro-batch-size)."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -366,6 +368,8 @@ class CheckpointOptions(Section):
     """Hugging Face model folder: architecture, weights and tokenizer (required)."""
     model_family: str | None = None
     """Model family component; default: the one for `model_type` in config.json of --hf-checkpoint."""
+    trust_remote_code: bool = False
+    """Let Python files in the folder of --hf-checkpoint run, as a tokenizer that is code needs; also in the engines."""
     check_weights: Literal["sample", "all"] = "sample"
     """Look for NaN and infinity in a sample of every tensor of the model folders, or in all their numbers, before the
     start."""
@@ -377,6 +381,8 @@ class CheckpointOptions(Section):
     """Folder for checkpoints."""
     save_interval: int | None = Field(default=None, ge=1)
     """Save a checkpoint every N rollouts, and after the last."""
+    async_save: bool = False
+    """Write checkpoints while training continues, from a copy in host memory; the run ends once the last is written."""
     load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
     save_hf: PathText | None = None

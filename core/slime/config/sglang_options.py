@@ -33,6 +33,7 @@ RESERVED: dict[str, str] = {
     "port": "use --engine-port, the port of the first engine",
     "nccl_port": "slime picks free ports",
     "device": "use --device",
+    "trust_remote_code": "use --trust-remote-code",
     "base_gpu_id": "slime places the engines",
     "gpu_id_step": "slime places the engines",
     "dist_init_addr": "slime places the engines",

@@ -218,11 +218,12 @@ class RunObserver:
                 self.terminal.warn(f"evaluation: the engines answered with weights of versions {', '.join(versions)}")
         self._write(step, report.metrics)
 
-    def checkpoint_saved(self, step: int, path: Path) -> None:
-        """A checkpoint is complete on disk."""
+    def checkpoint_saved(self, step: int, path: Path, note: str = "") -> None:
+        """A checkpoint is complete on disk; `note` says how long that took, if training continued meanwhile."""
         self._saved = step, path
         with self._sink("terminal"):
-            self.terminal.say((f"checkpoint after {step} rollouts  ", "blue"), str(path))
+            said = [(f"  {note}", "dim")] if note else []
+            self.terminal.say((f"checkpoint after {step} rollouts  ", "blue"), str(path), *said)
         self._call_plugins("slime_checkpoint_saved", step=step, path=path)
 
     def model_exported(self, path: Path) -> None:

@@ -25,10 +25,14 @@ class CheckpointWriter:
         self._data_order = data_order(config)
 
     def begin(self, rollouts_done: int) -> Path:
-        """Make a temporary folder for the parts of trainer ranks and rollout process. Raises `CheckpointError`."""
+        """Make a temporary folder for the parts of trainer ranks and rollout process. Raises `CheckpointError`.
+
+        Deletes those that a killed run left: each may be as large as a checkpoint.
+        """
         temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
         with writing(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left in self._root.glob(".rollout_*.partial"):
+                shutil.rmtree(left, ignore_errors=True)
             (temporary / TRAINER_PART).mkdir(parents=True)
         return temporary
 

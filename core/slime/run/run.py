@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,11 +26,11 @@ from slime.observe.observer import RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
-from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART, Checkpoint, read_checkpoint
-from slime.run.checkpoint_files import Files
+from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
 from slime.run.ray_session import Placement, place
+from slime.run.saving import Saver
 from slime.run.signals import uninterrupted
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers
@@ -89,9 +88,7 @@ class Run:
             enlist=watch.enlist("rollout"),
             asynchronous=True,
         )
-        self._writer: CheckpointWriter | None = None
-        #: the newest checkpoint
-        self._saved: Path | None = None
+        self._saver: Saver | None = None
         self._weight_version = 0
         self._rollouts_trained = 0
         #: weight version -> rollouts that had been trained on when the engines got it
@@ -134,7 +131,8 @@ class Run:
         with writing(path):
             path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
-            self._writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
+            writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
+            self._saver = Saver(writer, self._trainer, self._rollout, self.observer)
 
         ranks = config.world_size if "trainer" in self._roles else 0
         num_engines = config.num_engines if "engines" in self._roles else 0
@@ -216,6 +214,8 @@ class Run:
             if self._placement is not None:
                 last_to_first.callback(self._placement.release)
                 self._placement = None
+            if self._saver is not None:
+                last_to_first.callback(self._saver.discard)  # when no rank is left that writes to it
             last_to_first.callback(self._trainer.stop, orderly=orderly, grace_s=15.0)
             last_to_first.callback(self._engines.stop)
             last_to_first.callback(self._rollout.stop, grace_s=5.0)
@@ -259,6 +259,8 @@ class Run:
                 self.observer.progress(activity, done, total)
             if self._asked_progress is None:
                 self._asked_progress = self._rollout.begin("progress", doing=pending.doing)
+            if self._saver is not None:
+                self._saver.finish(wait=False)  # the ranks have nothing else to do now
 
         [result] = replace(pending, watch=watch).wait()
         return result
@@ -357,43 +359,44 @@ class Run:
         self.finish_evaluation()
 
     def save(self, rollouts_done: int) -> None:
-        """Write a checkpoint that continues after `rollouts_done` rollouts."""
-        if self._writer is None:
+        """Write a checkpoint that continues after `rollouts_done` rollouts.
+
+        With `--async-save` it is complete some time later, except for the last one.
+        """
+        if self._saver is None:
             return
-        temporary = self._writer.begin(rollouts_done)
-        try:
-            part = temporary / TRAINER_PART
-            of_ranks: list[Files] = self._trainer.call("save_part", temporary, part, doing=f"saving {part}")
-            self._rollout.call("save", temporary / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
-            path = self._writer.commit(
-                temporary,
-                dict(ChainMap(*of_ranks)),
-                rollouts_done=rollouts_done,
-                weight_version=self._weight_version,
-                trained_at=self._trained_at,
-            )
-        except BaseException:
-            self._writer.discard(temporary)
-            raise
-        self._saved = path
-        self.observer.checkpoint_saved(rollouts_done, path)
+        background = self.config.checkpoint.async_save and rollouts_done < self.config.num_rollout
+        with self._saver.training_waits():
+            self._saver.save(rollouts_done, self._weight_version, self._trained_at, background=background)
+
+    def finish_save(self, *, wait: bool = True) -> None:
+        """Complete the checkpoint that is being written, if there is one; without `wait` only if it is written."""
+        if self._saver is not None and self._saver.busy:
+            with self._saver.training_waits():
+                self._saver.finish(wait=wait)
 
     def export_hf(self, folder: Path) -> None:
-        """Write the current weights as a complete Hugging Face folder."""
+        """Write the current weights as a complete Hugging Face folder.
+
+        Completes the checkpoint of the same weights first, so that they are not lost if the export fails.
+        """
+        self.finish_save()
+        saved = None if self._saver is None else self._saver.newest
         try:
             self._trainer.call("export_hf", folder, doing=f"exporting {folder}")
         except CheckpointError as error:
-            if self._saved is None:
+            if saved is None:
                 raise
             raise CheckpointError(
-                f"{error} The run itself is saved: run the same command with --load {self._saved.parent}, or slime"
-                f" convert {self._saved} {folder}, to export it without training again."
+                f"{error} The run itself is saved: run the same command with --load {saved.parent}, or slime"
+                f" convert {saved} {folder}, to export it without training again."
             ) from error
         self.observer.model_exported(folder)
 
     def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
         """Report one step: the rollout's metrics, the trainer's, and where the seconds went."""
-        metrics = {**rollout.metrics, **train_metrics, **self._synced, **self._seconds}
+        saving = {} if self._saver is None else self._saver.take_seconds()
+        metrics = {**rollout.metrics, **train_metrics, **self._synced, **self._seconds, **saving}
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Container
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from slime.plugins.plugin_set import Fingerprint, PluginSet
 from slime.run.checkpoint_files import Files, record_files
 from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
+from slime.train.background import BackgroundWrite
 from slime.train.rank import MegatronRank
 from slime.weights import Models
 
@@ -23,10 +26,37 @@ _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 class TrainerProcess(MegatronRank):
     """A rank that also hashes what it saves: all ranks at once, while the files are still in memory."""
 
-    def save_part(self, checkpoint: Path, folder: Path) -> Files:
-        """Save to `folder`, which lies in `checkpoint`; the records of the files that this rank wrote."""
-        self.save(folder)
-        return record_files(checkpoint, (path for path in folder.rglob("*") if path.is_file() and self._wrote(path)))
+    #: the checkpoint and its trainer's part, and the writing of it if that goes on in the background
+    _saving: tuple[Path, Path, BackgroundWrite[Files] | None] | None = None
+
+    def begin_save(self, checkpoint: Path, folder: Path, background: bool) -> None:
+        """Save to `folder`, which lies in `checkpoint`; in the background, copy the state and begin to write it."""
+        if not background:
+            self.save(folder)
+            self._saving = checkpoint, folder, None
+            return
+        write: BackgroundWrite[Files] = BackgroundWrite()
+        self.save(folder, write)
+        write.start(then=partial(self._record, checkpoint, folder, ()))
+        self._saving = checkpoint, folder, write
+
+    def written(self) -> bool:
+        """Whether this rank has written its share, or could not; never blocks."""
+        assert self._saving is not None
+        write = self._saving[2]
+        return write is None or write.written
+
+    def finish_save(self) -> Files:
+        """Wait until all is written; the records of the files that this rank wrote."""
+        assert self._saving is not None
+        (checkpoint, folder, write), self._saving = self._saving, None
+        files = {} if write is None else write.finish()
+        return {**files, **self._record(checkpoint, folder, files)}
+
+    def _record(self, checkpoint: Path, folder: Path, known: Container[str]) -> Files:
+        """The records of the files that this rank has written, other than the known ones."""
+        mine = (path for path in folder.rglob("*") if path.is_file() and self._wrote(path))
+        return record_files(checkpoint, [path for path in mine if str(path.relative_to(checkpoint)) not in known])
 
     def _wrote(self, path: Path) -> bool:
         match = _OF_RANK.fullmatch(path.name)

@@ -90,14 +90,29 @@ class FamilyContract(Contract):
     @rule("has one rule for each tensor")
     def unique(self) -> None:
         for _, found in self._described():
+            rules = _all_rules(found)
             for whose, names in (
-                ("Megatron", [one.megatron for one in found.rules]),
-                ("Hugging Face", [name for one in found.rules for name in one.hf]),
+                ("Megatron", [one.megatron for one in rules]),
+                ("Hugging Face", [name for one in rules for name in one.hf]),
             ):
                 repeated = [name for name, count in Counter(names).items() if count > 1]
                 check(not repeated, f"rules name {whose} tensors more than once: {_first(repeated)}")
             carried = [name for name in found.shapes if found.carried and name.startswith(found.carried)]
             check(not carried, f"tensors are in a rule, and `carried` says they are not trained: {_first(carried)}")
+
+    @rule("carries the layers for multi-token prediction, which are trained only on request")
+    def predicting(self) -> None:
+        for _, found in self._described():
+            check(
+                not found.predicts, "predicts is True; expected False: the user decides whether to train these layers"
+            )
+            if (layers := found.predicting) is None:
+                continue
+            names = [*(name for one in layers.rules for name in one.hf), *layers.copies]
+            lost = [name for name in names if not (found.carried and name.startswith(found.carried))]
+            check(not lost, f"tensors of `predicting` that are not among those `carried`: {_first(lost)}")
+            unknown = [name for name in layers.copies.values() if name not in found.shapes]
+            check(not unknown, f"copies of tensors that no rule names: {_first(unknown)}")
 
     @rule("has rules for the embedding, every layer and the output")
     def complete(self) -> None:
@@ -117,7 +132,7 @@ class FamilyContract(Contract):
     @rule("has rules that fit the shapes")
     def shapes(self) -> None:
         for _, found in self._described():
-            problems = [f"{one.megatron}: {problem}" for one in found.rules for problem in _misfits(one, found)]
+            problems = [f"{one.megatron}: {problem}" for one in _all_rules(found) for problem in _misfits(one, found)]
             check(not problems, _first(problems, "; "))
 
     @rule("refuses an activation function that it does not have")
@@ -169,6 +184,11 @@ class FamilyContract(Contract):
             f"{self.call}, given {case}, described a model; expected ConfigError, because the trainer would compute"
             " something else than the engines"
         )
+
+
+def _all_rules(found: Architecture) -> tuple[Rule, ...]:
+    """With those of layers for multi-token prediction."""
+    return found.rules if found.predicting is None else found.with_predicting_layers().rules
 
 
 def _misfits(one: Rule, found: Architecture) -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pickle
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -27,9 +27,19 @@ from slime.train.lora import saved_part
 
 _WRITER = filesystem_async.FileSystemWriterAsync
 
+#: writes a state, made of Megatron's sharded tensors, to a folder (collective)
+Write: TypeAlias = Callable[[Path, dict[str, Any]], None]
 
-def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) -> None:
+
+def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, write: Write) -> None:
     """Write the state of all ranks to `folder`, which must be empty or new (collective).
+
+    Args:
+        folder: The folder.
+        chunks: The bare models of this rank.
+        optimizer: Megatron's optimizer over them.
+        scheduler: Its learning-rate schedule.
+        write: Writes it: `write_now`, or a `slime.train.background.BackgroundWrite`.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -39,7 +49,7 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) 
     state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
     state["scheduler"] = scheduler.state_dict()
     state["random"] = _gather_random_states()
-    _write(folder, state)
+    write(folder, state)
 
 
 def _start_moments(optimizer: Any) -> None:
@@ -55,9 +65,9 @@ def _start_moments(optimizer: Any) -> None:
             group.setdefault("step", 0)
 
 
-def save_weights(folder: Path, chunks: list[Any]) -> None:
+def save_weights(folder: Path, chunks: list[Any], write: Write) -> None:
     """Write only the weights, otherwise as `save_state` does (collective)."""
-    _write(folder, _model_state(chunks))
+    write(folder, _model_state(chunks))
 
 
 def load_weights(folder: Path, chunks: list[Any]) -> None:
@@ -101,13 +111,35 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
             _set_random_state(states[dist.get_rank()])
 
 
-def _write(folder: Path, state: dict[str, Any]) -> None:
+def write_now(folder: Path, state: dict[str, Any]) -> None:
+    """Write a state, and return when it is on disk (collective).
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    with attributed(folder):
+        plan(folder, state).execute_sync()
+
+
+def plan(folder: Path, state: dict[str, Any]) -> Any:
+    """Decide which rank writes which tensors of `state`, and write what is not sharded (collective).
+
+    Returns:
+        Megatron's `AsyncRequest`: how this rank writes its share, and what completes the folder afterwards.
+    """
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    with _write_in_this_process():
+        return dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True)
+
+
+@contextmanager
+def attributed(folder: Path) -> Iterator[None]:
+    """In the body `folder` is written: errors of the disk, on any rank, become a `CheckpointError` that names it."""
     try:
-        if dist.get_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
-        with _write_in_this_process():
-            dist_checkpointing.save(state, str(folder), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1))
+        yield
     except (CheckpointException, CheckpointingException, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"the training state could not be written to {folder}: {disk_problem(_cause(error), folder)}"
@@ -211,7 +243,7 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _write_in_this_process() -> Iterator[None]:
-    """Write files in this process instead of in forked workers that report through a multiprocessing manager.
+    """What is planned in the body is written in this process, by whoever executes it.
 
     Megatron would start a manager process (seconds of imports, and it outlives a killed rank), fork a process full of
     communication threads, and wait forever for a worker that died.
@@ -235,12 +267,14 @@ def _write_buckets(
     results: queue.Queue[Any],
 ) -> None:
     """Replaces `write_preloaded_data_multiproc`: the same writer, one bucket after the other."""
+    # Without its decorator, which turns the garbage collector off: training may go on in another thread.
+    write = _WRITER.write_preloaded_data.__wrapped__
     answers: dict[int, Any] = {}
     for number, bucket in enumerate(buckets):
         answer: queue.Queue[Any] = queue.Queue()
         pending: queue.Queue[int] = queue.Queue()
         pending.put(number)
-        _WRITER.write_preloaded_data(transforms, number, bucket, answer, pending, True, use_msc=use_msc)
+        write(transforms, number, bucket, answer, pending, True, use_msc=use_msc)
         _, written = answer.get_nowait()
         if isinstance(written, Exception):
             results.put(written)

@@ -26,9 +26,9 @@ from torch.serialization import _get_layout
 
 from slime.errors import CheckpointError
 
-_METADATA, _COMMON = ".metadata", "common.pt"
+METADATA, _COMMON = ".metadata", "common.pt"
 #: files without which a folder is no complete checkpoint
-_REQUIRED = ("metadata.json", _METADATA, _COMMON)
+_REQUIRED = ("metadata.json", METADATA, _COMMON)
 #: in torch's message about a class that is not on its list
 _NOT_ALLOWED = re.compile(r"\bGLOBAL ([\w.]+)")
 #: everything that `.metadata` consists of, besides torch's types of numbers
@@ -63,7 +63,7 @@ def without_code(folder: Path) -> Iterator[TorchCommonLoadStrategy]:
         CheckpointError: As `read_metadata` does.
     """
     # Before torch asks for it: torch logs an error there with its traceback, and tries another file.
-    metadata = read_metadata(folder / _METADATA)
+    metadata = read_metadata(folder / METADATA)
     reader, planner = stock._get_filesystem_reader, stock.MCoreLoadPlanner
     stock._get_filesystem_reader = lambda folder, **_: _Reader(folder, metadata)
     stock.MCoreLoadPlanner = partial(_Planner, folder)

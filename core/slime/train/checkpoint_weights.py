@@ -14,19 +14,19 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
-from slime.train.checkpoint_reader import read_metadata, read_tensors, require_complete
+from slime.train.checkpoint_reader import METADATA, read_metadata, read_tensors, require_complete
 from slime.weights.mapping import first_names
-from slime.weights.shards import OUTPUT_LAYER, fits, saved_places, to_hf
+from slime.weights.shards import OUTPUT_LAYER, PREDICTING, fits, saved_places, to_hf
 
-_METADATA = ".metadata"
 #: beginnings of the names of a model's tensors; the others are the optimizer's
-_OF_MODEL = ("embedding.", "decoder.", "output_layer.")
+_OF_MODEL = ("embedding.", "decoder.", "output_layer.", f"{PREDICTING}.")
 
 
 class CheckpointWeights:
     """The weights that `save_state` wrote, under any parallel layout, by their Hugging Face names.
 
     Attributes:
+        model: The model, with its layers for multi-token prediction if the run trained them.
         shapes: Name -> shape of each tensor. Tensors that are read together stand one after another.
     """
 
@@ -35,19 +35,22 @@ class CheckpointWeights:
 
         Args:
             folder: The trainer's part of a checkpoint.
-            model: The model in it.
+            model: The model in it, as its family describes it.
 
         Raises:
             CheckpointError: It is damaged, or of another model; the message names the tensors.
         """
         require_complete(folder)
         self._folder = folder
-        metadata = read_metadata(folder / _METADATA)
+        metadata = read_metadata(folder / METADATA)
         self._saved: dict[str, TensorStorageMetadata] = {
             name: entry
             for name, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata) and name.startswith(_OF_MODEL)
         }
+        if model.predicting is not None and any(name.startswith(f"{PREDICTING}.") for name in self._saved):
+            model = model.with_predicting_layers()
+        self.model = model
         #: saved tensor -> offsets and place in a file of each of its parts
         self._stored_parts: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
         for where, info in metadata.storage_data.items():

@@ -26,7 +26,7 @@ from torch.optim.adam import adam
 
 from slime.data import plan_micro_batches
 from slime.errors import ConfigError, TrainerError
-from slime.train.checkpoint_io import load_state, save_state
+from slime.train.checkpoint_io import Write, load_state, save_state, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.flops import Flops
 from slime.train.forward import (
@@ -35,10 +35,8 @@ from slime.train.forward import (
     PackingRule,
     Pipeline,
     TokenHead,
-    add_sums,
-    counts_tokens,
-    sum_over_ranks,
 )
+from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
 from slime.train.router import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
 
@@ -118,10 +116,12 @@ def take_step(
         TrainerError: The loss or the gradient is not finite.
     """
     seen = ", ".join(f"{name} {value:g}" for name, value in sums.items())
-    if not math.isfinite(sums["loss"]):
+    losses = {name: sums[name] for name in ("loss", "mtp_loss") if name in sums}
+    if wrong := {name: value for name, value in losses.items() if not math.isfinite(value)}:
         hint = " A large logprob_gap points at the engine's weights or log-probs." if "logprob_gap" in sums else ""
+        [name, *_] = wrong
         raise TrainerError(
-            f"{step_name}: the loss is {sums['loss']}. Sums over the step's tokens: {seen}."
+            f"{step_name}: the {name} is {wrong[name]}. Sums over the step's tokens: {seen}."
             f" The weights were not changed.{hint}"
         )
     lr = float(optimizer.param_groups[0]["lr"])
@@ -248,7 +248,7 @@ class TrainableModel:
             device=device,
             tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         )
-        self._routers = [router for chunk in chunks for router in routers_of(chunk)]
+        self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
         self._replays = replays_routes
         self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
@@ -298,6 +298,9 @@ class TrainableModel:
                 # Without the distributed optimizer, the last step's gradients are still in the parameters and would be
                 # counted a second time.
                 self.optimizer.zero_grad()
+                if any(isinstance(chunk, PredictingModel) for chunk in self.chunks):
+                    self.finish_param_gather()
+                    share_embedding(self.chunks)
                 samples = np.flatnonzero(batch.step_ids == step).tolist()
                 tokens = sum(len(batch.tokens[i]) - 1 for i in samples)
                 micro_batches = self._micro_batches(batch, samples, step_tokens=tokens)
@@ -319,10 +322,23 @@ class TrainableModel:
         """Count steps without a trained token in the schedule; they change nothing else."""
         self.scheduler.step(increment=steps)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, write: Write = write_now) -> None:
         """Write weights, optimizer, schedule and random states to `folder`, which must be new or empty."""
         self.finish_param_gather()
-        save_state(folder, self.chunks, self.optimizer, self.scheduler)
+        save_state(folder, self.chunks, self.optimizer, self.scheduler, write)
+
+    def check(self, folder: Path, *, weights_only: bool) -> None:
+        """Refuse a checkpoint that does not have the layers of this model, before anything of it is read.
+
+        Args:
+            folder: As of `load`.
+            weights_only: As of `load`.
+
+        Raises:
+            CheckpointError: Only one of the run and the checkpoint has layers for multi-token prediction.
+        """
+        predicts = any(isinstance(chunk, PredictingModel) for chunk in self.chunks)
+        check_predicting_layers(folder, predicts=predicts, weights_only=weights_only)
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Read what `save` wrote, under any parallel layout; `weights_only` keeps optimizer and schedule fresh."""
@@ -355,7 +371,9 @@ class TrainableModel:
             num_ranks=parallel_state.get_data_parallel_world_size(),
             max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
             micro_batch_size=algorithm.micro_batch_size,
-            costs=[self._flops(length) for length in lengths],
+            costs=[
+                self._flops(length, int(batch.response_lengths[i])) for length, i in zip(lengths, samples, strict=True)
+            ],
         )
         mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
         # The interleaved schedule needs a multiple of the number of pipeline stages.
@@ -379,3 +397,42 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def counts_tokens() -> bool:
+    """Whether this rank contributes to sums over tokens: one rank for each micro-batch, with the output layer."""
+    return (
+        bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+    )
+
+
+def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Add scalars over micro-batches and ranks, name by name; names that end in `_max` take the maximum.
+
+    One rank counts the tokens of each micro-batch, so tensor- and context-parallel copies count once. The result is the
+    same on every rank, including pipeline stages that saw no logits. Computed in float64, in rank order.
+    """
+    mine: dict[str, float] = {}
+    if counts_tokens():
+        for part in parts:
+            values = torch.stack([value.detach().double() for value in part.values()]).tolist() if part else []
+            add_sums(mine, dict(zip(part, values, strict=True)))
+    if dist.get_world_size() == 1:
+        return mine
+    everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    total: dict[str, float] = {}
+    for one in everyone:
+        add_sums(total, one)
+    return total
+
+
+def add_sums(total: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add `more` to `total` in place, name by name; names that end in `_max` keep the maximum."""
+    for name, value in more.items():
+        if name not in total:
+            total[name] = value
+        else:
+            total[name] = max(total[name], value) if name.endswith("_max") else total[name] + value

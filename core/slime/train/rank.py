@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from slime.architecture import Architecture
@@ -21,9 +22,10 @@ from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
 from slime.train.advantages import advantage_metrics, check_agreement, check_finite, estimate, required, whiten
 from slime.train.architecture import ModelShape, read_same_model
+from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic, ValueColumns
-from slime.train.forward import flat_column, policy_head
+from slime.train.forward import LossFunction, flat_column, policy_head
 from slime.train.lora import (
     add_adapters,
     check_adapters,
@@ -34,6 +36,7 @@ from slime.train.lora import (
 )
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
 from slime.train.model import TrainableModel, timed
+from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
 from slime.weights import Models, create_transport, drain, load_hf, named_hf_tensors, save_hf
@@ -96,9 +99,11 @@ class MegatronRank:
         found = self._architecture
         if found is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
             raise ConfigError(
-                "adapters (--lora-rank, --lora-load) need the names of the model's modules: --hf-checkpoint."
+                "adapters (--lora-rank, --lora-load) need --hf-checkpoint, which names the model's modules."
             )
         self._lora = None if found is None else lora_of(config.lora, found)
+        #: the model as it is trained; the engines, the reference and the critic have `_architecture`
+        self._trained = None if found is None else self._models.as_trained(found)
         shape = None if found is None else ModelShape(found.transformer, found.gpt)
         self._settings = train_settings(
             config,
@@ -119,29 +124,35 @@ class MegatronRank:
 
     def _build(self, needs: frozenset[str]) -> None:
         config, settings, algorithm = self.config, self._settings, self.config.algorithm
-        chunks = build_chunks(settings, self._device)
+        trained = self._trained
+        further = trained.predicting if trained is not None and trained.predicts else None
+        builder = GPTModel if further is None else partial(PredictingModel, predicting=further.count)
+        chunks = build_chunks(settings, self._device, builder)
         if self._lora is not None and self._architecture is not None:
             add_adapters(chunks, self._lora, self._architecture)
         self._estimator_needs_kl = not self._supervised and (algorithm.kl_coef != 0 or "reference" in needs)
         reference = self._estimator_needs_kl or (not self._supervised and algorithm.use_kl_loss)
         self.reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
-            self._load_hf(chunks, Path(config.checkpoint.ref_load), "--ref-load")
+            folder = Path(config.checkpoint.ref_load)
+            load_hf(chunks, folder, read_same_model(folder, self._models, self._architecture, "--ref-load"))
             self.reference = ReferenceWeights(chunks, shares_frozen=False)
         if config.checkpoint.hf_checkpoint is not None:
-            self._load_hf(chunks, Path(config.checkpoint.hf_checkpoint), "--hf-checkpoint")
+            load_hf(chunks, Path(config.checkpoint.hf_checkpoint), self._named())
         if self._lora is not None and self._architecture is not None:
-            folder = None if config.lora.lora_load is None else Path(config.lora.lora_load)
-            start_adapters(chunks, self._lora, self._architecture, folder=folder, seed=config.run.seed)
+            values = None if config.lora.lora_load is None else Path(config.lora.lora_load)
+            start_adapters(chunks, self._lora, self._architecture, folder=values, seed=config.run.seed)
         if reference and self.reference is None:
             self.reference = ReferenceWeights(chunks)
         # Supervised answers were not sampled: their loss is the plain log-probability.
-        temperature = 1.0 if self._supervised else config.rollout.rollout_temperature
+        head = policy_head(settings, temperature=1.0 if self._supervised else config.rollout.rollout_temperature)
+        if further is not None:
+            head = predicting_head(head, chunks[-1], settings)
         self.policy = TrainableModel(
             config,
             settings,
             chunks,
-            policy_head(settings, temperature=temperature),
+            head,
             self._device,
             idle_rollouts=algorithm.num_critic_only_steps if "critic" in needs else 0,
         )
@@ -155,9 +166,6 @@ class MegatronRank:
                 architecture=self._architecture,
                 device=self._device,
             )
-
-    def _load_hf(self, chunks: list[Any], folder: Path, option: str) -> None:
-        load_hf(chunks, folder, read_same_model(folder, self._models, self._architecture, option))
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -191,7 +199,10 @@ class MegatronRank:
                 metrics |= self.critic.train(batch, steps, value_columns, seconds)
             self.critic.model.skip(len(skipped))
         if not critic_only:
-            loss = partial(micro_batch_loss, LossTerms.of(algorithm, self._estimator, self.spec), columns)
+            loss: LossFunction = partial(micro_batch_loss, LossTerms.of(algorithm, self._estimator, self.spec), columns)
+            if self._trained is not None and self._trained.predicts:
+                scale = self.config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE)
+                loss = with_predicting_loss(loss, columns, scale)
             sums, grad_norm, lr = self.policy.train(batch, policy_steps, loss, seconds)
             self.policy.skip(len(skipped))
             metrics |= self.policy.routing_metrics(steps=len(policy_steps))
@@ -281,17 +292,20 @@ class MegatronRank:
         Raises:
             ConfigError: The run has no Hugging Face folder, which defines the names.
         """
+        return self._weights_of(self._named())
+
+    def _weights_of(self, model: Architecture) -> NamedTensors:
         self.policy.finish_param_gather()
         values_of = None if self._lora is None else merged_values(self.policy.chunks)
-        return named_hf_tensors(self.policy.chunks, self._named(), values_of=values_of)
+        return named_hf_tensors(self.policy.chunks, model, values_of=values_of)
 
     def _named(self) -> Architecture:
-        """The model with its Hugging Face names."""
-        if self._architecture is None:
+        """The model that is trained, with its Hugging Face names."""
+        if self._trained is None:
             raise ConfigError(
                 "without --hf-checkpoint the weights have no Hugging Face names; give the model's folder."
             )
-        return self._architecture
+        return self._trained
 
     def named_adapters(self) -> NamedTensors:
         """The full tensors of the adapters, if there are any, under PEFT's names; otherwise as `named_hf_weights`."""
@@ -303,6 +317,8 @@ class MegatronRank:
     def sync_weights(self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str) -> int:
         """Bring the engines to the policy's weights: every rank gathers, rank 0 sends.
 
+        Layers for multi-token prediction are not sent: the engines' model has no place for them.
+
         Args:
             engine_urls: One URL for each engine.
             keys: Keys of the engines; None if they have none.
@@ -312,7 +328,9 @@ class MegatronRank:
         Returns:
             Bytes that were sent to each engine, on rank 0; 0 on the others.
         """
-        weights = self.named_hf_weights()
+        model = self._architecture
+        assert model is not None
+        weights = self._weights_of(model)
         if self._rank != 0:
             drain(weights)
             return 0
@@ -322,7 +340,7 @@ class MegatronRank:
             self._transport = create_transport(
                 self.config.sync,
                 [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls],
-                model=self._named(),
+                model=model,
                 hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
                 scratch=self._run_dir / "weights",
                 on_gpu=self.config.on_gpu,
@@ -351,13 +369,18 @@ class MegatronRank:
             drain(weights)
             drain(adapters)
 
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer, schedule and random states to `folder`, which must be new or empty."""
-        self.policy.save(folder)
+    def save(self, folder: Path, write: Write = write_now) -> None:
+        """Write weights, optimizer, schedule and random states to `folder`, which must be new or empty.
+
+        Args:
+            folder: The trainer's part of a checkpoint.
+            write: Writes a folder: at once, or a `BackgroundWrite`.
+        """
+        self.policy.save(folder, write)
         if self.critic is not None:
-            self.critic.save(folder)
+            self.critic.save(folder, write)
         if self.reference is not None:
-            self.reference.save(folder / REFERENCE_PART)
+            self.reference.save(folder / REFERENCE_PART, write)
         if self._lora is not None and self._rank == 0:
             describe_adapters(folder, self._lora, Path(str(self.config.checkpoint.hf_checkpoint)))
 
@@ -372,6 +395,7 @@ class MegatronRank:
         self.policy.finish_param_gather()
         base = self.config.checkpoint.hf_checkpoint
         check_adapters(folder, self._lora, None if base is None else Path(base))
+        self.policy.check(folder, weights_only=weights_only)
         if self.critic is not None and not weights_only:
             self.critic.check(folder)
         if self.reference is not None and not weights_only:

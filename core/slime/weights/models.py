@@ -15,6 +15,7 @@ from slime.plugins.resolve import Use
 from slime.raised import naming
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
+from slime.weights.stated_model import predicting_layers
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -27,6 +28,7 @@ class Models:
         self._plugins = plugins
         self._stated = config.checkpoint.model_family
         self._options = config.component_options.get("family", {})
+        self._predicts = config.algorithm.enable_mtp_training
         logger = logging.getLogger("slime.family")
         self._context = Context(seed=config.run.seed, run_dir=run_dir, logger=logger, config=config)
         self._built: dict[str, tuple[FamilySpec, Family, str]] = {}
@@ -59,6 +61,23 @@ class Models:
         block_of(hf_config)
         with naming(title, ".describe"):
             return family.describe(hf_config)
+
+    def as_trained(self, model: Architecture) -> Architecture:
+        """A model that was read as this run trains it: with its layers for multi-token prediction or without.
+
+        Raises:
+            ConfigError: The run trains such layers, and the model has none that its family can train.
+        """
+        if not self._predicts:
+            return model
+        if model.predicting is None:
+            reason = (
+                "has layers for multi-token prediction, but its family does not describe them"
+                if predicting_layers(model.carried)
+                else "has no layers for multi-token prediction"
+            )
+            raise ConfigError(f"--enable-mtp-training: the model ({model.family}) {reason}. Drop the flag.")
+        return model.with_predicting_layers()
 
     def layer_specs(self, folder: Path) -> Callable[..., Any] | None:
         """The method with which the family of a folder changes Megatron's layer specs, if it has one."""

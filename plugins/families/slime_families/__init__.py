@@ -40,6 +40,7 @@ def slime_register_families() -> list[FamilySpec]:
         ),
         _family("glm4", "glm:Glm4", "Glm4ForCausalLM", "GLM-4-0414 and Z1, 9B and 32B"),
         _family("glm4_moe", "glm4_moe:Glm4Moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.5-Air, 4.6, 4.7"),
+        _family("glm4_moe_lite", "glm4_moe:Glm4MoeLite", "Glm4MoeLiteForCausalLM", "GLM-4.7-Flash"),
         _family(
             "deepseek_v3", "deepseek:DeepseekV3", "DeepseekV3ForCausalLM", "DeepSeek-V3, V3.1, R1 and Moonlight-16B-A3B"
         ),

@@ -1,13 +1,25 @@
-"""What all these decoders share: their sizes, and the keywords of Megatron that follow from them."""
+"""What all these decoders share: a model is its sizes, its attention, its positions, and dense layers or experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime.architecture import Architecture, Rule
 from slime.errors import ConfigError
-from slime.kit.models import boolean, positive_float, positive_int, require
+from slime.kit.models import (
+    at_least_zero,
+    attention_rules,
+    boolean,
+    embedding_rules,
+    gated_mlp_rules,
+    mixture_rules,
+    positive_float,
+    positive_int,
+    predicting_layers,
+    require,
+)
 
 HFConfig = Mapping[str, Any]
 
@@ -34,6 +46,98 @@ class Sizes:
             vocabulary=positive_int(config, "vocab_size"),
             tied=boolean(config, "tie_word_embeddings", False),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The self-attention of every layer."""
+
+    #: the tensors of a layer, by its number
+    rules: Callable[[int], Iterator[Rule]]
+    #: keywords of `TransformerConfig`
+    keywords: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of the layers that have some."""
+
+    #: for each layer 1 if it has experts, 0 if it is dense
+    layers: Sequence[int]
+    #: the tensors of a layer with experts, by its number
+    rules: Callable[[int], Iterator[Rule]]
+    #: keywords of `TransformerConfig`
+    keywords: Mapping[str, Any]
+
+
+def decoder(
+    config: HFConfig, sizes: Sizes, attention: Attention, positions: Mapping[str, Any], mixture: Mixture | None = None
+) -> Architecture:
+    """A pre-norm decoder with gated feed-forward networks, or experts in their place.
+
+    Args:
+        config: The model's `config.json`.
+        sizes: Its sizes.
+        attention: Its self-attention.
+        positions: Keywords of `GPTModel` for the rotary embedding.
+        mixture: Its experts; None if all layers are dense.
+
+    Raises:
+        ConfigError: For settings that slime does not compute.
+    """
+    has_experts = [0] * sizes.layers if mixture is None else mixture.layers
+
+    def layer_rules(layer: int, mixed: int) -> Iterator[Rule]:
+        yield from attention.rules(layer)
+        if mixed and mixture is not None:
+            yield from mixture.rules(layer)
+        else:
+            yield from gated_mlp_rules(layer, hidden=sizes.hidden, ffn=sizes.ffn)
+
+    def rules() -> Iterator[Rule]:
+        yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)
+        for layer, mixed in enumerate(has_experts):
+            yield from layer_rules(layer, mixed)
+
+    # Layers for multi-token prediction come after the others, and are like the last of them.
+    predicting = 0 if mixture is None else at_least_zero(config, "num_nextn_predict_layers", 0)
+    experts = {} if mixture is None else mixture.keywords
+    return Architecture(
+        family=str(config["model_type"]),
+        transformer=transformer_keywords(config, sizes, **attention.keywords, **experts),
+        gpt=gpt_keywords(config, sizes, positions),
+        rules=tuple(rules()),
+        carried=tuple(f"model.layers.{sizes.layers + number}." for number in range(predicting)),
+        predicting=predicting_layers(
+            sizes.layers,
+            predicting,
+            lambda layer: layer_rules(layer, has_experts[-1]),
+            hidden=sizes.hidden,
+            tied=sizes.tied,
+        ),
+    )
+
+
+def grouped_attention(
+    sizes: Sizes, groups: int, head_dim: int, *, bias: bool = False, qk_norm: bool = False
+) -> Attention:
+    """Grouped-query attention: see `attention_rules`."""
+
+    def rules(layer: int) -> Iterator[Rule]:
+        return attention_rules(
+            layer,
+            hidden=sizes.hidden,
+            heads=sizes.heads,
+            groups=groups,
+            head_dim=head_dim,
+            bias=bias,
+            qk_norm=qk_norm,
+        )
+
+    return Attention(
+        rules,
+        {"num_query_groups": groups, "kv_channels": head_dim, "add_qkv_bias": bias, "qk_layernorm": qk_norm},
+    )
 
 
 def transformer_keywords(config: HFConfig, sizes: Sizes, **more: Any) -> dict[str, Any]:
@@ -79,32 +183,52 @@ def query_groups(config: HFConfig, sizes: Sizes, default: int | None = None) -> 
     return groups
 
 
-def mixture_keywords(config: HFConfig, experts: int, *, is_mixture: Sequence[int], **more: Any) -> dict[str, Any]:
-    """Keywords of `TransformerConfig` for a mixture of experts.
+def mixture_of_experts(
+    config: HFConfig,
+    sizes: Sizes,
+    layers: Sequence[int],
+    experts: int,
+    *,
+    shared: int = 0,
+    expert_bias: bool = False,
+    **router: Any,
+) -> Mixture:
+    """Gated experts of `moe_intermediate_size`, of which each token takes `num_experts_per_tok`.
 
     Args:
         config: The model's `config.json`.
+        sizes: Its sizes.
+        layers: For each layer 1 if it has experts, 0 if it is dense.
         experts: Number of routed experts.
-        is_mixture: For each layer 1 if it has experts, 0 if it is dense.
-        more: Further keywords.
+        shared: Number of shared experts.
+        expert_bias: Whether the router adds a bias to an expert's score when it chooses.
+        router: Keywords of `TransformerConfig` for the router.
 
     Raises:
         ConfigError: More experts a token than there are.
     """
-    chosen = positive_int(config, "num_experts_per_tok")
+    chosen, ffn = positive_int(config, "num_experts_per_tok"), positive_int(config, "moe_intermediate_size")
     if chosen > experts:
         raise ConfigError(f"config.json: num_experts_per_tok {chosen} is more than the {experts} experts.")
-    return {
+
+    def rules(layer: int) -> Iterator[Rule]:
+        return mixture_rules(
+            layer, hidden=sizes.hidden, experts=experts, ffn=ffn, shared_ffn=shared * ffn, expert_bias=expert_bias
+        )
+
+    keywords = {
         "num_moe_experts": experts,
         "moe_router_topk": chosen,
-        "moe_ffn_hidden_size": positive_int(config, "moe_intermediate_size"),
-        "moe_layer_freq": list(is_mixture),
-        **more,
+        "moe_ffn_hidden_size": ffn,
+        "moe_layer_freq": list(layers),
+        **({"moe_shared_expert_intermediate_size": shared * ffn} if shared else {}),
+        **router,
     }
+    return Mixture(layers, rules, keywords)
 
 
-def sigmoid_router_keywords(config: HFConfig, experts: int) -> dict[str, Any]:
-    """Keywords for the router of DeepSeek-V3 (2024): sigmoid scores, a bias for choosing, groups of experts.
+def sigmoid_mixture(config: HFConfig, sizes: Sizes, layers: Sequence[int]) -> Mixture:
+    """The experts of DeepSeek-V3 (2024): sigmoid scores, a bias for choosing, groups of experts, shared experts.
 
     Raises:
         ConfigError: Groups that do not divide the experts, or another kind of router.
@@ -112,22 +236,29 @@ def sigmoid_router_keywords(config: HFConfig, experts: int) -> dict[str, Any]:
     require(config, "scoring_func", (None, "sigmoid"), "the router's scores")
     require(config, "topk_method", (None, "noaux_tc"), "how experts are chosen")
     require(config, "norm_topk_prob", (None, True), "the weights of the chosen experts add up to 1")
+    experts = positive_int(config, "n_routed_experts", most=10_000)
     groups, kept = positive_int(config, "n_group", 1), positive_int(config, "topk_group", 1)
     if experts % groups or kept > groups:
         raise ConfigError(f"config.json: n_group {groups} and topk_group {kept} do not divide {experts} experts.")
-    return {
-        "moe_router_score_function": "sigmoid",
-        "moe_router_pre_softmax": True,
-        "moe_router_enable_expert_bias": True,
-        "moe_router_topk_scaling_factor": positive_float(config, "routed_scaling_factor", 1.0),
+    return mixture_of_experts(
+        config,
+        sizes,
+        layers,
+        experts,
+        shared=positive_int(config, "n_shared_experts"),
+        expert_bias=True,
+        moe_router_score_function="sigmoid",
+        moe_router_pre_softmax=True,
+        moe_router_enable_expert_bias=True,
+        moe_router_topk_scaling_factor=positive_float(config, "routed_scaling_factor", 1.0),
         **({"moe_router_num_groups": groups, "moe_router_group_topk": kept} if groups > 1 else {}),
-    }
+    )
 
 
-def dense_then_mixture(config: HFConfig, layers: int) -> list[int]:
+def dense_then_mixture(config: HFConfig, layers: int, default: int = 0) -> list[int]:
     """0 for each of the first `first_k_dense_replace` layers, 1 for the others."""
     require(config, "moe_layer_freq", (None, 1), "every layer after the dense ones has experts")
-    dense = config.get("first_k_dense_replace") or 0
+    dense = default if config.get("first_k_dense_replace") is None else config["first_k_dense_replace"]
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense < layers:
         raise ConfigError(f"config.json: first_k_dense_replace is {dense!r}; expected a number from 0 to {layers - 1}.")
     return [0] * dense + [1] * (layers - dense)

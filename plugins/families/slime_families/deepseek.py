@@ -7,27 +7,9 @@ from typing import Any
 
 from slime.architecture import Architecture, Rule
 from slime.errors import ConfigError
-from slime.kit.models import (
-    at_least_zero,
-    embedding_rules,
-    gated_mlp_rules,
-    latent_attention_rules,
-    mixture_rules,
-    positive_float,
-    positive_int,
-    require,
-    rope_table,
-)
+from slime.kit.models import latent_attention_rules, positive_float, positive_int, require, rope_table
 from slime.plugin import Context, NoOptions
-from slime_families.decoder import (
-    HFConfig,
-    Sizes,
-    dense_then_mixture,
-    gpt_keywords,
-    mixture_keywords,
-    sigmoid_router_keywords,
-    transformer_keywords,
-)
+from slime_families.decoder import Attention, HFConfig, Mixture, Sizes, decoder, dense_then_mixture, sigmoid_mixture
 
 
 class DeepseekV3:
@@ -38,39 +20,47 @@ class DeepseekV3:
 
     def describe(self, config: HFConfig) -> Architecture:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
-        require(config, "attention_bias", (None, False), "biases on the attention projections")
-        require(config, "rope_interleave", (None, True), "how heads are rotated")
         sizes = Sizes.of(config)
-        query_rank = None if config.get("q_lora_rank") is None else positive_int(config, "q_lora_rank")
-        rank = positive_int(config, "kv_lora_rank")
-        nope_dim, rope_dim = positive_int(config, "qk_nope_head_dim"), positive_int(config, "qk_rope_head_dim")
-        value_dim = positive_int(config, "v_head_dim")
-        experts = positive_int(config, "n_routed_experts", most=10_000)
-        ffn = positive_int(config, "moe_intermediate_size")
-        shared = ffn * positive_int(config, "n_shared_experts")
-        is_mixture = dense_then_mixture(config, sizes.layers)
+        return latent_decoder(config, sizes, sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers)))
 
-        def rules() -> Iterator[Rule]:
-            yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)
-            for layer, mixture in enumerate(is_mixture):
-                yield from latent_attention_rules(
-                    layer,
-                    hidden=sizes.hidden,
-                    heads=sizes.heads,
-                    query_rank=query_rank,
-                    rank=rank,
-                    nope_dim=nope_dim,
-                    rope_dim=rope_dim,
-                    value_dim=value_dim,
-                )
-                if mixture:
-                    yield from mixture_rules(
-                        layer, hidden=sizes.hidden, experts=experts, ffn=ffn, shared_ffn=shared, expert_bias=True
-                    )
-                else:
-                    yield from gated_mlp_rules(layer, hidden=sizes.hidden, ffn=sizes.ffn)
 
-        attention = {
+def latent_decoder(config: HFConfig, sizes: Sizes, mixture: Mixture) -> Architecture:
+    """A decoder with multi-head latent attention and experts."""
+    attention = _latent_attention(config, sizes)
+    positions = {
+        "position_embedding_type": "rope",
+        "rotary_base": attention.keywords["rotary_base"],
+        "rotary_percent": 1.0,
+        "rope_scaling": False,
+        "rope_scaling_factor": 8.0,
+    }
+    return decoder(config, sizes, attention, positions, mixture)
+
+
+def _latent_attention(config: HFConfig, sizes: Sizes) -> Attention:
+    """Multi-head latent attention (DeepSeek-V2, 2024)."""
+    require(config, "attention_bias", (None, False), "biases on the attention projections")
+    require(config, "rope_interleave", (None, True), "how heads are rotated")
+    query_rank = None if config.get("q_lora_rank") is None else positive_int(config, "q_lora_rank")
+    rank = positive_int(config, "kv_lora_rank")
+    nope_dim, rope_dim = positive_int(config, "qk_nope_head_dim"), positive_int(config, "qk_rope_head_dim")
+    value_dim = positive_int(config, "v_head_dim")
+
+    def rules(layer: int) -> Iterator[Rule]:
+        return latent_attention_rules(
+            layer,
+            hidden=sizes.hidden,
+            heads=sizes.heads,
+            query_rank=query_rank,
+            rank=rank,
+            nope_dim=nope_dim,
+            rope_dim=rope_dim,
+            value_dim=value_dim,
+        )
+
+    return Attention(
+        rules,
+        {
             "multi_latent_attention": True,
             "num_query_groups": sizes.heads,
             "kv_channels": value_dim,
@@ -81,38 +71,19 @@ class DeepseekV3:
             "qk_pos_emb_head_dim": rope_dim,
             "v_head_dim": value_dim,
             **_positions(config),
-        }
-        mixture = mixture_keywords(
-            config,
-            experts,
-            is_mixture=is_mixture,
-            moe_shared_expert_intermediate_size=shared,
-            **sigmoid_router_keywords(config, experts),
-        )
-        base = attention["rotary_base"]
-        predicted = at_least_zero(config, "num_nextn_predict_layers", 0)
-        return Architecture(
-            family=str(config["model_type"]),
-            transformer=transformer_keywords(config, sizes, **attention, **mixture),
-            gpt=gpt_keywords(
-                config,
-                sizes,
-                {
-                    "position_embedding_type": "rope",
-                    "rotary_base": base,
-                    "rotary_percent": 1.0,
-                    "rope_scaling": False,
-                    "rope_scaling_factor": 8.0,
-                },
-            ),
-            rules=tuple(rules()),
-            carried=tuple(f"model.layers.{sizes.layers + number}." for number in range(predicted)),
-        )
+        },
+    )
 
 
 def _positions(config: HFConfig) -> dict[str, Any]:
     """Keywords of `MLATransformerConfig` for the rotary embedding: plain, or scaled by YaRN (Peng et al., 2023)."""
     table = rope_table(config)
+    require(
+        {**config, **table},
+        "partial_rotary_factor",
+        (None, 1.0),
+        "the part of a head that is rotated is qk_rope_head_dim",
+    )
     base = {"rotary_base": positive_float(table, "rope_theta", 10000.0), "rotary_percent": 1.0}
     if table["rope_type"] == "default":
         return {"rope_type": "rope", **base}

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from slime.architecture import Architecture, Rule
-from slime.kit.models import (
-    attention_rules,
-    embedding_rules,
-    full_attention,
-    gated_mlp_rules,
-    positive_int,
-    require,
-    rope,
-)
+from slime.architecture import Architecture
+from slime.kit.models import full_attention, positive_int, require, rope
 from slime.plugin import Context, NoOptions
-from slime_families.decoder import HFConfig, Sizes, gpt_keywords, query_groups, transformer_keywords
+from slime_families.decoder import HFConfig, Sizes, decoder, grouped_attention, query_groups
 
 #: what `Qwen3Config` of transformers assumes when `config.json` has no `head_dim`
 QWEN3_HEAD_DIM = 128
@@ -79,25 +69,5 @@ def dense_decoder(
     """A pre-norm decoder with grouped-query attention and a gated MLP."""
     sizes = Sizes.of(config)
     groups = query_groups(config, sizes, groups_by_default)
-
-    def rules() -> Iterator[Rule]:
-        yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)
-        for layer in range(sizes.layers):
-            yield from attention_rules(
-                layer,
-                hidden=sizes.hidden,
-                heads=sizes.heads,
-                groups=groups,
-                head_dim=head_dim,
-                bias=bias,
-                qk_norm=qk_norm,
-            )
-            yield from gated_mlp_rules(layer, hidden=sizes.hidden, ffn=sizes.ffn)
-
-    keywords = {"num_query_groups": groups, "kv_channels": head_dim, "add_qkv_bias": bias, "qk_layernorm": qk_norm}
-    return Architecture(
-        family=str(config["model_type"]),
-        transformer=transformer_keywords(config, sizes, **keywords),
-        gpt=gpt_keywords(config, sizes, rope(config, scaling=scaling)),
-        rules=tuple(rules()),
-    )
+    attention = grouped_attention(sizes, groups, head_dim, bias=bias, qk_norm=qk_norm)
+    return decoder(config, sizes, attention, rope(config, scaling=scaling))

@@ -50,6 +50,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "glm": _PARTLY_ROTATED,
     "glm4": _PARTLY_ROTATED,
     "glm4_moe": {**_SHARED_EXPERT, **_PARTLY_ROTATED, "use_qk_norm": True},
+    "glm4_moe_lite": {**_SHARED_EXPERT, **_LATENT_ATTENTION},
     "deepseek_v3": {**_SHARED_EXPERT, **_LATENT_ATTENTION},
     "kimi_k2": {**_SHARED_EXPERT, **_LATENT_ATTENTION},
 }

@@ -20,6 +20,7 @@ from slime.kit.models.rules import (
     latent_attention_rules,
     mixture_rules,
     norm_rule,
+    predicting_layers,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "norm_rule",
     "positive_float",
     "positive_int",
+    "predicting_layers",
     "require",
     "rope",
     "rope_table",

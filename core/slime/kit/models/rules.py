@@ -5,9 +5,10 @@ Layers count from 0 over the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from slime.architecture import Rule
+from slime.architecture import PredictingLayers, Rule
 
 
 def norm_rule(megatron: str, hf: str, size: int) -> Rule:
@@ -137,6 +138,36 @@ def mixture_rules(
         yield Rule(f"{ours}.linear_fc2.weight", down, f"{hf}.experts.w2_weight", parallel_dim=1, expert=expert)
     if shared_ffn:
         yield from _gated_mlp(f"{megatron}.shared_experts", f"{hf}.shared_experts", hidden, shared_ffn, joined=False)
+
+
+def predicting_layers(
+    first: int, count: int, decoder_layer: Callable[[int], Iterable[Rule]], *, hidden: int, tied: bool
+) -> PredictingLayers | None:
+    """Layers for multi-token prediction (DeepSeek-V3, 2024, section 2.2), or None if there are none.
+
+    Each is a projection of a hidden state and the next token's embedding, both normalised, a decoder layer, and a norm
+    before the output layer. Embedding and output layer are the model's; published files repeat them.
+
+    Args:
+        first: Number of the first of them in Hugging Face names, which go on counting behind the model's layers.
+        count: How many there are.
+        decoder_layer: The rules of their decoder layers, for such a number as if it were one of the model's layers.
+        hidden: Size of the hidden state.
+        tied: Whether the output layer is the embedding.
+    """
+    rules: list[Rule] = []
+    copies = {}
+    for number in range(count):
+        layer = first + number
+        megatron, hf = f"mtp.layers.{number}", f"model.layers.{layer}"
+        rules += [norm_rule(f"{megatron}.{part}.weight", f"{hf}.{part}.weight", hidden) for part in ("enorm", "hnorm")]
+        rules.append(_same_name(f"{megatron}.eh_proj.weight", f"{hf}.eh_proj.weight", (hidden, 2 * hidden), 0))
+        own, decoder = f"{megatron}.transformer_layer.", f"decoder.layers.{layer}."
+        rules += [replace(one, megatron=one.megatron.replace(decoder, own, 1)) for one in decoder_layer(layer)]
+        rules.append(norm_rule(f"{megatron}.final_layernorm.weight", f"{hf}.shared_head.norm.weight", hidden))
+        copies[f"{hf}.embed_tokens.weight"] = "model.embed_tokens.weight"
+        copies[f"{hf}.shared_head.head.weight"] = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    return PredictingLayers(count, tuple(rules), copies) if count else None
 
 
 def _norm_before_mlp(layer: int, hidden: int) -> Rule:
