@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def with_adapters(checkpoint: Path) -> None:
 
 
 def test_adapters_are_merged_by_training_ranks_without_estimator_or_data(
-    slime: Slime, loop: Loop, checkpoint: Path, tmp_path: Path
+    slime: Slime, loop: Loop, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_adapters(checkpoint)
     ended = slime("convert", str(checkpoint), str(tmp_path / "model"), "--device", "cpu", "--run-name", "e")
@@ -51,6 +51,10 @@ def test_adapters_are_merged_by_training_ranks_without_estimator_or_data(
     assert Path(config.checkpoint.initial_megatron_checkpoint).resolve() == (checkpoint / "rollout_000002").resolve()
     assert (config.algorithm.loss_type, config.data.prompt_data, config.checkpoint.save) == ("sft_loss", [], None)
     assert "--verify has no effect" in slime("convert", str(checkpoint), "other", "--verify").err
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**5))
+    ended = slime("convert", str(checkpoint), str(tmp_path / "other"), "--device", "cpu", "--run-name", "f")
+    assert ended.code == 1 and "100,000 are free" in ended.err
+    assert len(loop.calls) == 1
 
 
 def test_the_model_family_of_the_run_is_kept(slime: Slime, checkpoint: Path) -> None:

@@ -21,7 +21,7 @@ DANGEROUS = {
     "custom_rm_path": ["--custom-rm-path", "{code}:reward"],
     "custom_generate_function_path": ["--custom-generate-function-path", "{code}:generate"],
     "ray_address": ["--ray-address", "10.0.0.1:6379"],
-    "trust_remote_code": ["--sglang-trust-remote-code"],
+    "trust_remote_code": ["--trust-remote-code"],
     "custom_weight_loader": ["--sglang-custom-weight-loader", "package.module.function"],
 }
 

@@ -76,6 +76,8 @@ def test_the_plan_shows_that_no_engines_start(slime: Slime, described_model: Pat
 
 def test_save_interval_without_save_uses_the_run_folder(dry_run: Slime) -> None:
     assert "save every 5 rollouts and after the last to outputs/run/checkpoints" in dry_run("--save-interval", "5").out
+    planned = dry_run("--save-interval", "5", "--async-save").out
+    assert "after the last to outputs/run/checkpoints, in the background" in " ".join(planned.split())
 
 
 def test_options_without_effect_are_noted(dry_run: Slime) -> None:

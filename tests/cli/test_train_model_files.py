@@ -317,6 +317,12 @@ def test_the_name_of_a_model_on_the_hub_gets_the_command_that_downloads_it(refus
         assert "hf download" not in refused("--hf-checkpoint", name)
 
 
+def test_a_model_that_a_script_expects_has_a_name_on_the_hub_that_is_not_known(refused: Refused) -> None:
+    message = refused("--hf-checkpoint", "models/Qwen3-4B")
+    assert "`hf download OWNER/Qwen3-4B --local-dir models/Qwen3-4B`" in message
+    assert "hf download models/" not in message
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,27 @@ def test_resume_with_changed_code_of_one_version_warns_and_strict_refuses(
         survey_plugins().check_resume(saved, config)
     assert "math/boxed of slime-reward-math 0.3.1 with hash" in caplog.text
     with pytest.raises(PluginLoadError, match="strict is on"):
+        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+
+
+def test_code_of_the_model_folder_is_recorded_if_it_may_run_and_resume_with_other_code_warns(
+    config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = tmp_path / "tokenization.py"
+    code.write_text("class Own: ...")
+    config = config.with_options("checkpoint", hf_checkpoint=str(tmp_path))
+    plugins = survey_plugins()
+    assert plugins.provenance(config)["model_code"] == {}
+    config = config.with_options("checkpoint", trust_remote_code=True)
+    saved = plugins.provenance(config)
+    assert saved["model_code"] == {"tokenization.py": sha256(b"class Own: ...").hexdigest()}
+    with caplog.at_level(logging.WARNING):
+        plugins.check_resume(saved, config)
+        assert caplog.text == ""
+        code.write_text("class Own: changed = True")
+        plugins.check_resume(saved, config)
+    assert "the checkpoint was made with other code of the model folder: tokenization.py" in caplog.text
+    with pytest.raises(PluginLoadError, match=r"tokenization.py, and .* strict is on"):
         load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from slime.config import RunConfig
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError, EngineStartError
 from slime.kit.processes import Child, DirectChild
-from slime.run.engines import EngineProcess
+from slime.run.engines import EngineProcess, engine_options
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_an_engine_that_ends_at_its_start_is_bad_input_unless_it_was_killed(
     with pytest.raises(EngineError, match=r"engine at http://127\.0\.0\.1:\d+ \(pid \d+\)") as caught:
         EngineProcess(0, spec, reachable=False, timeout_s=30)
     assert (type(caught.value), caught.value.exit_code) == (expected, exit_code)
+
+
+def test_engines_run_code_of_the_model_folder_only_if_the_run_may() -> None:
+    config = RunConfig(sglang={"context_length": 64})
+    assert engine_options(config) == ["--context-length", "64"]
+    trusted = config.with_options("checkpoint", trust_remote_code=True)
+    assert engine_options(trusted) == ["--context-length", "64", "--trust-remote-code"]

@@ -27,8 +27,8 @@ from slime.plugins.reference import Reference
 from slime.run.checkpoint import Checkpoint, intact_checkpoint
 from slime.run.checkpoint_files import read_description
 
-#: switches of SGLang that run code of a model folder or of a request
-_SGLANG_CODE = ("trust_remote_code", "enable_custom_logit_processor", "trust_request_chat_template")
+#: switches of SGLang that run code of a request
+_SGLANG_CODE = ("enable_custom_logit_processor", "trust_request_chat_template")
 
 
 def checkpoint_of_user(folder: Path, command: str) -> Checkpoint:
@@ -72,6 +72,7 @@ def require_no_foreign_code(saved: Settings, stated: Settings, used: RunConfig) 
         target, key = option
         if (
             option == ("cluster", "ray_address")
+            or (option == ("checkpoint", "trust_remote_code") and used.checkpoint.trust_remote_code)
             or (target == SGLANG and not _harmless(key, setting.value))
             or not foreign.isdisjoint(_references(setting.value))
         ):

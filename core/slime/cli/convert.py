@@ -40,8 +40,9 @@ Write a complete Hugging Face model folder: weights, configuration, tokenizer.
   --help       this text
 
 Tensors are written one after another, in the types of the original model
-(bfloat16 if that is in fp8), so that memory holds about one of them. Repeat the
-command after it was interrupted: it continues in .NAME.partial beside DIR.
+(bfloat16 if that is in fp8), so that memory holds about one of them. The space
+they need must be free. Repeat the command after it was interrupted: it
+continues in .NAME.partial beside DIR.
 
 Flags are those of `slime train` and override the run's: --hf-checkpoint MODEL
 if the original model has moved (its configuration and tokenizer are copied),
@@ -91,8 +92,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _merge(request: EvalRequest, folder: Path) -> int:
     """Merge the adapters of a checkpoint into the model that they belong to, in a run with only a trainer."""
+    from slime.weights.convert import require_space, unquantised
+
     config = request.exporting
     checked = preflight(config, run_folder(config), request.functions, problems_of=lambda _: [])
+    base = Path(str(config.checkpoint.hf_checkpoint))
+    require_space(folder, [unquantised(base, "").tensors], base)
     make_run_folder(checked.run_dir, checked.config)
 
     # It imports Ray, which nothing above this line needs.
@@ -134,17 +139,17 @@ def _of_checkpoint(checkpoint: Checkpoint, model: ModelFacts) -> Conversion:
         from slime.train.checkpoint_weights import CheckpointWeights
     from slime.weights.convert import Conversion, outputs
     from slime.weights.hf_load import SafetensorsFolder
+    from slime.weights.hf_save import kept_names
 
     weights = CheckpointWeights(checkpoint.trainer_part, model.architecture)
     original = SafetensorsFolder(model.folder, keeps_open=False)
-    carried = {
-        name: original.shape(name) for name in sorted(original.names) if name.startswith(model.architecture.carried)
-    }
+    kept, copies = kept_names(original.names, weights.model)
+    others = {name: original.shape(name) for name in sorted({*kept, *copies})}
     return Conversion(
         source_folder=model.folder,
         config=read_hf_config(model.folder),
-        tensors=outputs(original, {**weights.shapes, **carried}),
-        read=lambda name: original.whole(name) if name in carried else weights.read(name),
+        tensors=outputs(original, {**weights.shapes, **others}),
+        read=lambda name: original.whole(name) if name in kept else weights.read(copies.get(name, name)),
         origin=f"{digest_of_json(read_json_object(checkpoint.path / STATE))} {_origin(model)}",
     )
 

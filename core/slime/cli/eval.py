@@ -198,7 +198,9 @@ def _without_training(stated: RunConfig) -> RunConfig:
             "data": DataOptions(**data, rollout_seed=stated.data.rollout_seed),
             "reward": RewardOptions(**reward, terms=stated.reward.terms),
             "checkpoint": CheckpointOptions(
-                hf_checkpoint=stated.checkpoint.hf_checkpoint, model_family=stated.checkpoint.model_family
+                hf_checkpoint=stated.checkpoint.hf_checkpoint,
+                model_family=stated.checkpoint.model_family,
+                trust_remote_code=stated.checkpoint.trust_remote_code,
             ),
             "lora": LoraOptions(),
             "components": ComponentOptions(),

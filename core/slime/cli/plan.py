@@ -149,7 +149,8 @@ def _checkpoints(config: RunConfig) -> Iterator[str]:
         yield f"start from the weights of {options.initial_megatron_checkpoint}"
     if options.save is not None:
         every = "" if options.save_interval is None else f" every {options.save_interval} rollouts and"
-        yield f"save{every} after the last to {options.save}"
+        meanwhile = ", in the background" if options.async_save else ""
+        yield f"save{every} after the last to {options.save}{meanwhile}"
     if options.save_hf is not None:
         each = options.exports_each and options.save_interval is not None
         every = f" every {options.save_interval} rollouts and" if each else ""

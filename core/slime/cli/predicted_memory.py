@@ -23,6 +23,8 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 #: a router's bias: always float32, and not trained by gradients
 _FROZEN = ".router.expert_bias"
 _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
+#: of layers for multi-token prediction, which neither engines nor a critic have
+_PREDICTING = "mtp."
 #: bytes of a number in the types of engines
 _ENGINE_BYTES = {"float32": 4, "float": 4}
 #: options that change what is kept where, beyond the arithmetic here
@@ -88,6 +90,8 @@ def engine_memory(config: RunConfig, model: Architecture) -> float:
     size = _ENGINE_BYTES.get(str(config.sglang.get("dtype", default)), 2)
     numbers = 0.0
     for rule in model.rules:
+        if rule.megatron.startswith(_PREDICTING):
+            continue
         if rule.layout == "qkv":
             query, *rest = rule.shapes
             # An engine with more devices than key-value heads has copies of them.
@@ -181,7 +185,7 @@ def _model_memory(
     layers = _stage_of_layers(config, int(model.transformer["num_layers"]))
     weights, gradients, optimizer = ([0.0] * pipeline for _ in range(3))
     for rule in model.rules:
-        if rule.megatron.startswith(_OUTPUT) and not output:
+        if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
             continue
         is_expert = rule.expert is not None
         # The experts are divided evenly among the expert-parallel ranks.
@@ -196,6 +200,10 @@ def _model_memory(
             if not frozen:
                 gradients[stage] += trained * gradient
                 optimizer[stage] += trained * state / copies[is_expert]
+    if model.predicts and output and pipeline > 1:
+        # The last stage has a copy of the embedding, which is trained on the first.
+        copied = (_held(rule, config, tensor) for rule in model.rules if rule.megatron.startswith(_EMBEDDING))
+        weights[-1] += sum(copied) * weight
     return [RankMemory(*one) for one in zip(weights, gradients, optimizer, strict=True)]
 
 

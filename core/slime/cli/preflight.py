@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.cli.predicted_memory import memory_note
@@ -35,10 +35,12 @@ from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 from slime.plugin import FamilySpec
 from slime.plugins.plugin_set import PluginSet
+from slime.plugins.provenance import model_code
 from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import Checkpoint, intact_checkpoint
 from slime.run.checkpoint_writer import require_export_folder, require_own_folder
 from slime.weights import Models
+from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
 
 logger = logging.getLogger(__name__)
@@ -136,6 +138,7 @@ def preflight(
     stop_on(problems)
     assert model is not None
     notes = [
+        *_code_notes(config),
         *length_notes(config, model),
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
@@ -174,8 +177,11 @@ def _check_models(config: RunConfig, models: Models, problems: list[str]) -> Mod
     model = None
     if options.hf_checkpoint is not None:
         with _collected(problems):
+            if options.trust_remote_code:
+                require_own_code(Path(options.hf_checkpoint))
             model = read_model(Path(options.hf_checkpoint), "--hf-checkpoint", models)
             problems += model_problems(config, model)
+            model = replace(model, architecture=models.as_trained(model.architecture))
             problems += weight_problems(model, "--hf-checkpoint", everything=everything)
     for option, folder in (("--ref-load", options.ref_load), ("--critic-load", config.algorithm.critic_load)):
         if folder is None:
@@ -198,9 +204,13 @@ def _check_data(
     """Check the prompt files."""
     tokenizer = None
     sets = list(prompt_sets(config, with_engines=with_engines))
-    if model is not None:
+    if model is not None and sets:
         with _collected(problems):
-            tokenizer = load_tokenizer(model.folder, with_template=any(one.form.apply_chat_template for one in sets))
+            tokenizer = load_tokenizer(
+                model.folder,
+                with_template=any(one.form.apply_chat_template for one in sets),
+                trust_remote_code=config.checkpoint.trust_remote_code,
+            )
             if (problem := vocabulary_problem(model, tokenizer)) is not None:
                 problems.append(problem)
     facts: list[DataFacts] = []
@@ -277,6 +287,17 @@ _OF_ENGINES = (
     "rollout_stop_token_ids",
     *(name for name, section in SECTION_OF.items() if section == "sync"),
 )
+
+
+def _code_notes(config: RunConfig) -> Iterator[str]:
+    """Which code of the model folder may run."""
+    if config.checkpoint.trust_remote_code:
+        files = ", ".join(model_code(config.checkpoint.hf_checkpoint))
+        yield (
+            f"code of {config.checkpoint.hf_checkpoint} may run with your rights: {files}"
+            if files
+            else f"--trust-remote-code has no effect: {config.checkpoint.hf_checkpoint} holds no Python files"
+        )
 
 
 def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.weights import Models
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
-from slime.weights.hf_config import read_hf_config, read_tokenizer
+from slime.weights.hf_config import read_hf_config, read_tokenizer, tokenizer_code
 from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.stated_model import contradictions, predicting_layers
@@ -32,6 +32,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 #: a name on the Hugging Face Hub
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+#: where scripts/models/*.sh look for models; nobody's name on the Hub, which uses it itself
+_SCRIPTS_FOLDER = "models"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ModelFacts:
     def not_trained(self) -> str | None:
         """What the folder holds and the run does not train, or None."""
         layers = predicting_layers(self.architecture.carried)
-        if not layers:
+        if not layers or self.architecture.predicts:
             return None
         return f"{count(layers, 'layer')} for multi-token prediction: not trained, and copied into exports"
 
@@ -106,6 +108,11 @@ def _how_to_download(folder: Path, option: str) -> str:
     """The command that downloads a model, for users who wrote its name on the Hub; empty for other names."""
     if folder.exists() or not _HUB_NAME.fullmatch(str(folder)):
         return ""
+    if folder.parent.name == _SCRIPTS_FOLDER:
+        return (
+            f". Download it first: `hf download OWNER/{folder.name} --local-dir {folder}`, with the model's owner on"
+            " the Hugging Face Hub (those of scripts/models are in the scripts)"
+        )
     return (
         f". If {folder} is a model of the Hugging Face Hub, download it first: `hf download {folder} --local-dir"
         f" {folder.name}`, then {option} {folder.name}"
@@ -297,7 +304,7 @@ def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
 # --- tokenizer ---------------------------------------------------------------------------------------
 
 
-def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
+def load_tokenizer(folder: Path, *, with_template: bool, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model folder, to count the tokens of prompts.
 
     A `tokenizer.json` is read with the `tokenizers` library: importing transformers and torch takes seconds. Other
@@ -306,17 +313,20 @@ def load_tokenizer(folder: Path, *, with_template: bool) -> Any:
     Args:
         folder: The model folder.
         with_template: Whether the chat template is needed.
+        trust_remote_code: Whether a tokenizer that is code in the folder may run.
 
     Raises:
-        ConfigError: The tokenizer cannot be loaded.
+        ConfigError: The tokenizer cannot be loaded, or is code that may not run.
     """
     import jinja2
 
     try:
-        if (folder / "tokenizer.json").is_file():
+        if (folder / "tokenizer.json").is_file() and tokenizer_code(folder) is None:
             with contextlib.suppress(jinja2.TemplateSyntaxError):
                 return _light_tokenizer(folder, with_template=with_template)
-        return read_tokenizer(folder)
+        return read_tokenizer(folder, trust_remote_code=trust_remote_code)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -27,7 +27,7 @@ from slime.plugins.kinds import KINDS, Kind
 from slime.plugins.load import LoadedPlugin, PluginFailure, load_each
 from slime.plugins.observers import Observers, hook_of
 from slime.plugins.original_names import instead_of
-from slime.plugins.provenance import check_saved, digest_of, provenance_of
+from slime.plugins.provenance import check_saved, digest_of, model_code, provenance_of
 from slime.plugins.reference import is_reference
 from slime.plugins.requirements import check_installed
 from slime.plugins.resolve import Resolved, Use, check_critic_options, check_needs, components_used
@@ -208,8 +208,9 @@ class PluginSet:
                 logger.warning("%s\n  This run does not use the plugin and continues.", failure)
 
     def provenance(self, config: RunConfig) -> dict[str, Any]:
-        """The content of `plugins.json`: the loaded plugins, and the used components with their options."""
-        return provenance_of(self.plugins, self.resolve(config))
+        """The content of `plugins.json`: plugins, used components with their options, code of the model folder."""
+        code = model_code(config.checkpoint.hf_checkpoint) if config.checkpoint.trust_remote_code else {}
+        return provenance_of(self.plugins, self.resolve(config), code)
 
     def check_resume(self, saved: Mapping[str, Any], config: RunConfig) -> None:
         """Compare with the `plugins.json` of a checkpoint that `config` continues.

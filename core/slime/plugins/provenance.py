@@ -27,14 +27,17 @@ ENGINE_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 _GIT_TIMEOUT_S = 10.0
 
 
-def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved]) -> dict[str, Any]:
+def provenance_of(
+    plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved], code: Mapping[str, str]
+) -> dict[str, Any]:
     """JSON-ready:
 
     - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
     - `engine_plugins`: installed plugins of the engines (`group, name, distribution, version`);
     - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
       in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
-      `url, editable, commit, dirty` if they are known.
+      `url, editable, commit, dirty` if they are known;
+    - `model_code`: name -> sha256 of the Python files of the model folder, if they may run.
     """
     return {
         "format": FORMAT,
@@ -59,7 +62,14 @@ def provenance_of(plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved])
             }
             for slot, resolved in used.items()
         },
+        "model_code": dict(code),
     }
+
+
+def model_code(folder: str | None) -> dict[str, str]:
+    """Name -> sha256 of the Python files in a model folder."""
+    files = [] if folder is None else sorted(Path(folder).glob("*.py"))
+    return {path.name: _digest(path.read_bytes()) for path in files if path.is_file()}
 
 
 def digest_of(plugins: Sequence[LoadedPlugin]) -> str:
@@ -174,8 +184,11 @@ def check_saved(
         for name in ("options", "limits", "weight"):
             if use[name] != was[name]:
                 yield f"{made} with {name} {was[name]}, this run has {use[name]}"
-    for changed, components in changes.items():
-        message = f"the checkpoint was made with {', '.join(components)} {changed}"
+    messages = [f"the checkpoint was made with {', '.join(named)} {changed}" for changed, named in changes.items()]
+    was, use = saved.get("model_code", {}), now["model_code"]
+    if files := [name for name in sorted({*was, *use}) if was.get(name) != use.get(name)]:
+        messages.append(f"the checkpoint was made with other code of the model folder: {', '.join(files)}")
+    for message in messages:
         if strict:
             raise PluginLoadError(f"{message}, and [plugins] strict is on")
         yield message

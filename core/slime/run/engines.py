@@ -13,7 +13,7 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
 from slime.engine.keys import EngineKeys
-from slime.engine.ports import LOOPBACK, free_port
+from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
 from slime.errors import EngineError, EngineStartError, SlimeError
@@ -73,6 +73,12 @@ class EngineProcess(EngineServer):
     close = EngineServer.stop
 
 
+def engine_options(config: RunConfig) -> list[str]:
+    """What a run's configuration adds to SGLang's command line."""
+    trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
+    return [*sglang_argv(config.sglang), *trusted]
+
+
 class Engines:
     """All engines and the router. Owned by the driver."""
 
@@ -94,6 +100,7 @@ class Engines:
         )
         self._fork_server: ForkServer | None = None
         self._router: RouterServer | None = None
+        self._reserved: ReservedPort | None = None
         self._failures: PendingCall | None = None
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
@@ -109,7 +116,10 @@ class Engines:
         self._workers.build("slime.run.engines:EngineProcess", engines, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
-        self._port = self._config.cluster.router_port or free_port(self._host)
+        if (port := self._config.cluster.router_port) is None:
+            self._reserved = ReservedPort(self._host)
+            port = self._reserved.number
+        self._port = port
         self.url = f"http://{self._host}:{self._port}"
 
     def _spec(self, index: int) -> EngineSpec:
@@ -120,7 +130,7 @@ class Engines:
             tp_size=self.tp_size,
             device="cuda" if self._config.on_gpu else "cpu",
             log_path=self._log_dir / f"engine-{index}.log",
-            extra_args=sglang_argv(self._config.sglang),
+            extra_args=engine_options(self._config),
             random_seed=self._config.data.rollout_seed + index,
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,
@@ -170,6 +180,8 @@ class Engines:
         if self._router is not None:
             self._router.stop()
             self._router = None
+        if self._reserved is not None:
+            self._reserved.release()
         self._workers.stop(grace_s=20.0)
         if self._fork_server is not None:
             self._fork_server.stop()

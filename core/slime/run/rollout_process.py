@@ -47,7 +47,7 @@ async def build_rollout_process(
     """
     plugins = load_same_plugins(config, fingerprint)
     model = Path(str(config.checkpoint.hf_checkpoint))
-    tokenizer = read_tokenizer(model)
+    tokenizer = read_tokenizer(model, trust_remote_code=config.checkpoint.trust_remote_code)
     client = None
     if engine_url is not None:
         description = read_hf_config(model)

@@ -1,8 +1,14 @@
-"""Reading the JSON files and the tokenizer of a Hugging Face model folder."""
+"""Reading the JSON files and the tokenizer of a Hugging Face model folder.
+
+Of the Python files that a model folder may have, at most the tokenizer's run here, and only if the user allows it.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +50,96 @@ def read_json(path: Path) -> Any:
         raise ValueError("its lists or objects are nested too deeply") from None
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model folder, as transformers reads it. Code in the folder does not run.
+def tokenizer_code(folder: Path) -> str | None:
+    """The tokenizer's class in a Python file of the model folder, as `FILE.CLASS`; None if it needs no code.
 
     Raises:
-        ConfigError: `config.json` cannot be read.
-        Exception: What transformers raises.
+        ConfigError: `tokenizer_config.json` cannot be read.
     """
-    from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
+    named = _auto_map(folder / "tokenizer_config.json")
+    classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
+    if isinstance(classes, list):  # the slow one and the fast one, which transformers prefers
+        classes = next((name for name in reversed(classes) if name is not None), None)
+    return None if classes is None else str(classes)
+
+
+def require_own_code(folder: Path) -> None:
+    """Check that the Python classes that a model folder names are in its own files.
+
+    Raises:
+        ConfigError: One is elsewhere, such as in a repository of the Hugging Face Hub, from which transformers and the
+            engines would download it.
+    """
+    for file in ("tokenizer_config.json", "config.json"):
+        for name in _texts(_auto_map(folder / file)):
+            if not re.fullmatch(r"(?!.*--)[\w-]+\.\w+", name):
+                raise ConfigError(
+                    f"{folder / file} names the class {name} in auto_map; expected FILE.CLASS:"
+                    " --trust-remote-code runs only Python files in the folder. Code of another repository of the"
+                    " Hugging Face Hub (REPOSITORY--FILE.CLASS) must be copied into it"
+                )
+
+
+def read_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a model folder, as transformers reads it.
+
+    Args:
+        folder: The model folder.
+        trust_remote_code: Whether a tokenizer that is Python code in the folder may run. Other code there never runs.
+
+    Raises:
+        ConfigError: The tokenizer is code that may not run, or a JSON file cannot be read.
+        Exception: What transformers and the tokenizer's code raise.
+    """
+    code = tokenizer_code(folder)
+    if code is not None and not trust_remote_code:
+        module, _, name = code.rpartition(".")
+        json_too = (folder / "tokenizer.json").is_file()
+        raise ConfigError(
+            f"the tokenizer in {folder} is code: tokenizer_config.json names {name} in {module}.py, which would run"
+            " with all your rights. Read that file; if you trust it, allow it with --trust-remote-code"
+            + (", or drop auto_map from tokenizer_config.json to use tokenizer.json alone" if json_too else "")
+        )
+    if code is not None:
+        require_own_code(folder)
+
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 
     # AutoTokenizer reads config.json only for the model type, and fails at the other keys of a type it does not know.
     stated = (folder / "config.json").is_file()
     known = not stated or read_hf_config(folder).get("model_type") in CONFIG_MAPPING
+    config = None if known else PreTrainedConfig()
+    if code is not None and stated and known:
+        # With the tokenizer's code, AutoTokenizer would also run that of the configuration.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # Unless told otherwise, transformers asks on the terminal whether to run code that the folder contains.
-    return AutoTokenizer.from_pretrained(folder, config=None if known else PreTrainedConfig(), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=code is not None)
+    if type(tokenizer).__module__.startswith("transformers_modules."):
+        # A module that transformers has made of the folder's file, and that other processes cannot import.
+        place = folder.resolve()
+        copyreg.pickle(type(tokenizer), lambda _: (_read_trusted, (place,)))
+    return tokenizer
+
+
+def _read_trusted(folder: Path) -> Any:
+    return read_tokenizer(folder, trust_remote_code=True)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested lists and objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def _auto_map(path: Path) -> Any:
+    """Which Python classes a JSON file of a model folder names for the classes of transformers."""
+    if not path.exists():
+        return {}
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    return (content.get("auto_map") if isinstance(content, dict) else None) or {}

@@ -177,9 +177,11 @@ class ChatTemplate:
         return ids
 
     def _decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        # transformers' `decode` checks each token in Python first, which doubles the time.
+        # transformers' `decode` checks each token in Python first, which doubles the time. One from a model folder may
+        # do more than its backend.
         tokenizer = self._tokenizer
-        direct = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces
+        own = type(tokenizer).__module__.startswith("transformers_modules.")
+        direct = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces and not own
         decode = tokenizer.backend_tokenizer.decode if direct else tokenizer.decode
         return str(decode(list(tokens), skip_special_tokens=skip_special_tokens))
 

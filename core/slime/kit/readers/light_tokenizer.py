@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from slime.errors import DataError
-from slime.kit.readers.tokenize import PromptFormat, prompt_text
+from slime.kit.readers.tokenize import PromptFormat, backend_of, prompt_text
 
 
 class LightTokenizer:
@@ -92,7 +92,7 @@ def lightest(tokenizer: Any, form: PromptFormat) -> Any:
     """A `LightTokenizer` if it agrees with `tokenizer` on a few texts, else `tokenizer` itself."""
     import jinja2
 
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     template = getattr(tokenizer, "chat_template", None)
     if not hasattr(backend, "to_str") or not (template is None or isinstance(template, str)):
         return tokenizer

@@ -142,12 +142,22 @@ def too_long(tokens: int, limit: int) -> str:
     )
 
 
+def backend_of(tokenizer: Any) -> Any:
+    """The object of the `tokenizers` library that does the work of a tokenizer; None if there is none.
+
+    None too for a class from a model folder, which may do more than its backend.
+    """
+    if type(tokenizer).__module__.startswith("transformers_modules."):
+        return None
+    return getattr(tokenizer, "backend_tokenizer", None)
+
+
 def batch_backend(tokenizer: Any) -> Any:
     """The backend that encodes many texts at once, several times faster than one by one.
 
     None if there is none, or if it gives different tokens.
     """
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     if not hasattr(backend, "encode_batch_fast") or backend.padding is not None or backend.truncation is not None:
         return None
     single = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
