@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from slime import __version__
 from slime.errors import CheckpointError, disk_problem
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder
-from slime.weights.hf_save import TYPES, copy_companions, file_names, move_into_place, write_config
+from slime.weights.hf_save import TYPES, companions, copy_companions, file_names, move_into_place, write_config
 from slime.weights.mapping import first_names
 from slime.weights.stored import read_header
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 #: what the files in a partial folder are made from
 _ORIGIN = "conversion.json"
 _LOCK = "conversion.lock"
+#: ending of the name of a file that is being written
+_UNFINISHED = ".unfinished"
 #: safetensors' names of the types that are written
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -82,7 +85,8 @@ class Conversion:
             report: Is told what is being done.
 
         Raises:
-            CheckpointError: The folder cannot be written, another process is writing it, or what was read back differs.
+            CheckpointError: There is no space for the folder, it cannot be written, another process is writing it, or
+                what was read back differs.
         """
         work = folder.parent / f".{folder.name}.partial"
         files = dict(zip(file_names(len(shards := self._shards())), shards, strict=True))
@@ -91,6 +95,8 @@ class Conversion:
             work.mkdir(exist_ok=True)
             with _alone_in(work, folder):
                 self._discard_others(work, report)
+                missing = [held for name, held in files.items() if not _holds(work / name, held)]
+                require_space(folder, missing, self.source_folder)
                 for number, (name, held) in enumerate(files.items(), start=1):
                     kept = _holds(work / name, held)
                     report(f"{name} ({number} of {len(files)}): {'is there already' if kept else 'writing'}")
@@ -136,6 +142,8 @@ class Conversion:
             same = False
         if same:
             report(f"continuing the conversion in {work}")
+            for one in work.glob(f"*{_UNFINISHED}"):
+                one.unlink()
             return
         for one in work.iterdir():
             if one.name != _LOCK:
@@ -187,6 +195,28 @@ def outputs(source: SafetensorsFolder, shapes: Mapping[str, tuple[int, ...]]) ->
     return [Output(name, shape, TYPES[source.stored[name].dtype]) for name, shape in shapes.items()]
 
 
+def require_space(folder: Path, shards: Iterable[Sequence[Output]], source_folder: Path) -> None:
+    """Check that the disk has space for what will be written to `folder`: else an hour of writing may be in vain.
+
+    Args:
+        folder: The folder.
+        shards: The tensors of each file.
+        source_folder: The model folder of which the files without weights are copied.
+
+    Raises:
+        CheckpointError: It has not.
+    """
+    needed = sum(len(_header(held)) + sum(one.nbytes for one in held) for held in shards)
+    needed += sum(path.stat().st_size for path in companions(source_folder))
+    place = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise CheckpointError(
+            f"{folder} cannot be written: it needs {needed:,} bytes, and {free:,} are free in {place}. Free some, or"
+            " choose another DIR."
+        )
+
+
 @contextmanager
 def _alone_in(work: Path, folder: Path) -> Iterator[None]:
     """Two conversions into the same folder would write the same files at the same time."""
@@ -211,16 +241,9 @@ def _holds(path: Path, held: Sequence[Output]) -> bool:
 
 def _write_file(path: Path, held: Sequence[Output], read: Read) -> None:
     """Write a safetensors file: the library's own writer needs all tensors of a file at once."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for one in held:
-        begin, end = end, end + one.nbytes
-        header[one.name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
     with unfinished.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(_header(held))
         for one in held:
             tensor = read(one.name)
             if tuple(tensor.shape) != one.shape:
@@ -229,6 +252,18 @@ def _write_file(path: Path, held: Sequence[Output], read: Read) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
+
+
+def _header(held: Sequence[Output]) -> bytes:
+    """What a safetensors file begins with."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for one in held:
+        begin, end = end, end + one.nbytes
+        header[one.name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _bits(tensor: Tensor) -> Tensor:

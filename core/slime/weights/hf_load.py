@@ -30,7 +30,7 @@ def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> N
     afterwards.
 
     Raises:
-        CheckpointError: If tensors are missing, unexpected, misshapen or no numbers; the message names them.
+        CheckpointError: If tensors are missing, unexpected, of the wrong shape, or not numbers; the message names them.
         ConfigError: If the Megatron model is not `model`.
     """
     rules = {rule.megatron: rule for rule in model.rules}
@@ -40,7 +40,7 @@ def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> N
         [embedding] = rules[EMBEDDING].hf
         if (problem := tied_problem(source.stored, embedding, HF_OUTPUT_LAYER, everything=False)) is not None:
             raise CheckpointError(f"{folder}: {problem}.")
-    _fill(local_parameters(models), rules, source, optional, model.carried)
+    _fill(local_parameters(models, predicting=model.predicts), rules, source, optional, model.carried)
 
 
 def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architecture) -> Tensor | None:
@@ -51,7 +51,7 @@ def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architect
         has none.
     """
     rules = {rule.megatron: rule for rule in model.rules if rule.megatron != OUTPUT_LAYER}
-    source, local = SafetensorsFolder(folder), local_parameters(models)
+    source, local = SafetensorsFolder(folder), local_parameters(models, predicting=False)
     local.pop(OUTPUT_LAYER, None)
     _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.carried)
     if SCORE not in source.names:

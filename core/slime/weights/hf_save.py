@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -89,15 +89,41 @@ def _save(
     try:
         copy_companions(source_folder, work)
         stored, config = stored_tensors(source_folder), read_hf_config(source_folder)
-        kept = {name for name in weight_names(stored, block_of(config)) if name.startswith(model.carried)}
-        tensors = _in_own_types(chain(named, _read(source_folder, sorted(kept))), stored)
+        names = weight_names(stored, block_of(config))
+        kept, copies = kept_names(names, model)
+        tensors = _in_own_types(chain(_repeated(named, copies), _read(source_folder, sorted(kept))), stored)
         files = _write_tensors(work, tensors, max_shard_bytes)
-        _check_complete(folder, {name for held in files.values() for name, _, _ in held}, {*model.shapes, *kept})
+        expected = {*model.shapes, *kept, *copies}
+        _check_complete(folder, {name for held in files.values() for name, _, _ in held}, expected)
         write_config(work, config, files)
         also(work)
         move_into_place(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def kept_names(names: Iterable[str], model: Architecture) -> tuple[set[str], dict[str, str]]:
+    """What an export has besides the trained tensors, of the tensors in the folder that the run started with.
+
+    Args:
+        names: The weights in that folder.
+        model: The model.
+
+    Returns:
+        The names of those that are kept as they are, and of those that repeat a trained tensor, each with its name.
+    """
+    carried = {name for name in names if name.startswith(model.carried)} - model.shapes.keys()
+    copies = {name: model.copies[name] for name in carried & model.copies.keys()}
+    return carried - copies.keys(), copies
+
+
+def _repeated(named: NamedTensors, copies: Mapping[str, str]) -> NamedTensors:
+    """The tensors, and behind each those that repeat it."""
+    for name, tensor in named:
+        yield name, tensor
+        for copy, original in copies.items():
+            if original == name:
+                yield copy, tensor
 
 
 def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
@@ -157,11 +183,17 @@ def _check_complete(folder: Path, written: set[str], expected: set[str]) -> None
         )
 
 
-def copy_companions(source: Path, work: Path) -> None:
-    """Copy tokenizer, chat template, generation settings, model code: every plain file that does not hold weights."""
+def companions(source: Path) -> Iterator[Path]:
+    """Tokenizer, chat template, generation settings, model code: every plain file that does not hold weights."""
     for path in source.iterdir():
         if path.is_file() and not path.name.startswith(".") and not any(map(path.match, _WEIGHT_FILES)):
-            shutil.copyfile(path, work / path.name)
+            yield path
+
+
+def copy_companions(source: Path, work: Path) -> None:
+    """Copy what belongs to a model besides its weights."""
+    for path in companions(source):
+        shutil.copyfile(path, work / path.name)
 
 
 def write_config(work: Path, config: Mapping[str, Any], files: Written) -> None:

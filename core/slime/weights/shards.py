@@ -27,11 +27,14 @@ ReadSlice = Callable[[str, int, int, int], Tensor]
 
 #: name of the output layer over the vocabulary
 OUTPUT_LAYER = "output_layer.weight"
+#: the submodule of a model with its layers for multi-token prediction
+PREDICTING = "mtp"
 #: the submodule of a model with its low-rank adapters, whose tensors are not the model's
 ADAPTERS = "adapters"
 #: the frozen term of a router's scores: the only buffer that is part of the weights
 _EXPERT_BIAS = ".router.expert_bias"
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+#: a decoder layer of the model, or the one inside a layer for multi-token prediction
+_LAYER = re.compile(rf"(decoder\.layers\.(\d+)|{PREDICTING}\.layers\.\d+\.transformer_layer)\.(.+)")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 #: all experts of a rank in one module, as TransformerEngine has them
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
@@ -48,12 +51,17 @@ _ENGINE_VOCAB_MULTIPLE = 64  # SGLang pads vocabularies to this many rows
 # --- the local parameters ---
 
 
-def local_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
+def local_parameters(models: Sequence[nn.Module], *, predicting: bool = True) -> dict[str, Tensor]:
     """Live weights of the local model chunks by their names in the rules.
 
     On the last pipeline stage of a tied model, this includes its copy of the embedding, the output layer.
+
+    Args:
+        models: The local model chunks.
+        predicting: Whether those of layers for multi-token prediction are among them.
     """
     found: dict[str, Tensor] = {}
+    left_out = (f"{ADAPTERS}.",) if predicting else (f"{ADAPTERS}.", f"{PREDICTING}.")
     for model in map(_unwrapped, models):
         if getattr(model.config, "layernorm_zero_centered_gamma", False):
             raise ConfigError(
@@ -62,7 +70,7 @@ def local_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor]:
             )
         biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(_EXPERT_BIAS))
         for name, tensor in (*model.named_parameters(), *biases):
-            if not name.startswith(f"{ADAPTERS}."):
+            if not name.startswith(left_out):
                 found[global_name(name, model)] = tensor
     return found
 
@@ -92,8 +100,11 @@ def global_name(name: str, model: Any) -> str:
     match = _LAYER.fullmatch(name)
     if match is None:
         return name
-    layer = model.decoder.layers[int(match[1])].layer_number - 1  # Megatron counts layers from 1
-    rest = _TRANSFORMER_ENGINE_NORMS.get(match[2], match[2])
+    layer = match[1]
+    if match[2] is not None:
+        number = model.decoder.layers[int(match[2])].layer_number - 1  # Megatron counts layers from 1
+        layer = f"decoder.layers.{number}"
+    rest = _TRANSFORMER_ENGINE_NORMS.get(match[3], match[3])
     rest = _GROUPED_EXPERT.sub(r"mlp.experts.local_experts.\2.\1.weight", rest)
     if (expert := _EXPERT.search(rest)) is not None:
         from megatron.core import parallel_state
@@ -101,7 +112,7 @@ def global_name(name: str, model: Any) -> str:
         here = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
         first = parallel_state.get_expert_model_parallel_rank() * here
         rest = _with_expert(rest, first + int(expert[1]))
-    return f"decoder.layers.{layer}.{rest}"
+    return f"{layer}.{rest}"
 
 
 def _with_expert(name: str, expert: int) -> str:
@@ -118,14 +129,15 @@ def saved_places(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     if match is None:
         yield name, ()
         return
-    layer, rest = match[1], match[2]
+    layer, number, rest = match.groups()
     spelled = [fused for fused, own in _TRANSFORMER_ENGINE_NORMS.items() if own == rest]
     for spelling in (*spelled, rest):
         expert = _EXPERT.search(spelling)
         within = () if expert is None else (int(expert[1]),)
         stacked = _EXPERT.sub(".experts.", spelling)
-        yield f"decoder.layers.{layer}.{stacked}", within
-        yield f"decoder.layers.{stacked}", (int(layer), *within)
+        yield f"{layer}.{stacked}", within
+        if number is not None:
+            yield f"decoder.layers.{stacked}", (int(number), *within)
 
 
 # --- the arithmetic of a rule ---
@@ -280,17 +292,19 @@ def named_hf_tensors(
 
     Args:
         models: The local model chunks.
-        architecture: The model's names and rules.
+        architecture: The model's names and rules. Layers for multi-token prediction are left out if it does not say
+            that they are trained.
         values_of: Gives other values for a parameter than its own, such as those with an adapter merged into them.
         bucket_bytes: Bytes of one rank's shards gathered at a time; about two buckets are held at once.
     """
     rules = {rule.megatron: rule for rule in architecture.rules}
-    return gather_tensors(_shards(models, rules, values_of), rules, bucket_bytes=bucket_bytes)
+    local = local_parameters(models, predicting=architecture.predicts)
+    return gather_tensors(_shards(local, rules, values_of), rules, bucket_bytes=bucket_bytes)
 
 
-def _shards(models: Sequence[nn.Module], rules: Mapping[str, Rule], values_of: ValuesOf | None) -> Iterator[Shard]:
-    """The shards of the local model chunks."""
-    for name, parameter in local_parameters(models).items():
+def _shards(local: Mapping[str, Tensor], rules: Mapping[str, Rule], values_of: ValuesOf | None) -> Iterator[Shard]:
+    """The shards of local weights."""
+    for name, parameter in local.items():
         if name == OUTPUT_LAYER and name not in rules:
             continue  # a copy of the tied embedding
         yield rule_of(name, rules), partial(values_of or _own_values, name, parameter.detach())
