@@ -39,8 +39,10 @@ MODEL_ARGS=(
     --moe-router-group-topk 4
     --moe-grouped-gemm
 )
+# hf download deepseek-ai/DeepSeek-V3 --local-dir models/DeepSeek-V3
+# slime convert models/DeepSeek-V3 models/DeepSeek-V3-bf16
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
-    --hf-checkpoint "${HF_CHECKPOINT:-models/DeepSeek-V3}"
+    --hf-checkpoint "${HF_CHECKPOINT:-models/DeepSeek-V3-bf16}"
     --save "${SAVE_DIR:-checkpoints/deepseek-v3}"
 )

@@ -21,6 +21,7 @@ MODEL_ARGS=(
     --rotary-percent 0.5
     --rotary-interleaved
 )
+# hf download zai-org/GLM-Z1-9B-0414 --local-dir models/GLM-Z1-9B-0414
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/GLM-Z1-9B-0414}"

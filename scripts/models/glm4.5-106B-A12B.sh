@@ -28,6 +28,7 @@ MODEL_ARGS=(
     --moe-router-topk-scaling-factor 1
     --moe-grouped-gemm
 )
+# hf download zai-org/GLM-4.5-Air --local-dir models/GLM-4.5-Air
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/GLM-4.5-Air}"

@@ -29,6 +29,7 @@ MODEL_ARGS=(
     --moe-router-topk-scaling-factor 2.5
     --moe-grouped-gemm
 )
+# hf download zai-org/GLM-4.5 --local-dir models/GLM-4.5
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/GLM-4.5}"

@@ -37,8 +37,11 @@ MODEL_ARGS=(
     --moe-router-topk-scaling-factor 2.827
     --moe-grouped-gemm
 )
+# hf download moonshotai/Kimi-K2-Instruct --local-dir models/Kimi-K2-Instruct
+# slime convert models/Kimi-K2-Instruct models/Kimi-K2-Instruct-bf16
+# The tokenizer is a Python file in the model folder: read it, and add --trust-remote-code to the run.
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
-    --hf-checkpoint "${HF_CHECKPOINT:-models/Kimi-K2-Instruct}"
+    --hf-checkpoint "${HF_CHECKPOINT:-models/Kimi-K2-Instruct-bf16}"
     --save "${SAVE_DIR:-checkpoints/kimi-k2}"
 )

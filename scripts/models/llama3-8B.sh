@@ -15,6 +15,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 500000
 )
+# hf download meta-llama/Meta-Llama-3-8B-Instruct --local-dir models/Meta-Llama-3-8B-Instruct
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Meta-Llama-3-8B-Instruct}"

@@ -17,6 +17,7 @@ MODEL_ARGS=(
     --use-rope-scaling
     --rope-scaling-factor 8
 )
+# hf download meta-llama/Llama-3.1-8B-Instruct --local-dir models/Llama-3.1-8B-Instruct
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Llama-3.1-8B-Instruct}"

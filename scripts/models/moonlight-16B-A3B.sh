@@ -30,6 +30,8 @@ MODEL_ARGS=(
     --moe-router-topk-scaling-factor 2.446
     --moe-grouped-gemm
 )
+# hf download moonshotai/Moonlight-16B-A3B-Instruct --local-dir models/Moonlight-16B-A3B-Instruct
+# The tokenizer is a Python file in the model folder: read it, and add --trust-remote-code to the run.
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Moonlight-16B-A3B-Instruct}"

@@ -15,6 +15,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 1000000
 )
+# hf download Qwen/Qwen2.5-3B-Instruct --local-dir models/Qwen2.5-3B-Instruct
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen2.5-3B-Instruct}"

@@ -16,6 +16,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 1000000
 )
+# hf download Qwen/Qwen2.5-7B-Instruct --local-dir models/Qwen2.5-7B-Instruct
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen2.5-7B-Instruct}"

@@ -16,6 +16,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 1000000
 )
+# hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen3-1.7B}"

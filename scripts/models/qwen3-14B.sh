@@ -17,6 +17,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 1000000
 )
+# hf download Qwen/Qwen3-14B --local-dir models/Qwen3-14B
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen3-14B}"

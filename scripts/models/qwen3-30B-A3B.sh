@@ -23,6 +23,7 @@ MODEL_ARGS=(
     --moe-router-score-function softmax
     --moe-grouped-gemm
 )
+# hf download Qwen/Qwen3-30B-A3B --local-dir models/Qwen3-30B-A3B
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen3-30B-A3B}"

@@ -17,6 +17,7 @@ MODEL_ARGS=(
     --use-rotary-position-embeddings
     --rotary-base 1000000
 )
+# hf download Qwen/Qwen3-32B --local-dir models/Qwen3-32B
 # HF_CHECKPOINT and SAVE_DIR choose other folders.
 CKPT_ARGS=(
     --hf-checkpoint "${HF_CHECKPOINT:-models/Qwen3-32B}"

@@ -61,6 +61,7 @@ TABLE = {
     "glm4.5-355B-A32B": ("GLM-4.5", _GLM),
     "glm4.6-355B-A32B": ("GLM-4.6", _GLM),
     "glm4.7-355B-A32B": ("GLM-4.7", _GLM),
+    "glm4.7-30B-A3B": ("GLM-4.7-Flash", "16 --tensor-model-parallel-size 4 --expert-model-parallel-size 8"),
     "deepseek-v3": ("DeepSeek-V3", _V3),
     "deepseek-v3.1": ("DeepSeek-V3.1", _V3),
     "deepseek-r1": ("DeepSeek-R1", _V3),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ PUBLISHED = {
     "glm4-9B": 9_400_279_040,
     "glm4.5-106B-A12B": 110_468_824_832,
     "glm4.5-355B-A32B": 358_337_791_296,
+    "glm4.7-30B-A3B": 31_221_488_576,
     "kimi-k2": 1_026_408_232_448,
     "llama3-70B": 70_553_706_496,
     "llama3-8B": 8_030_261_248,
@@ -141,7 +143,18 @@ def test_the_folders_can_be_chosen(name: str) -> None:
     plain, chosen = arrays(name), arrays(name, HF_CHECKPOINT="/models/my model", SAVE_DIR="/out")
     assert chosen["CKPT_ARGS"] == ["--hf-checkpoint", "/models/my model", "--save", "/out"]
     assert [plain["CKPT_ARGS"][0], plain["CKPT_ARGS"][2:]] == ["--hf-checkpoint", ["--save", f"checkpoints/{name}"]]
-    assert plain["CKPT_ARGS"][1].startswith("models/")
+    used = plain["CKPT_ARGS"][1]
+    folder = used.removesuffix("-bf16")
+    assert folder.startswith("models/")
+    # The script says how to get the model to where it expects it.
+    text = (_SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    commands = re.findall(r"^# ((?:hf|slime) .*)$", text, re.M)
+    published_as = re.fullmatch(r"hf download [\w-]+/(\S+) --local-dir (\S+)", commands[0])
+    assert published_as is not None and published_as.groups() == (Path(folder).name, folder)
+    # In fp8, no run could use it.
+    quantised = "quantization_config" in published(name)
+    assert commands[1:] == [f"slime convert {folder} {used}"] * quantised
+    assert (used != folder) == quantised
 
 
 def test_a_later_kimi_k2_stretches_positions_further() -> None:
