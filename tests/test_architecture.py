@@ -51,7 +51,7 @@ KIT: dict[str, frozenset[str]] = {
     "kit.chat": _BASE | {"plugins", "cpu"},
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
-    "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train"},
+    "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train", "engine"},
 }
 EDGE: dict[str, frozenset[str]] = {
     "utils": frozenset({"types"}),

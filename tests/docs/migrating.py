@@ -31,6 +31,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "load": ("checkpoints", "checkpoints of this slime; Megatron's are not read"),
     "save": ("checkpoints", ""),
     "save-interval": ("10", ""),
+    "async-save": (None, "needs `--save-interval`"),
     "save-hf": ("model-{rollout}", "`{rollout}` instead of `{rollout_id}`"),
     "seed": ("1", ""),
     "rollout-temperature": ("0.8", ""),
@@ -93,7 +94,9 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "ref-update-interval": ("10", ""),
     "entropy-coef": ("0.001", ""),
     "normalize-advantages": (None, ""),
-    "mtp-num-layers": ("1", "as many as the model has; they are kept and not trained"),
+    "mtp-num-layers": ("1", "as many as the model has"),
+    "enable-mtp-training": (None, "neither with context parallelism nor with LoRA"),
+    "mtp-loss-scaling-factor": ("0.2", ""),
     "use-rollout-logprobs": (None, "default with `--async`, filters and over-sampling"),
     "use-tis": (None, ""),
     "tis-clip": ("2.0", "also called `--tis-threshold`"),
@@ -104,8 +107,6 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "custom-rm-path": ("rm.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
 }
-#: Megatron's flags that scripts of the original state and that the checks of a configuration refuse: name -> a value
-REFUSED_BY_CHECKS = {"mtp-loss-scaling-factor": "0.2"}
 #: flags of the original slime that the command line knows and that this release cannot do
 UNAVAILABLE = ("colocate", "use-fault-tolerance", "allgather-cp")
 
@@ -158,6 +159,7 @@ TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools"
 #: keys of verl's trainer configuration -> here
 VERL: dict[str, str] = {
     "actor_rollout_ref.model.path": "`--hf-checkpoint`",
+    "actor_rollout_ref.model.trust_remote_code": "`--trust-remote-code`",
     "actor_rollout_ref.model.lora_rank": "`--lora-rank` (docs/lora.md)",
     "actor_rollout_ref.model.lora_alpha": "`--lora-alpha`; its default here is the rank",
     "actor_rollout_ref.model.target_modules": "`--lora-targets`",
@@ -208,7 +210,6 @@ def tables() -> dict[str, str]:
     for name in UNAVAILABLE:
         flag = find_flag(name)
         refused[name] = flag.refusal if flag is not None else ""
-    refused |= dict.fromkeys(REFUSED_BY_CHECKS, "multi-token prediction is not in this release; drop it")
     return {
         "accepted": _table("flag", "what differs", {f"`--{name}`": note for name, (_, note) in ACCEPTED.items()}),
         "refused": _table("flag", "here", {f"`--{name}`": text for name, text in refused.items()}),

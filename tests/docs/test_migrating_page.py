@@ -31,7 +31,7 @@ def test_the_page_has_the_tables() -> None:
 
 def test_all_flags_of_the_original_are_on_the_page() -> None:
     """The flags of its release 0.3.1, without those that only begin like another one."""
-    names = {*migrating.ACCEPTED, *migrating.UNAVAILABLE, *migrating.REFUSED_BY_CHECKS, *FLAGS}
+    names = {*migrating.ACCEPTED, *migrating.UNAVAILABLE, *FLAGS}
     assert len([name for name in names if "*" not in name]) >= 215
 
 
@@ -46,13 +46,6 @@ def test_an_accepted_flag_is_read(name: str) -> None:
     assert flag.key in stated
     refusals = [text for text in config_problems(config) if re.search("cannot be used|is not supported", text)]
     assert not [text for text in refusals if text.startswith(f"--{name} ")]
-
-
-@pytest.mark.parametrize("name", migrating.REFUSED_BY_CHECKS)
-def test_a_flag_of_megatron_is_refused_by_the_checks(name: str) -> None:
-    value = migrating.REFUSED_BY_CHECKS[name]
-    problems = config_problems(read_config([f"--{name}", value]))
-    assert [text for text in problems if text.startswith(f"--{name} {value} ") and text.endswith("Drop it")]
 
 
 @pytest.mark.parametrize("name", [*FLAGS, *migrating.UNAVAILABLE])

@@ -44,5 +44,5 @@ def test_a_row_has_the_layouts_and_numbers_within_the_tolerances(model: str) -> 
 def test_a_measured_row_replaces_the_one_before() -> None:
     page = f"a\n{BEGIN}\n{HEAD}| `glm` | old |\n| `qwen3` | kept |\n{END}\nb\n"
     changed = table_with(page, [Row("glm", 2.4e-7, 1e-8, None)])
-    assert "| `glm` | `glm` | one rank, TP=2 | 2e-07 | 1e-08 | not served |\n| `qwen3` | kept |" in changed
+    assert "| `glm` | `glm` | one rank, TP=2, PP=2 | 2e-07 | 1e-08 | not served |\n| `qwen3` | kept |" in changed
     assert "old" not in changed and changed.startswith("a\n") and changed.endswith("\nb\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun
+from tests.support.own_tokenizer import CODE_FILE, give_own_tokenizer
 from tests.support.tiny_models import make_tiny_model, published, transformers_model
 
 from slime.plugin import FamilySpec
+from slime.testing.samples import encode
+from slime.weights.hf_config import read_tokenizer
 from slime_families import slime_register_families
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -23,6 +28,8 @@ REWARD = """
 def letters(samples):
     return [sum(c.isalpha() for c in sample.response) / 10 for sample in samples]
 """
+#: a family whose published tokenizers are Python code in the model folder
+WITH_CODE = "kimi_k2"
 #: family -> layout of the trainer, for those that do not train on one rank
 LAYOUTS = {"deepseek_v3": ("--actor-num-gpus-per-node", "2", "--expert-model-parallel-size", "2")}
 
@@ -67,11 +74,15 @@ def test_a_family_takes_two_grpo_steps(
     family: FamilySpec, slime_train: Callable[..., SlimeRun], tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", family.name, seed=0, num_hidden_layers=LAYERS)
+    trusted = ["--trust-remote-code"] if family.name == WITH_CODE else []
+    if trusted:
+        give_own_tokenizer(folder, tmp_path / "mark")
     (tmp_path / "reward.py").write_text(REWARD)
     run = slime_train(
         "--hf-checkpoint", str(folder), *shape_flags(published(family.name)), *LAYOUTS.get(family.name, ()),
         "--advantage-estimator", "grpo", "--custom-rm-path", f"{tmp_path}/reward.py:letters",
         "--num-rollout", "2", "--check-weight-update-equal", "--save-hf", "exported",
+        *trusted,
         reward=False,
     )  # fmt: skip
     code = run.wait()
@@ -89,6 +100,9 @@ def test_a_family_takes_two_grpo_steps(
         assert step.get("train/dropped_tokens", 0) == 0
     assert f"families/{family.name}" in (run.run_dir / "plugins.json").read_text()
 
+    if trusted:
+        assert_code_ran_and_is_kept(run, folder)
+
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "exported"))
     assert after.keys() == before.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -100,3 +114,14 @@ def test_a_family_takes_two_grpo_steps(
     assert torch.equal(exported.get_output_embeddings().weight, after["lm_head.weight"])
     with torch.no_grad():
         assert exported(torch.tensor([[40, 41, 42]])).logits.isfinite().all()
+
+
+def assert_code_ran_and_is_kept(run: SlimeRun, model: Path) -> None:
+    # the command, the rollout process, and the three processes of the engine
+    assert len(set((run.root / "mark").read_text().split())) >= 5
+    rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000000.jsonl").read_text().splitlines()]
+    assert all(row["prompt_tokens"] == len(row["prompt"]) for row in rows)
+    hashes = {CODE_FILE: sha256((model / CODE_FILE).read_bytes()).hexdigest()}
+    assert json.loads((run.run_dir / "plugins.json").read_text())["model_code"] == hashes
+    exported = read_tokenizer(run.root / "exported", trust_remote_code=True)
+    assert exported.encode("Ab", add_special_tokens=False) == encode("aB")

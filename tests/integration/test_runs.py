@@ -73,9 +73,18 @@ def slime(*words: str, cwd: Path) -> None:
 def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(slime_train: Start) -> None:
     whole = slime_train("--num-rollout", "4", "--rollout-shuffle", name="whole")
     assert whole.wait() == 0, whole.output
-    first = slime_train("--num-rollout", "2", "--rollout-shuffle", "--save", "ckpt", name="first")
-    assert first.wait() == 0, first.output
-    second = slime_train("--num-rollout", "4", "--rollout-shuffle", "--load", "ckpt", name="second")
+    first = slime_train(
+        "--num-rollout", "40", "--rollout-shuffle", "--save", "ckpt", "--save-interval", "2", "--async-save",
+        name="first",
+    )  # fmt: skip
+    first.wait_for_output("written in ")  # the first checkpoint; the run ends amid one of the next
+    first.wait_until(lambda: len(first.steps()) > 2, what="the step after it")
+    first.process.kill()
+    first.wait()
+    assert first.left_over() == []
+    assert first.steps(2)[0]["time/save"] > 0  # the loop's part: the copy
+    saved = "ckpt/rollout_000002"
+    second = slime_train("--num-rollout", "4", "--rollout-shuffle", "--load", saved, name="second")
     assert second.wait() == 0, second.output
 
     assert [row["step"] for row in second.steps()] == [0, 1, 2, 3]  # the curve of the first run goes on
@@ -88,9 +97,9 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
         assert resumed["train/logprob_gap_max"] < 1e-4
         for name in ("train/loss", "train/entropy", "train/grad_norm", "rollout/response_length_mean"):
             assert resumed[name] == pytest.approx(uninterrupted[name], rel=1e-4), name
-    assert second.steps(2)[0]["weight_version"] > first.steps()[-1]["weight_version"]
+    assert second.steps(2)[0]["weight_version"] > first.steps()[1]["weight_version"]
 
-    finished = slime_train("--num-rollout", "2", "--rollout-shuffle", "--load", "ckpt", name="finished")
+    finished = slime_train("--num-rollout", "2", "--rollout-shuffle", "--load", saved, name="finished")
     assert finished.wait(60) == 2
     assert "saved after 2 rollouts and --num-rollout is 2: nothing is left to do" in finished.output
 

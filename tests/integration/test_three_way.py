@@ -1,4 +1,4 @@
-"""Engine, trainer and transformers compute the same log-probs, before and after a weight sync."""
+"""Engine, trainer and transformers compute the same log-probs, before and after a weight sync, and from an export."""
 
 from __future__ import annotations
 
@@ -52,12 +52,17 @@ def train_and_sync(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_three_implementations_agree_before_and_after_a_weight_sync(family: str, tmp_path: Path) -> None:
+def test_three_implementations_agree_before_and_after_a_weight_sync(
+    family: str, fork_server: Path, tmp_path: Path
+) -> None:
     folder, exported = make_tiny_model(tmp_path / "model", family, seed=3), tmp_path / "exported"
     config = make_config(folder, rollout_temperature=TEMPERATURE, check_weight_update_equal=True)
-    engine = cpu_engine(folder, tmp_path)
+    engine = cpu_engine(folder, tmp_path, fork_server=fork_server)
     with running(engine):
         [(before, after)] = [tuple(run_ranks(train_and_sync, 1, config, engine.url, exported)[0])]
+    reader = cpu_engine(exported, tmp_path, fork_server=fork_server)
+    with running(reader):
+        read_back = generated_batch(reader.url, PROMPTS, temperature=TEMPERATURE)
 
     moved = [
         a - b
@@ -73,3 +78,9 @@ def test_three_implementations_agree_before_and_after_a_weight_sync(family: str,
             assert np.abs(engines - trainers).max() < 1e-4
             assert np.abs(engines - independent).max() < 1e-4
             assert np.abs(trainers - independent).max() < 1e-4
+    # an engine that starts from the exported folder has the trained weights too
+    assert read_back.rollout_log_probs is not None
+    for engines, independent in zip(
+        read_back.rollout_log_probs, transformers_log_probs(exported, read_back, temperature=TEMPERATURE), strict=True
+    ):
+        assert np.abs(engines - independent).max() < 1e-4

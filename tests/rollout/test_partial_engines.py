@@ -192,7 +192,7 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
         left_nothing(server)
 
 
-ROUTED_ROLLOUTS = 3
+ROUTED_ROLLOUTS = 5
 
 
 def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
