@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import MARK, processes_marked
+from tests.integration.conftest import MARK, kill_marked
 
 HERE = Path(__file__).parent
 PACKAGES = ("slime-reward-brevity", "slime-estimator-median")
@@ -30,7 +30,7 @@ class Environment:
     folder: Path
     mark: str
 
-    def python(self, *words: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def python(self, *words: str, cwd: Path | None = None, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run its Python."""
         return subprocess.run(
             [str(self.folder / "bin" / "python"), *words],
@@ -43,7 +43,7 @@ class Environment:
             check=False,
         )
 
-    def slime(self, *words: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def slime(self, *words: str, cwd: Path | None = None, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run the command `slime` with its Python."""
         command = str(Path(sys.executable).with_name("slime"))
         return self.python(command, *words, cwd=cwd, timeout_s=timeout_s)
@@ -68,7 +68,7 @@ def wheels(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     """The packages, built."""
     folder = tmp_path_factory.mktemp("wheels")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*command, *(str(sources / package) for package in PACKAGES)], check=True, timeout=120)
+    subprocess.run([*command, *(str(sources / package) for package in PACKAGES)], check=True, timeout=300)
     return sorted(map(str, folder.glob("*.whl")))
 
 
@@ -82,8 +82,7 @@ def bare_environment(tmp_path: Path) -> Iterator[Environment]:
     shared = sysconfig.get_path("purelib")
     (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
     yield made
-    for process in processes_marked(made.mark):
-        process.kill()
+    kill_marked(made.mark)
 
 
 @pytest.fixture

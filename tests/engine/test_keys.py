@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 from fastapi import FastAPI
-from tests.support.engines import cpu_engine, running
+from tests.support.engines import READY_S, cpu_engine, running
 from tests.support.strangers import as_stranger
 
 from slime.engine.client import HttpPolicyClient
@@ -65,7 +65,7 @@ def router(locked: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> It
     server = RouterServer([locked.url], KEYS, log_path=tmp_path_factory.mktemp("router") / "router.log")
     server.start()
     try:
-        server.wait_ready(30)
+        server.wait_ready(READY_S)
         yield server
     finally:
         server.stop()
@@ -164,7 +164,9 @@ def traces(server: EngineServer | RouterServer) -> dict[str, str]:
     found = {"log": server.log_path.read_text(encoding="utf-8", errors="replace")}
     for pid in living_members(server.pid):
         for name in ("cmdline", "environ"):
-            found[f"{pid} {name}"] = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+            with suppress(FileNotFoundError, ProcessLookupError):  # a short-lived child
+                found[f"{pid} {name}"] = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    assert f"{server.pid} environ" in found
     return found
 
 

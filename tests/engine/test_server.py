@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from slime.kit.processes import living_members
 pytestmark = pytest.mark.engine
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -36,6 +37,13 @@ def scheduler_of(server: EngineServer) -> psutil.Process:
     return scheduler
 
 
+def memory_maps(group: int) -> Iterator[str]:
+    """The memory maps of a process group's members."""
+    for pid in living_members(group):
+        with contextlib.suppress(OSError):  # a short-lived child
+            yield Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(tiny_model: Path, tmp_path: Path) -> None:
     server = cpu_engine(tiny_model, tmp_path)
     with running(server):
@@ -43,7 +51,7 @@ def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(ti
         assert group is not None
         assert server.control.server_info()["model_path"] == str(tiny_model)
         assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
-        maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in living_members(group))
+        maps = "".join(memory_maps(group))
         shared = {Path(p) for p in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
         scratch = Path(psutil.Process(group).environ()["TMPDIR"])
         assert shared and all(p.exists() for p in shared) and scratch.is_dir()
@@ -95,7 +103,7 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
             os.kill(group, signal.SIGKILL)
         else:
             scheduler_of(server).kill()
-        wait_until(lambda: server.failure() is not None, timeout_s=10)
+        wait_until(lambda: server.failure() is not None)
         failure = server.failure()
         assert failure is not None and "Last lines of" in failure
         assert ("fired up" if victim == "server" else "crashed") in failure
@@ -152,7 +160,7 @@ def assert_nothing_outlives(parent: subprocess.Popen[str], num_groups: int) -> N
     assert sum(len(living_members(group)) for group in groups) >= 3
     parent.kill()
     parent.wait()
-    wait_until(lambda: not any(living_members(group) for group in groups), timeout_s=3)
+    wait_until(lambda: not any(living_members(group) for group in groups))
 
 
 def test_a_fork_server_ends_with_its_servers(tiny_model: Path, tmp_path: Path) -> None:
@@ -166,7 +174,7 @@ def test_a_fork_server_ends_with_its_servers(tiny_model: Path, tmp_path: Path) -
         group = server.pid
         assert group is not None and host.pid is not None
         os.kill(host.pid, signal.SIGKILL)
-        wait_until(lambda: server.failure() is not None, timeout_s=5)
+        wait_until(lambda: server.failure() is not None)
         assert living_members(group) == []
     assert host.poll() == -signal.SIGKILL
     host.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -34,6 +35,29 @@ def processes_marked(mark: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
+
+
+def output_of(process: psutil.Process) -> str:
+    """The file that a process prints to; empty if it has ended."""
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1")
+    except OSError:
+        return ""
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def kill_marked(mark: str) -> None:
+    """Kill what is left of one run."""
+    for process in processes_marked(mark):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            process.kill()
 
 
 @dataclass
@@ -71,20 +95,25 @@ class SlimeRun:
             assert time.monotonic() < deadline, f"no {what} in {timeout_s:g} s:\n{self.log.read_text()}"
             time.sleep(0.1)
 
-    def left_over(self, within_s: float = 15.0) -> list[str]:
-        """Command lines of the run's processes that are still alive after `within_s` seconds."""
+    def left_over(self, within_s: float = 60.0) -> list[str]:
+        """Command lines of the run's processes that are still alive after `within_s` seconds.
+
+        They are many on a busy machine: what matters is that all of them end, by themselves.
+        """
         deadline = time.monotonic() + within_s
         while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return [" ".join(p.cmdline())[:200] for p in found]
+        return [" ".join(command_of(p))[:200] for p in found]
 
     def steps(self, first: int = 0) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl that describe training steps, from `first` on.
 
-        A resumed run begins its curve with the steps of the run that it continues.
+        A resumed run begins its curve with the steps of the run that it continues. A line that the run is still
+        writing does not count.
         """
         text = (self.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-        rows = [row for row in map(json.loads, text.splitlines()) if "time/step" in row]
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        rows = [row for row in map(json.loads, lines) if "time/step" in row]
         return [row for row in rows if row["step"] >= first]
 
     def prompts(self, rollout: int) -> list[str]:
@@ -147,5 +176,4 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
 
     yield start
     for run in started:
-        for process in processes_marked(run.mark):
-            process.kill()
+        kill_marked(run.mark)

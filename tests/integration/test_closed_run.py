@@ -56,7 +56,8 @@ def attempts(ports: set[int]) -> dict[str, int]:
 
     def attempt(port: int) -> None:
         for method, path in ATTEMPTS:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3)
+            # Ports that speak something else never answer; the others do in time on a busy machine too.
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
             try:
                 connection.request(method, path, "{}", {"Content-Type": "application/json"})
                 answer = connection.getresponse()
@@ -66,7 +67,7 @@ def attempts(ports: set[int]) -> dict[str, int]:
             finally:
                 connection.close()
 
-    with ThreadPoolExecutor(16) as threads:
+    with ThreadPoolExecutor(max(len(ports), 1)) as threads:
         list(threads.map(attempt, ports))
     return got
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import SlimeRun, processes_marked
+from tests.integration.conftest import SlimeRun, command_of, output_of, processes_marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
 Start = Callable[..., SlimeRun]
@@ -20,7 +20,7 @@ def test_an_interrupted_run_shuts_down_cleanly(slime_train: Start, signum: signa
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b2/\d")  # a few steps in
     os.killpg(run.process.pid, signum)  # like a terminal, to the whole foreground group
-    assert run.wait(60) == code, run.output
+    assert run.wait() == code, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output
 
@@ -33,7 +33,7 @@ def test_an_interruption_while_processes_start_leaves_nothing(slime_train: Start
     else:
         run.wait_for_output(moment)
     os.killpg(run.process.pid, signal.SIGINT)
-    assert run.wait(60) == 130, run.output
+    assert run.wait() == 130, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output
 
@@ -42,9 +42,9 @@ def test_a_killed_trainer_rank_ends_the_run(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b1/\d")
     log = run.run_dir / "logs" / "trainer-0.log"
-    [rank] = [p for p in processes_marked(run.mark) if os.readlink(f"/proc/{p.pid}/fd/1") == str(log.resolve())]
+    [rank] = [p for p in processes_marked(run.mark) if output_of(p) == str(log.resolve())]
     rank.kill()
-    assert run.wait(90) == 1, run.output
+    assert run.wait() == 1, run.output
     assert "trainer rank 0" in run.output
     assert run.left_over() == []
 
@@ -53,17 +53,17 @@ def test_a_killed_driver_leaves_no_processes(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b1/\d")
     run.process.kill()
-    run.process.wait(10)
-    assert run.left_over(within_s=30) == []
+    run.process.wait(60)
+    assert run.left_over() == []
 
 
 def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b1/\d")
-    engines = [p for p in processes_marked(run.mark) if "slime.engine.launch" in " ".join(p.cmdline())]
+    engines = [p for p in processes_marked(run.mark) if "slime.engine.launch" in " ".join(command_of(p))]
     assert engines
     min(engines, key=psutil.Process.create_time).kill()
-    assert run.wait(90) == 1, run.output
+    assert run.wait() == 1, run.output
     assert "engine 0" in run.output
     assert "SIGKILL" in run.output
     assert run.left_over() == []
@@ -71,7 +71,7 @@ def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
 
 def test_an_engine_that_dies_at_start_shows_its_last_log_lines(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "1", "--sglang-quantization", "no-such-scheme")
-    assert run.wait(120) == 2, run.output
+    assert run.wait() == 2, run.output
     assert "engine-0.log" in run.output
     assert "no-such-scheme" in run.output
     assert run.left_over() == []

@@ -26,8 +26,8 @@ def test_a_killed_run_with_dropped_groups_trains_on_the_prompts_of_an_uninterrup
     first = slime_train(*flags, "--save", "ckpt", "--save-interval", "2", name="first", reward=False)
     first.wait_until((first.root / "ckpt" / "latest").exists)
     first.process.kill()
-    first.process.wait(10)
-    assert first.left_over(within_s=30) == []
+    first.process.wait(60)
+    assert first.left_over() == []
     second = slime_train(*flags, "--load", "ckpt", name="second", reward=False)
     assert second.wait() == 0, second.output
 

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import SlimeRun
+from tests.integration.conftest import SlimeRun, command_of, output_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
 Start = Callable[..., SlimeRun]
@@ -47,7 +47,7 @@ answers = []
 with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
     for method in methods:
         try:
-            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5, metadata=metadata)
+            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=60, metadata=metadata)
             answers.append("OK")
         except grpc.RpcError as error:
             answers.append(error.code().name)
@@ -76,6 +76,15 @@ def files_of(processes: list[psutil.Process]) -> set[Path]:
     return {Path(path) for path in found if path.startswith(("/dev/shm/", "/tmp/slime-", "/tmp/ray"))}
 
 
+def files_with(text: str, folder: Path) -> Iterator[Path]:
+    """The files in a folder that contain `text`. The run goes on: files and folders may vanish while it is read."""
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and text.encode() in path.read_bytes():
+                    yield path
+
+
 def call_ray(port: int, token: str | None = None) -> list[str]:
     """What Ray's services at a port answer to another user of this machine, or to this one if it is not root."""
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
@@ -97,7 +106,7 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     run.wait_for_output(r"\b1/\d")
     driver = psutil.Process(run.process.pid)
     processes = [driver, *driver.children(recursive=True)]
-    titles = {process.pid: " ".join(process.cmdline()) for process in processes}
+    titles = {process.pid: " ".join(command_of(process)) for process in processes}
     listening = {process.pid: listeners(process) for process in processes}
 
     outside = {
@@ -109,7 +118,7 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     assert outside == set()
     [control_store] = [process for process in processes if "/gcs_server" in titles[process.pid]]
     [scheduler] = [process for process in processes if titles[process.pid].startswith("sglang::scheduler")]
-    [rank] = [p for p in processes if os.readlink(f"/proc/{p.pid}/fd/1").endswith("/trainer-0.log")]
+    [rank] = [p for p in processes if output_of(p).endswith("/trainer-0.log")]
     for process in (control_store, scheduler, rank):
         assert listening[process.pid], "the test no longer sees where the run listens"
 
@@ -134,17 +143,16 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     [agent] = [pid for pid, title in titles.items() if title.startswith("ray::RuntimeEnvAgent")]
     with pytest.raises(urllib.error.HTTPError, match="401"):
         url = f"http://127.0.0.1:{listening[agent][0][1]}/get_or_create_runtime_env"
-        urllib.request.urlopen(url, data=b"", timeout=10)
+        urllib.request.urlopen(url, data=b"", timeout=60)
 
     assert not [title for title in titles.values() if token in title]
     files = files_of(processes)
     shared = {path.parents[-4] for path in files if path.is_relative_to("/tmp") and "slime-ray-" in path.parts[2]}
     assert len(shared) == 1
-    written = [*run.root.rglob("*"), *(path for folder in shared for path in folder.rglob("*"))]
-    assert [path for path in written if path.is_file() and token.encode() in path.read_bytes()] == []
+    assert [path for folder in (run.root, *shared) for path in files_with(token, folder)] == []
 
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(60) == 130, run.output
+    assert run.wait() == 130, run.output
     assert run.left_over() == []
     assert [path for path in files if path.exists()] == []
     assert "slime: interrupted: ending the run" in run.output

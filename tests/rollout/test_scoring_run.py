@@ -27,7 +27,7 @@ from slime.types import Status
 
 __all__ = ["bad_rewards", "install"]
 
-pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(400)]
 
 PROMPTS = 20
 
@@ -48,7 +48,15 @@ def workers(ancestor: int) -> list[int]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Those that have not ended; their new parent may not have asked how yet."""
+    return [pid for pid in pids if runs(pid)]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def configured(folder: Path, labels: dict[int, str], reward: RewardOptions, **options: Any) -> RunConfig:
@@ -89,8 +97,8 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
 @pytest.mark.parametrize(
     ("mischief", "metric", "reason"),
     [
-        ("spin", "timeouts", "no score after 0.5 s (timeout_s)"),
-        ("sleep", "timeouts", "no score after 0.5 s (timeout_s)"),
+        ("spin", "timeouts", "no score after 1.5 s (timeout_s)"),
+        ("sleep", "timeouts", "no score after 1.5 s (timeout_s)"),
         ("nan", "failed", "returned value = nan, expected a finite number"),
         ("kill", "died", "its worker process was killed by SIGKILL while it scored the sample"),
     ],
@@ -99,7 +107,7 @@ def test_a_run_continues_without_the_samples_a_reward_failed(
     mischief: str, metric: str, reason: str, tokenizer: Any, tmp_path: Path
 ) -> None:
     labels = {3: mischief, 12: mischief}  # 8 of the 80 samples of the first rollout
-    config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=0.5)
+    config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=1.5)
     first, second = run(config, tokenizer, tmp_path)
     for sample in (s for group in first.groups for s in group.samples):
         if sample.label == mischief:
@@ -129,7 +137,7 @@ def test_a_reward_that_always_hangs_ends_the_run_quickly(tokenizer: Any, tmp_pat
 
 def test_several_rewards_have_separate_workers_limits_and_metrics(tokenizer: Any, tmp_path: Path) -> None:
     terms = [
-        RewardTerm(name="bad/plain", weight=2.0, options={"timeout_s": 0.3}),
+        RewardTerm(name="bad/plain", weight=2.0, options={"timeout_s": 1.5}),
         RewardTerm(name="best", weight=0.5),
     ]
     first, _ = run(configured(tmp_path, {3: "spin"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
@@ -147,7 +155,7 @@ def test_several_rewards_have_separate_workers_limits_and_metrics(tokenizer: Any
 
 
 def test_two_uses_of_one_reward_are_distinguished(tokenizer: Any, tmp_path: Path) -> None:
-    terms = [RewardTerm(name="bad/plain", options={"timeout_s": 0.3}), RewardTerm(name="bad/plain")]
+    terms = [RewardTerm(name="bad/plain", options={"timeout_s": 30.0}), RewardTerm(name="bad/plain")]
     first, _ = run(configured(tmp_path, {3: "raise"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
     assert [first.metrics[f"plugin/reward/bad/plain[{place}]/failed"] for place in (0, 1)] == [4, 4]
 
@@ -180,7 +188,7 @@ asyncio.run(main())
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert alive(pids) == []

@@ -45,7 +45,7 @@ class Stuck(Letters):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
-def gone(pid: int, within_s: float = 20) -> bool:
+def gone(pid: int, within_s: float = 60) -> bool:
     """Whether a process ends in time; a zombie has ended."""
     return eventually(lambda: not _runs(pid), within_s)
 
@@ -62,7 +62,7 @@ def eventually(true: Callable[[], bool], within_s: float) -> bool:
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False
 
 
@@ -105,7 +105,7 @@ def test_a_program_that_ends_without_closing_its_source_ends_quietly(tmp_path: P
     path = write_rows(tmp_path, "jsonl", numbered(10))
     program = "import sys; from tests.support.prompt_files import feed; feed(sys.argv[1], workers=2).next()"
     command = [sys.executable, "-c", program, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
