@@ -14,6 +14,7 @@ from tests.support.engines import cpu_engine, running
 from tests.support.model_folders import model_folder
 from tests.support.tiny_models import make_tiny_model
 
+from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
 
 __all__ = ["model_folder"]
@@ -102,6 +103,14 @@ class FaultyEngine:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nothing listens, and that nobody else takes."""
+    port = ReservedPort()
+    yield port.number
+    port.release()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from tests.support.engines import wait_until_running
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl, call
-from slime.engine.ports import free_port
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
 from slime.plugin import Generation, SamplingParams
@@ -107,7 +106,7 @@ def test_a_paused_request_continues_under_the_new_weights(
         control.pause("retract")
         control.flush_cache()
         control.update_weights("disk", model_path=str(other_model), version="new")
-        control.health(timeout_s=5)  # a paused engine is healthy, or the router would drop it
+        control.health(timeout_s=30)  # a paused engine is healthy, or the router would drop it
         control.resume()
 
     generation = in_flight(endless_engine, update)
@@ -156,8 +155,8 @@ def test_an_answer_without_success_is_an_error_despite_status_200(faulty_engine:
         EngineControl(stub.url).end_weight_update()
 
 
-def test_a_stopped_engine_is_an_error_with_its_address() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_a_stopped_engine_is_an_error_with_its_address(closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     with pytest.raises(EngineError, match=f"GET {url}/health: ConnectionRefusedError"):
         EngineControl(url).health()
 
@@ -195,7 +194,7 @@ def test_a_missing_answer_is_a_deadline_error(faulty_engine: Callable[..., Fault
     release.set()
 
 
-def test_an_unreachable_server_is_named() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_an_unreachable_server_is_named(closed_port: int) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     with pytest.raises(EngineError, match=rf"GET {url}/x: ConnectionRefusedError"):
         call("GET", url, "/x", timeout_s=10)

@@ -12,10 +12,9 @@ from pathlib import Path
 import orjson
 import pytest
 from tests.engine.conftest import FaultyEngine
-from tests.support.engines import cpu_engine, running
+from tests.support.engines import READY_S, cpu_engine, running
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.ports import free_port
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError
@@ -53,7 +52,7 @@ def router(tmp_path: Path) -> Iterator[Callable[..., RouterServer]]:
     def make(urls: list[str]) -> RouterServer:
         made.append(RouterServer(urls, log_path=tmp_path / f"router-{len(made)}.log"))
         made[-1].start()
-        made[-1].wait_ready(30)
+        made[-1].wait_ready(READY_S)
         return made[-1]
 
     yield make
@@ -151,7 +150,7 @@ def test_after_the_clients_deadline_the_router_does_not_try_again(
     front = router([stub.url])
 
     async def ask() -> None:
-        async with HttpPolicyClient(front.url, timeout_s=0.5) as client:
+        async with HttpPolicyClient(front.url, timeout_s=3.0) as client:
             await client.generate(PROMPT, SamplingParams(max_new_tokens=3))
 
     with pytest.raises(DeadlineError):
@@ -166,15 +165,15 @@ def test_without_living_engines_the_client_soon_gets_an_error(router: Callable[.
     started = time.monotonic()
     with pytest.raises(EngineError, match="/generate: status 503"):
         generate(front.url, [None])
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25  # the client itself would give up after 30 s
     assert "\x1b" not in front.log_tail()
     front.stop()
     log = front.log_path.read_text()
     assert "request failed" in log and "\x1b" not in log  # no colours in a file
 
 
-def test_a_router_in_front_of_a_missing_engine_is_not_ready(tmp_path: Path) -> None:
-    front = RouterServer([f"http://127.0.0.1:{free_port()}"], log_path=tmp_path / "router.log")
+def test_a_router_in_front_of_a_missing_engine_is_not_ready(closed_port: int, tmp_path: Path) -> None:
+    front = RouterServer([f"http://127.0.0.1:{closed_port}"], log_path=tmp_path / "router.log")
     front.start()
     with pytest.raises(DeadlineError, match=r"the router at .* was not ready after 1 s"):
         front.wait_ready(1)
