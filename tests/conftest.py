@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Tests compute with tiny models in several processes at once. Thread pools that wait by spinning take the cores from
 # the processes that have work: on two busy cores a training step was ten times slower with two threads than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist pretends that there is a terminal of 80 columns; output is that of a pipe, however the tests are run.
 os.environ.pop("COLUMNS", None)
+# The same examples in every run, as Hypothesis does by itself where it finds that it runs in a CI; a busy machine has
+# no deadlines, and the two processes of the tests no database in common.
+settings.register_profile("slime", derandomize=True, deadline=None, database=None)
+settings.load_profile("slime")
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,16 @@ def _search_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     base = str(tmp_path_factory.getbasetemp())
     sys.path[:] = [path for path in sys.path if not path.startswith(base)]
+
+
+@pytest.fixture(autouse=True)
+def _random_numbers() -> None:
+    """Give every test the same random tensors, in whatever order the files run and in whichever process.
+
+    Python's own generator is not seeded: two processes that draw the same ports would meet there.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
