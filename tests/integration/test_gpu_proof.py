@@ -17,7 +17,7 @@ from benchmarks.gpu_proof.__main__ import BASE, ENGINES, ROOT, Part, Proof, desc
 PEAK_TFLOPS = 0.1
 
 
-def proof(tmp_path: Path, *, device: str = "cpu", seconds: float = 60.0) -> Proof:
+def proof(tmp_path: Path, *, device: str = "cpu", seconds: float = 300.0) -> Proof:
     options = argparse.Namespace(wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds)
     return Proof(tmp_path, options, time.monotonic() + seconds)
 
@@ -89,7 +89,7 @@ def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> Non
     assert failed
     assert rows[0]["result"].startswith("no answer within 1 s")
     assert rows[1]["result"].startswith("failed (code 1)")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100  # the default limit of a part is 120 s
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ from tests.mutants.__main__ import Mutant, report
 from tests.mutants.areas import Area
 from tests.mutants.changes import candidates
 
-copied.TIMEOUT_S = 5.0
+copied.TIMEOUT_S = 15.0
 source, folder = map(Path, sys.argv[1:])
 file = "core/slime/__init__.py"
 text = (source / file).read_text()
@@ -138,5 +138,5 @@ def test_killed_hanging_equivalent_and_surviving_changes_are_told_apart(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left:|return n - n" in done.stdout
     assert "equivalent  toy" in done.stdout and "nothing reads it" in done.stdout
-    assert "no end within 5 s" in done.stdout  # n += 1 for n -= 1
+    assert "no end within 15 s" in done.stdout  # n += 1 for n -= 1
     assert "FAILED tests/test_f.py::test_f" in done.stdout  # n >= 0 for n > 0

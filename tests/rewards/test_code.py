@@ -239,7 +239,8 @@ def test_closing_the_output_does_not_change_the_reward() -> None:
 
 def test_time_for_all_tests_is_limited() -> None:
     tests = [{"input": "", "output": "1"}] * 20
-    reward = score("code", "import time; time.sleep(0.5); print(1)", metadata={"tests": tests}, total_s=2.0, wall_s=1.0)
+    # A busy machine takes a second or two to start a program.
+    reward = score("code", "import time; time.sleep(0.5); print(1)", metadata={"tests": tests}, total_s=4.5, wall_s=4.0)
     assert reward.value == 0.0 and 0 < reward.parts["passed"] < 0.5 and reward.parts["timeout"] == 1.0
 
 

@@ -26,7 +26,7 @@ from slime.rollout.rewards import Scorer
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 PROMPTS = 8
 
@@ -94,7 +94,7 @@ def remote_faults(mischief: str) -> Any:
         if mischief == "hangs":
             await asyncio.sleep(60)
         if mischief == "late":
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(5)
         if mischief == "few":
             return {"rewards": []}
         if mischief == "nan":
@@ -108,8 +108,8 @@ def remote_faults(mischief: str) -> Any:
     ("mischief", "metric", "reason"),
     [
         ("500", "failed", "answered 500 out of memory, 2 times"),
-        ("hangs", "failed", "did not answer within 0.4 s, 2 times"),
-        ("late", "timeouts", "no score after 1 s (timeout_s)"),
+        ("hangs", "failed", "did not answer within 2 s, 2 times"),
+        ("late", "timeouts", "no score after 3 s (timeout_s)"),
         ("few", "failed", "got 0 rewards from"),
         ("nan", "failed", "returned value = nan, expected a finite number"),
         ("text", "failed", "returned value = nan, expected a finite number"),
@@ -125,8 +125,8 @@ def test_service_errors_fail_only_the_samples_of_their_requests(
             "batch_size": 1,
             "backoff_s": 0.01,
             "retries": 1,
-            "request_timeout_s": 30.0 if mischief == "late" else 0.4,
-            "timeout_s": 1.0 if mischief == "late" else 20.0,
+            "request_timeout_s": 2.0 if mischief == "hangs" else 30.0,
+            "timeout_s": 3.0 if mischief == "late" else 60.0,
         }
         result = rollout(tmp_path, rows, RewardOptions(reward="remote"), options)
     for sample in of(result, "bad"):

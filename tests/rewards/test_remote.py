@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -103,11 +104,11 @@ def test_a_refusal_is_final() -> None:
 def test_a_request_without_an_answer_in_time_is_retried() -> None:
     async def answer(number: int, content: Any) -> Any:
         if number == 1:
-            await asyncio.sleep(5)
+            await asyncio.sleep(20)
         return await lengths(number, content)
 
     with serving(answer) as service:
-        [reward] = ask(build("remote", url=service.url, **{**FAST, "request_timeout_s": 0.3}), samples("abc"))
+        [reward] = ask(build("remote", url=service.url, **{**FAST, "request_timeout_s": 2.0}), samples("abc"))
     assert reward.value == 3.0 and len(service.requests) == 2
 
 
@@ -177,14 +178,19 @@ def test_credentials_in_the_address_are_sent_and_not_shown(monkeypatch: pytest.M
 
 
 def test_a_cancelled_call_does_not_affect_its_batch() -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
     async def slow(number: int, content: Any) -> Any:
-        await asyncio.sleep(0.3)
+        asked.set()
+        assert await asyncio.to_thread(cancelled.wait, 20)
         return await lengths(number, content)
 
     async def both(reward: Any) -> float:
         one, other = (asyncio.create_task(reward.score([sample])) for sample in samples("a", "bb"))
-        await asyncio.sleep(0.15)
+        assert await asyncio.to_thread(asked.wait, 20)
         one.cancel()
+        await asyncio.sleep(0)
+        cancelled.set()
         return float((await other)[0].value)
 
     with serving(slow) as service:

@@ -278,12 +278,12 @@ class OneTurnThenHang:
 def test_many_turns_may_take_longer_than_the_timeout_of_one() -> None:
     class ManyTurns(OneTurn):
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-            end = time.monotonic() + 1.0
+            end = time.monotonic() + 3.0
             while time.monotonic() < end:
                 await policy.generate(sample.tokens, sampling)
             return await super().generate(sample, sampling, policy)
 
-    [sample] = run(ManyTurns(), timeout_s=0.5)
+    [sample] = run(ManyTurns(), timeout_s=2.0)
     assert sample.status is Status.COMPLETED
 
 

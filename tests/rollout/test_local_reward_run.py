@@ -25,12 +25,12 @@ def reward_func(args, sample, **kwargs):
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_plain_function_that_hangs_is_killed_and_the_others_score(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("WORTH = 0.25")
     (tmp_path / "custom_rm.py").write_text(SOURCE)
     reward = RewardOptions(custom_rm_path=str(tmp_path / "custom_rm.py"))
-    first, _ = run(resolve(configured(tmp_path, {3: "spin"}, reward, timeout_s=0.5)), tokenizer, tmp_path)
+    first, _ = run(resolve(configured(tmp_path, {3: "spin"}, reward, timeout_s=1.5)), tokenizer, tmp_path)
     for sample in (s for group in first.groups for s in group.samples):
         if sample.label == "spin":
             assert sample.status is Status.FAILED
@@ -50,7 +50,7 @@ def reward_func(args, sample, **kwargs):
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("definition", ["def", "async def"])
 def test_a_function_that_raises_is_named_with_its_line_and_traceback(
     definition: str, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -170,7 +170,7 @@ def test_dead_engines_end_the_rollout_immediately() -> None:
     started = time.monotonic()
     with pytest.raises(EngineError, match="engine 0 died"):
         finish(groups(4, 4), policy, FirstTokenReward())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15  # the other requests take up to 30 s
     assert policy.in_flight == 0
 
 

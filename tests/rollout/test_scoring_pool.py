@@ -26,9 +26,11 @@ from slime.types import Sample, Status
 
 __all__ = ["bad_rewards", "install"]
 
-pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(400)]
 
 T = TypeVar("T")
+#: seconds for calls of which some hang; on a busy machine the others need some of them
+SHORT_S = 1.5
 
 
 def sample(label: str = "good", index: int = 1, response: str = "") -> Sample:
@@ -135,7 +137,7 @@ def test_faulty_rewards_fail_only_their_samples_on_the_event_loop_of_ray_actors(
     uvloop = pytest.importorskip("uvloop")
     labels = {3: "spin", 7: "kill"}
     asked = [sample(labels.get(n, "good"), n) for n in range(12)]
-    found = score_in_pool(tmp_path, asked, name, timeout_s=0.5, loop_factory=uvloop.new_event_loop)
+    found = score_in_pool(tmp_path, asked, name, timeout_s=SHORT_S, loop_factory=uvloop.new_event_loop)
     assert values(found) == [{3: Cause.HUNG, 7: Cause.DIED}.get(n, float(n)) for n in range(12)]
 
 
@@ -143,11 +145,11 @@ def test_a_blocked_parent_is_not_mistaken_for_a_hanging_worker(tmp_path: Path) -
     async def work(pool: IsolatedReward) -> int:
         answers = asyncio.ensure_future(score(pool, [sample()] * 40))
         await asyncio.sleep(0)
-        time.sleep(2.4)  # the event loop of this process is blocked, past the deadline
+        time.sleep(SHORT_S + 1.4)  # the event loop of this process is blocked, past the deadline
         assert values(await answers) == [1.0] * 40
         return pool.restarts
 
-    assert with_pool(tmp_path, work, timeout_s=1.0) == 0
+    assert with_pool(tmp_path, work, timeout_s=SHORT_S) == 0
 
 
 def test_a_stopped_worker_is_replaced_and_its_call_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +168,10 @@ def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:
     async def work(pool: IsolatedReward) -> set[float | Cause]:
         while sum(worker.ready for worker in pool.pool._workers.values()) < 2:
             await asyncio.sleep(0.02)
-        naps = [pool.call([sample("nap", response="0.3")]) for _ in range(2)]
+        naps = [pool.call([sample("nap", response="2.0")]) for _ in range(2)]
         started = time.monotonic()
         await asyncio.gather(*naps)
-        assert time.monotonic() - started < 0.55
+        assert time.monotonic() - started < 3.8  # one after the other: 4 s
         return set(values(await score(pool, [sample("pid")] * 40)))
 
     assert len(with_pool(tmp_path, work, size=2)) == 2
@@ -178,9 +180,9 @@ def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plain", "overlapping"])
 def test_calls_that_hang_fail_only_their_samples(name: str, tmp_path: Path) -> None:
     labels = {3: "spin", 7: "sleep"}
-    found = score_in_pool(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=0.5)
+    found = score_in_pool(tmp_path, [sample(labels.get(n, "good"), n) for n in range(12)], name, timeout_s=SHORT_S)
     assert values(found) == [Cause.HUNG if n in labels else float(n) for n in range(12)]
-    assert found[3] == Fault(Cause.HUNG, "reward r: no score after 0.5 s (timeout_s)")
+    assert found[3] == Fault(Cause.HUNG, f"reward r: no score after {SHORT_S:g} s (timeout_s)")
     log = (tmp_path / "logs" / "reward-0.log").read_text() + (tmp_path / "logs" / "reward-1.log").read_text()
     assert "in act" in log  # where it hung
 
@@ -230,7 +232,7 @@ def test_overdue_overlapping_calls_are_cancelled_and_their_process_continues(tmp
         assert pool.restarts == 0
         return found
 
-    found = with_pool(tmp_path, work, "overlapping", timeout_s=0.3)
+    found = with_pool(tmp_path, work, "overlapping", timeout_s=SHORT_S)
     assert found == [Cause.HUNG] * 3 + [0.0, 1.0, 2.0]
 
 
@@ -242,7 +244,7 @@ def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
         return pool.restarts
 
-    assert with_pool(tmp_path, work, "overlapping", timeout_s=0.3) == 1
+    assert with_pool(tmp_path, work, "overlapping", timeout_s=SHORT_S) == 1
 
 
 def test_overlapping_calls_are_not_timed_out_by_each_others_computing(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_calls_overlap(tmp_path: Path) -> None:
         await asyncio.gather(*(pool.call([sample("nap", response="0.3")]) for _ in range(50)))
         return time.monotonic() - started
 
-    assert with_pool(tmp_path, work, "overlapping") < 3.0  # one after the other: 15 s
+    assert with_pool(tmp_path, work, "overlapping") < 10  # one after the other: 15 s
 
 
 def test_if_the_responsible_call_is_unknown_each_is_repeated_alone(tmp_path: Path) -> None:
@@ -295,7 +297,8 @@ def test_cancelled_calls_do_not_occupy_the_worker(tmp_path: Path) -> None:
 
 def test_processes_that_a_reward_started_end_with_its_worker(tmp_path: Path) -> None:
     asked = [sample("child"), sample("spin")]
-    assert values(score_in_pool(tmp_path, asked, timeout_s=0.5)) == [1.0, Cause.HUNG]  # `with_pool` looks for the child
+    found = score_in_pool(tmp_path, asked, timeout_s=SHORT_S)  # looks for the child
+    assert values(found) == [1.0, Cause.HUNG]
 
 
 def test_output_goes_to_the_log_and_an_unpicklable_sample_fails(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def look_for(watch: HostWatch, seconds: float) -> list[Trouble]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def watching(*parts: Part) -> HostWatch:
 
 def test_a_process_that_ended_is_named_with_its_pid_host_and_log(start: Start) -> None:
     well, ended = start("time.sleep(60)"), start("sys.exit('out of luck')")
-    [trouble] = look_for(watching(well, ended), 10)
+    [trouble] = look_for(watching(well, ended), 30)
     assert (trouble.part, trouble.kind) == (ended, "ended")
     text = trouble.describe()
     assert text.startswith(f"part 1 (pid {ended.pid} on {os.uname().nodename}) has ended")
@@ -129,7 +129,7 @@ def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error
         time.sleep(0.01)
     assert [trouble.kind for trouble in at_once] == ["stopped"]
     assert watching(part).look() == []
-    [trouble] = look_for(watch, 10)
+    [trouble] = look_for(watch, 30)
     assert "is stopped (SIGSTOP" in trouble.describe()
     os.kill(part.pid, signal.SIGCONT)
     assert look_for(watch, 2 * HANG_S) == []
@@ -143,14 +143,14 @@ def test_a_process_that_a_debugger_holds_is_left_alone(start: Start) -> None:
     def hold() -> None:  # only this thread can let it go
         attached.append(libc.ptrace(PTRACE_ATTACH, part.pid, None, None))
         held.set()
-        release.wait(30)
+        release.wait(120)
         libc.ptrace(PTRACE_DETACH, part.pid, None, None)
 
     held, release = threading.Event(), threading.Event()
     debugger = threading.Thread(target=hold)
     debugger.start()
     try:
-        assert held.wait(10)
+        assert held.wait(60)
         if attached != [0]:
             pytest.skip("this machine permits no debuggers")
         while Path(f"/proc/{part.pid}/stat").read_text().rpartition(")")[2].split()[0] != "t":
@@ -165,7 +165,7 @@ def test_a_process_that_a_debugger_holds_is_left_alone(start: Start) -> None:
 @pytest.mark.slow
 def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: Start) -> None:
     part = start(KEEPS_THE_INTERPRETER)
-    [trouble] = look_for(watching(part), 20)
+    [trouble] = look_for(watching(part), 60)
     assert trouble.kind == "hung"
     text = trouble.describe()
     assert "none of its Python code has run" in text and "--hang-timeout-s" in text
@@ -178,7 +178,7 @@ def test_native_code_that_lets_other_threads_run_is_no_hang(start: Start) -> Non
 
 
 def test_a_component_that_does_not_return_is_named_with_its_line(start: Start) -> None:
-    [trouble] = look_for(watching(start(NEVER_RETURNS)), 20)
+    [trouble] = look_for(watching(start(NEVER_RETURNS)), 60)
     assert trouble.kind == "hung"
     assert "estimator p/spinning has not returned for" in trouble.what
     assert trouble.what.endswith("at <string>:7 in spin")
@@ -250,7 +250,7 @@ Engine = Callable[[str, str], Part]
 def test_an_idle_process_of_an_engine_that_does_not_answer_hangs(
     silent: str, part: str, question: str, engine: Engine
 ) -> None:
-    [trouble] = look_for(watching(engine(SLEEPS, silent)), 10)
+    [trouble] = look_for(watching(engine(SLEEPS, silent)), 30)
     assert trouble.part.name == f"engine 0's {part}"
     assert trouble.what.startswith(f"hangs: it has not answered {question} for")
 
@@ -279,15 +279,15 @@ def test_a_dead_scheduler_is_named_and_a_dead_server_is_left_to_its_supervisor(e
     supervisor = engine(SLEEPS, "server_at")
     watch = HostWatch(60.0)
     watch.add(supervisor)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while len(watch._records) < 3 and time.monotonic() < deadline:
         watch.look()
         time.sleep(0.05)
     pids = {record.part.name: pid for pid, record in watch._records.items()}
     os.kill(pids["engine 0's scheduler_TP0"], signal.SIGKILL)
-    [trouble] = look_for(watch, 10)
+    [trouble] = look_for(watch, 30)
     assert (trouble.part.name, trouble.kind) == ("engine 0's scheduler_TP0", "ended")
     os.kill(pids["engine 0's HTTP server"], signal.SIGKILL)
-    while watch.look() and time.monotonic() < deadline + 10:
+    while watch.look() and time.monotonic() < deadline + 60:
         time.sleep(0.05)
     assert watch.look() == []

@@ -53,7 +53,7 @@ def hangs_in_a_thread(base_url: str, api_key: str, messages: list[dict[str, Any]
     """Makes one more request seconds after its deadline."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]  # plain dicts
-        time.sleep(2.0)
+        time.sleep(4.0)
         client.chat.completions.create(model="any", messages=messages)  # type: ignore[arg-type]  # plain dicts
 
 

@@ -140,22 +140,22 @@ def test_a_result_that_cannot_be_printed_is_an_error() -> None:
 def test_a_tool_that_hangs_is_abandoned_and_others_continue() -> None:
     def hang() -> str:
         """Hang."""
-        RELEASE.wait(20)
+        RELEASE.wait(60)
         return "late"
 
     async def async_hang() -> str:
         """Hang."""
-        await asyncio.sleep(20)
+        await asyncio.sleep(60)
         return "late"
 
-    box = Toolbox([tool_of(add), tool_of(hang), tool_of(async_hang)], timeout_s=0.3)
+    box = Toolbox([tool_of(add), tool_of(hang), tool_of(async_hang)], timeout_s=1.5)
     calls = [ToolCall("hang"), ToolCall("add", {"a": 1, "b": 2}), ToolCall("async_hang")]
     started = time.monotonic()
     results = asyncio.run(box.run_all(calls))
     RELEASE.set()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert [result.kind for result in results] == ["timeout", "ok", "timeout"]
-    assert results[0].text == "error: hang did not answer within 0.3 s"
+    assert results[0].text == "error: hang did not answer within 1.5 s"
     assert results[1].text == "3"
 
 
@@ -167,15 +167,15 @@ def test_a_tool_that_always_hangs_is_no_longer_called() -> None:
         """Hang."""
         nonlocal calls
         calls += 1
-        release.wait(30)
+        release.wait(60)
         return "late"
 
     async def scenario() -> list[ToolResult]:
-        box = Toolbox([tool_of(hang)], timeout_s=0.2)
+        box = Toolbox([tool_of(hang)], timeout_s=0.5)
         first = await box.run_all([ToolCall("hang")] * 64)
         later = await box.run_all([ToolCall("hang")] * 3)
         release.set()
-        for _ in range(200):
+        for _ in range(600):
             await asyncio.sleep(0.05)
             if box._hung["hang"] == 0:
                 break
@@ -214,7 +214,7 @@ def test_calls_of_one_turn_run_at_the_same_time() -> None:
 
     def meet() -> str:
         """Wait for the others."""
-        meeting.wait(10)
+        meeting.wait(20)
         return "met"
 
     results = asyncio.run(Toolbox([tool_of(meet)]).run_all([ToolCall("meet")] * 3))

@@ -49,7 +49,7 @@ def test_a_signal_is_reported_by_its_number() -> None:
 def test_loops_and_waits_end_at_the_time_limit(code: str) -> None:
     outcome = python(code + "\nimport time; time.sleep(60)", limits=Limits(wall_s=1.0, cpu_s=20.0))
     assert (outcome.kind, outcome.returncode) == ("timeout", None)
-    assert outcome.seconds < 10
+    assert outcome.seconds < 30
 
 
 def test_processor_time_is_counted_over_all_processes() -> None:

@@ -49,7 +49,7 @@ def as_nobody(program: str, folder: Path) -> str:
     """The output of `program`, run as an unprivileged user with only the filter."""
     made = subprocess.run(
         [str(PYTHON), "-B", "-c", _BEFORE + textwrap.dedent(program)],
-        user=_NOBODY, group=_NOBODY, extra_groups=[], env={}, cwd=folder, capture_output=True, text=True, timeout=60,
+        user=_NOBODY, group=_NOBODY, extra_groups=[], env={}, cwd=folder, capture_output=True, text=True, timeout=240,
         check=False,
     )  # fmt: skip
     if "ModuleNotFound" in made.stderr:

@@ -54,7 +54,7 @@ def test_a_request_that_cannot_fit_the_context_is_refused_with_the_numbers_and_u
             assert talk.session.full and talk.session.counts.refused == 1 and talk.policy.calls == []
             assert (await talk.say([user("hi")])).choices[0].message.content == "four"
 
-    run(work(), timeout_s=10)
+    run(work(), timeout_s=30)
 
 
 def test_without_a_known_context_there_is_a_limit_too() -> None:
@@ -66,7 +66,7 @@ def test_without_a_known_context_there_is_a_limit_too() -> None:
         ):
             assert response.status == 413 and f"at most {4 * MIB} bytes" in await response.text()
 
-    run(work(), timeout_s=10)
+    run(work(), timeout_s=30)
 
 
 def test_the_limit_follows_the_engines_context() -> None:
@@ -79,7 +79,7 @@ def test_the_limit_follows_the_engines_context() -> None:
             assert response.status == 413 and "the context of 100 tokens" in await response.text()
         await server.close()
 
-    run(work(), timeout_s=10)
+    run(work(), timeout_s=30)
 
 
 def test_a_large_request_is_tokenized_while_the_event_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_large_request_is_tokenized_while_the_event_loop_runs(monkeypatch: pyt
             prompt = template.prompt
 
             def slow_prompt(*arguments: Any, **options: Any) -> Any:
-                assert loop_runs.wait(10), "the event loop stood still"
+                assert loop_runs.wait(20), "the event loop stood still"
                 return prompt(*arguments, **options)
 
             monkeypatch.setattr(template, "prompt", slow_prompt)
@@ -123,15 +123,15 @@ def port_of(talk: Talk) -> int:
 
 
 def test_silent_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HEADERS_S", 0.3)
-    monkeypatch.setattr(endpoint, "_LINGERING_S", 0.3)
+    monkeypatch.setattr(listener, "HEADERS_S", 1.0)
+    monkeypatch.setattr(endpoint, "_LINGERING_S", 1.0)
     monkeypatch.setattr(endpoint, "_BODY_S", 0.3)
 
     async def work() -> None:
-        async with talking([Say.text("four", delay_s=1.0)]) as talk:
+        async with talking([Say.text("four", delay_s=1.5)]) as talk:
             port, path = port_of(talk), urlsplit(url_of(talk)).path
             answer = asyncio.ensure_future(talk.say([user("hi")]))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 assert await closed_after(port=port) == b""
                 assert await closed_after(b"POST /v1/chat/completions HTTP/1.1\r\nHost:", port=port) == b""
                 head = b"HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
@@ -152,7 +152,7 @@ def test_silent_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) 
             for _, writer in connections:
                 silent.callback(writer.close)
             assert (await talk.say([user("hi")])).choices[0].message.content == "four"
-            closed = [await asyncio.wait_for(reader.read(), 5) for reader, _ in connections[:30]]
+            closed = [await asyncio.wait_for(reader.read(), 20) for reader, _ in connections[:30]]
             assert closed == [b""] * 30  # the oldest ones
 
     run(work())
@@ -210,7 +210,7 @@ def test_an_error_of_the_system_while_accepting_does_not_keep_the_event_loop_bus
             await asyncio.sleep(0.3)
 
     run(work())
-    assert attempts < 20
+    assert attempts < 300  # a loop that does not pause makes more than the 1000 that fail
     [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "Invalid argument" in told and "ulimit" not in told
 
