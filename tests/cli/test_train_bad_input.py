@@ -273,7 +273,7 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )

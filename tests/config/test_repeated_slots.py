@@ -33,7 +33,7 @@ def answers(*stated: str | list[str]) -> list[Any]:
     """The trackers that each run file (a string) or command line (a list) chooses, or why it is refused."""
     done = subprocess.run(
         [sys.executable, "-c", _WITH_TRACKERS, json.dumps(stated)],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     found: list[Any] = json.loads(done.stdout)
     return found

@@ -71,7 +71,7 @@ def arrays(name: str, **variables: str) -> dict[str, list[str]]:
         capture_output=True,
         check=True,
         text=True,
-        timeout=20,
+        timeout=120,
         env={"PATH": os.environ["PATH"], **variables},
     )
     assert not done.stderr

@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slime(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", *words]
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_command_lists_all_broken_plugins(site: Path) -> None:

@@ -14,7 +14,7 @@ HEAVY = ("torch", "ray", "sglang", "sglang_router", "megatron", "transformers")
 def modules_after(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter has after running `code`."""
     script = f"import json, sys\n{code}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=240)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

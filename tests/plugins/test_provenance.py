@@ -81,7 +81,7 @@ def test_an_editable_install_is_recorded_with_commit_and_changes(
 
 def test_two_processes_with_the_same_plugins_agree() -> None:
     code = "from slime.plugins.plugin_set import survey_plugins; print(survey_plugins().fingerprint().digest)"
-    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240)
     assert other.stdout.strip() == survey_plugins().fingerprint().digest
 
 

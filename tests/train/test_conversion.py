@@ -57,7 +57,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("family", "ranks", "layout"),
     [
@@ -93,7 +93,7 @@ def test_a_checkpoint_becomes_the_folder_that_its_ranks_export(
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_checkpoint_of_another_model_or_with_parts_missing_is_refused(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("qwen3")
     saved(tmp_path, source, 1, {})
@@ -257,7 +257,7 @@ def test_fp8_weights_become_the_bfloat16_numbers_they_stand_for(model_folder: Fo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", intermediate_size=1024, num_hidden_layers=6)
     expected = quantised_copy(folder, tmp_path / "fp8")
@@ -273,16 +273,16 @@ def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     partial = tmp_path / ".out.partial"
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(list(partial.glob("model-*.safetensors"))) < 3:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     done = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-*.safetensors")}
     assert not (tmp_path / "out").exists() and len(done) >= 3
     ended = subprocess.run(
-        [*words, "--verify"], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [*words, "--verify"], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert "continuing the conversion" in ended.stderr

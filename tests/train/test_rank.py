@@ -15,7 +15,7 @@ from slime.data import TrainBatch
 from slime.errors import ConfigError, SlimeError
 from slime.plugin import Advantages, EstimatorBatch, TokenBatch
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
 def reference_log_probs(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
@@ -265,7 +265,7 @@ def alone(launcher: RankLauncher, config: Any) -> str:
 
 def test_a_rank_without_its_partner_times_out(model_folder: Folders) -> None:
     config = make_config(model_folder("qwen3", tied=True), world_size=2, distributed_timeout_minutes=0.03)
-    (message,) = run_ranks(alone, 1, config, timeout_s=40)
+    (message,) = run_ranks(alone, 1, config, timeout_s=120)
     assert "rank 0 of 2 could not join the others at 127.0.0.1:" in message
     assert "within 0.03 minutes" in message
 

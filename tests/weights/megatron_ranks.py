@@ -25,7 +25,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from tests.support.families import read_architecture  # noqa: E402
 
-_DEADLINE_S = 90
+_DEADLINE_S = 240
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io"])
 #: seconds that a rank has to end once it has answered
-_ENDING_S = 20.0
+_ENDING_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RankLauncher:
         )
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 300.0) -> list[Any]:
     """The results of `function(launcher, *arguments)` on each rank.
 
     Args:
