@@ -164,7 +164,9 @@ def test_a_stopped_worker_is_replaced_and_its_call_made_again(tmp_path: Path, mo
     assert values(with_pool(tmp_path, work, timeout_s=100.0)) == [1.0] * 3
 
 
-def test_calls_are_spread_over_worker_processes(tmp_path: Path) -> None:
+def test_calls_are_spread_over_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.kit.processes.pool.SLOW_S", 30.0)  # or a third worker is started beside these two
+
     async def work(pool: IsolatedReward) -> set[float | Cause]:
         while sum(worker.ready for worker in pool.pool._workers.values()) < 2:
             await asyncio.sleep(0.02)
