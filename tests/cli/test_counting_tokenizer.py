@@ -44,7 +44,6 @@ def both(folder: Path) -> tuple[Any, Any]:
     return ours, AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("prompt", ["1+1=", " spaces  and\ttabs\n", CHAT])
 def test_prompts_have_the_same_tokens(folder: Path, prompt: Any) -> None:
     ours, theirs = both(folder)
@@ -54,7 +53,6 @@ def test_prompts_have_the_same_tokens(folder: Path, prompt: Any) -> None:
     )
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", ["file", "string", "list"])
 def test_templates_are_found_and_rendered_in_the_same_way(folder: Path, where: str) -> None:
     path = folder / "tokenizer_config.json"
@@ -79,7 +77,6 @@ def test_a_template_may_refuse(folder: Path) -> None:
         tokenizer.apply_chat_template([{"role": "robot"}], tokenize=False, add_generation_prompt=True)
 
 
-@pytest.mark.timeout(400)
 def test_a_template_with_tags_of_transformers_uses_transformers(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% generation %}x{% endgeneration %}")
     tokenizer = load_tokenizer(folder, with_template=True)

@@ -64,7 +64,6 @@ def real_fields() -> dict[str, dict[str, Any]]:
     return fields
 
 
-@pytest.mark.timeout(400)
 def test_the_scan_finds_the_fields_of_the_dataclasses(real_fields: dict[str, dict[str, Any]]) -> None:
     scanned = {flag.key: flag for flag in flags_of("megatron")}
     own = {flag.key for section in SECTIONS for flag in flags_of(section)}
@@ -76,7 +75,6 @@ def test_the_scan_finds_the_fields_of_the_dataclasses(real_fields: dict[str, dic
             assert found is not None and found.key == name, flag
 
 
-@pytest.mark.timeout(400)
 def test_the_scan_finds_the_types_of_plain_fields(real_fields: dict[str, dict[str, Any]]) -> None:
     flags = {flag.key: flag for flag in flags_of("megatron") if flag.alias_of is None}
     plain = {"int": int, "float": float, "str": str, "bool": bool}

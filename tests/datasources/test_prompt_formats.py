@@ -19,8 +19,6 @@ from slime.rollout.boundaries import CheckedSource
 from slime.testing import assert_datasource_contract
 from slime_datasources.prompts import Prompts
 
-pytestmark = pytest.mark.timeout(300)
-
 OWN = """
     from slime.data import RolloutDataSource, Sample
 

@@ -22,7 +22,7 @@ from slime.engine.client import HttpPolicyClient
 from slime.errors import EngineError
 from slime.plugin import Generation, SamplingParams
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 #: SGLang has no code for it, and its fallback, which runs the code of transformers, fails
 NOT_SERVED = ("glm",)

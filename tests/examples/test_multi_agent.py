@@ -72,7 +72,6 @@ def test_the_solver_is_asked_again_if_the_reviewer_disagrees(
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_a_rollout_of_two_samples_counts_once_in_a_batch(tmp_path: Path) -> None:
     run_python([str(EXAMPLE / "make_data.py"), "outputs/multi-agent/data"], tmp_path)
     run_python([str(EXAMPLE.parent / "quickstart/make_model.py"), "outputs/multi-agent/warm_start"], tmp_path)

@@ -49,7 +49,6 @@ def test_questions_have_their_difficulty_and_the_lessons_are_often_wrong(root: P
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(500)
 def test_the_curriculum_starts_with_the_easiest_questions_and_moves_up(root: Path) -> None:
     steps = train(
         root, "curriculum", "--num-rollout", "3", "--data-source.window", "32", "--data-source.raise-above", "0"
@@ -61,7 +60,6 @@ def test_the_curriculum_starts_with_the_easiest_questions_and_moves_up(root: Pat
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(500)
 def test_replay_generates_less_and_limits_reuse(root: Path) -> None:
     steps = train(root, "replay-buffer", "--num-rollout", "4")
     assert sum(step.get("rollout/reused", 0) for step in steps) > 0

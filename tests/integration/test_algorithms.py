@@ -14,7 +14,7 @@ from tests.integration.in_house import train_in_house
 from slime.engine.server import EngineServer
 from slime.plugins.plugin_set import survey_plugins
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "compare.py"
 #: a random model never gives a correct answer, but it does write letters

@@ -18,7 +18,7 @@ from tests.integration.conftest import SlimeRun, processes_marked
 from tests.support.http_services import serving
 from tests.support.strangers import as_stranger
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 CANARY = "canary-51c9"

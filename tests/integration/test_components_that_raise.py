@@ -15,7 +15,7 @@ from tests.support.distributions import make_distribution
 
 from slime.observe.metrics import read_metrics
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 SUPERVISED = ("--loss-type", "sft_loss", "--n-samples-per-prompt", "1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 #: a random model never gives a correct answer, but it does write letters
 REWARD = """

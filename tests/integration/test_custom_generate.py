@@ -11,7 +11,7 @@ import pytest
 from tests.support.tiny_models import make_tiny_model
 from transformers import AutoTokenizer
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (

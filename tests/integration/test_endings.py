@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.integration.conftest import SlimeRun, command_of, output_of, processes_marked
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 

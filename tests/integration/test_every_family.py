@@ -20,7 +20,7 @@ from slime.testing.samples import encode
 from slime.weights.hf_config import read_tokenizer
 from slime_families import slime_register_families
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 FAMILIES: list[FamilySpec] = slime_register_families()
 LAYERS = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 #: a random model never gives a correct answer, so this reward is random

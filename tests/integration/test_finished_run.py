@@ -17,7 +17,7 @@ from tests.support.hostile_checkpoints import ATTACKS
 
 from slime.run.checkpoint_files import digest_of_json, record_files
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 Start = Callable[..., SlimeRun]
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from tests.integration.conftest import SlimeRun, command_of, output_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 NOBODY = 65534

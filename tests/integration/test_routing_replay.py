@@ -9,7 +9,7 @@ from tests.integration.in_house import train_in_house
 from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 REWARD = """
 def letters(samples):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 

@@ -14,7 +14,7 @@ from tests.train.harness import Centred, RankLauncher, make_config, run_ranks
 from slime.config import RunConfig
 from slime.data import TrainBatch
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 PROMPTS = [[5, 20, 33], [47, 61, 80, 12, 90, 44, 7, 101], [3, 3, 3, 9, 9], [110]]
 TEMPERATURE = 0.8

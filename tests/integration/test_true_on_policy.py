@@ -12,7 +12,7 @@ from tests.integration.in_house import train_in_house
 
 from slime.engine.server import EngineServer
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 

@@ -26,8 +26,6 @@ from slime.rollout.rewards import Scorer
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status
 
-pytestmark = pytest.mark.timeout(400)
-
 PROMPTS = 8
 
 

@@ -25,7 +25,6 @@ def reward_func(args, sample, **kwargs):
 """
 
 
-@pytest.mark.timeout(400)
 def test_a_plain_function_that_hangs_is_killed_and_the_others_score(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("WORTH = 0.25")
     (tmp_path / "custom_rm.py").write_text(SOURCE)
@@ -50,7 +49,6 @@ def reward_func(args, sample, **kwargs):
 """
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("definition", ["def", "async def"])
 def test_a_function_that_raises_is_named_with_its_line_and_traceback(
     definition: str, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -27,7 +27,7 @@ from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.types import Sample
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROLLOUTS = 6
 LIMIT = 220

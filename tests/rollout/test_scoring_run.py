@@ -27,7 +27,7 @@ from slime.types import Status
 
 __all__ = ["bad_rewards", "install"]
 
-pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.usefixtures("bad_rewards")
 
 PROMPTS = 20
 

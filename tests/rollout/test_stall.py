@@ -46,7 +46,6 @@ class Spinning:
             pass
 
 
-@pytest.mark.timeout(60)
 def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -68,7 +67,6 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
     assert "generator spinning has not returned" in caplog.text and "in spin" in caplog.text  # the stack
 
 
-@pytest.mark.timeout(60)
 def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> float:
         watch = StallWatch({"generator of another package": asyncio.Lock()}, stall_s=0.2)
@@ -88,7 +86,6 @@ def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptur
     assert "test_stall.py" in caplog.text
 
 
-@pytest.mark.timeout(60)
 def test_a_filter_that_blocks_the_loop_is_named_until_it_returns() -> None:
     told: list[str | None] = []
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.integration.conftest import MARK, command_of, kill_marked, processes_marked
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 #: a driver that waits for a process
 DRIVER = """

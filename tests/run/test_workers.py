@@ -18,7 +18,7 @@ from slime.errors import DeadlineError, DiskFullError, SlimeError, TrainerError,
 from slime.run.ray_session import ray_session
 from slime.run.workers import Workers
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400), pytest.mark.usefixtures("session")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("session")]
 
 CONFIG = RunConfig(cluster=ClusterOptions(device="cpu"))
 

@@ -17,7 +17,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 from slime.errors import CheckpointError
 from slime.train.background import BackgroundWrite
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BATCHES = [make_batch(seed=seed) for seed in range(2)]
 

@@ -58,7 +58,6 @@ def step_after(launcher: RankLauncher, config: Any, folder: Path, call: str) -> 
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("distributed", [True, False])
 def test_a_state_before_the_first_step_can_be_saved_and_continued(
     distributed: bool, model_folder: Folders, tmp_path: Path
@@ -80,7 +79,6 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -116,7 +114,6 @@ def load_and_take_one_step(launcher: RankLauncher, config: Any, folder: Path) ->
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["distributed", "plain"])
 def test_a_resumed_run_uses_its_own_optimizer_settings(kind: str, model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
@@ -140,7 +137,6 @@ def load_weights(launcher: RankLauncher, config: Any, folder: Path, batch: Train
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_weights_only_takes_weights_and_makes_them_the_reference(model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", tied=True)
     ((_, _, _),) = run_ranks(save_and_go_on, 1, config_for(folder, 1, {}), tmp_path / "state", BATCHES)
@@ -176,14 +172,12 @@ def refuse(launcher: RankLauncher, config: Any, folder: Path) -> str:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_folder_without_a_complete_checkpoint_is_refused(model_folder: Folders, tmp_path: Path) -> None:
     (message,) = run_ranks(refuse, 1, make_config(model_folder("qwen3", tied=True)), tmp_path)
     assert "no complete training checkpoint" in message
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_checkpoint_of_another_architecture_is_refused(model_folder: Folders, tmp_path: Path) -> None:
     small = model_folder("qwen3", tied=True)
     run_ranks(save_and_go_on, 1, config_for(small, 1, {}), tmp_path / "state", BATCHES)

@@ -57,7 +57,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("family", "ranks", "layout"),
     [
@@ -93,7 +92,6 @@ def test_a_checkpoint_becomes_the_folder_that_its_ranks_export(
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_checkpoint_of_another_model_or_with_parts_missing_is_refused(model_folder: Folders, tmp_path: Path) -> None:
     source = model_folder("qwen3")
     saved(tmp_path, source, 1, {})
@@ -257,7 +255,6 @@ def test_fp8_weights_become_the_bfloat16_numbers_they_stand_for(model_folder: Fo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: Path) -> None:
     folder = model_folder("qwen3", intermediate_size=1024, num_hidden_layers=6)
     expected = quantised_copy(folder, tmp_path / "fp8")

@@ -18,7 +18,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
 from slime.data import TrainBatch
 from slime.errors import SlimeError
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 
 def constant_rewards(rollout: int, reward: float = 1.0) -> TrainBatch:

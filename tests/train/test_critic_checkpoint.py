@@ -14,7 +14,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
 
 from slime.errors import CheckpointError
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}

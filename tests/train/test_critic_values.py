@@ -23,7 +23,7 @@ from tests.train.harness import RankLauncher, make_batch, run_ranks
 
 from slime.data import TrainBatch, loss_weights
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 PP = {"pipeline_model_parallel_size": 2}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from slime.data import TrainBatch
 from slime.errors import SlimeError
 from slime.plugin import Advantages, EstimatorBatch
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 #: options that change weights and moments even if the gradient is zero
 MOVERS = {"weight_decay": 0.1}

@@ -124,7 +124,6 @@ def one_rank(model: str, auxiliary: bool = False) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_training_equals_that_of_one_rank(layout: str, model: str) -> None:
@@ -175,7 +174,6 @@ FOR_SPEED = {"moe_grouped_gemm": True, "moe_permute_fusion": True, "gradient_acc
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("replayed", [False, True], ids=["own routes", "replayed"])
 def test_recomputation_and_flags_for_speed_change_nothing(replayed: bool) -> None:
     model = "sigmoid, latent attention"
@@ -193,7 +191,6 @@ def test_recomputation_and_flags_for_speed_change_nothing(replayed: bool) -> Non
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_every_flag_of_experts_moves_a_number() -> None:
     model = "sigmoid, latent attention"
     plain = [config_for(model, megatron=beside) for _, beside in MOVES_EXPERTS.values()]
@@ -214,7 +211,6 @@ def twice(launcher: RankLauncher, config: Any, batch: TrainBatch) -> list[dict[s
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_auxiliary_losses_are_means_over_tokens_with_gradients_of_their_size() -> None:
     batch = make_batch(samples=6, response=(4, 16), masked=False)
     batch.rewards[:] = 1.0  # no advantage: the auxiliary loss is all there is
@@ -246,7 +242,6 @@ def wrapped_biases(launcher: RankLauncher, config: Any) -> list[tuple[torch.Tens
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_half_precision_does_not_round_the_bias_of_the_choice() -> None:
     config = config_for("sigmoid, latent attention", megatron={"bf16": True})
     [biases] = run_ranks(wrapped_biases, 1, config)
@@ -302,7 +297,6 @@ def resumed(launcher: RankLauncher, config: Any, folder: Path) -> dict[str, torc
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -423,7 +417,6 @@ REPLAYS = [
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("model", "layout", "flags"), REPLAYS, ids=str)
 def test_replay_closes_the_gap_of_a_router_that_rounds_differently(
     model: str, layout: str | None, flags: dict[str, Any]

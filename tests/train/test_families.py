@@ -9,7 +9,7 @@ from tests.train.models_table import family_of, layouts_of
 
 from slime.testing import assert_family_matches_transformers
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("model", FAMILIES)

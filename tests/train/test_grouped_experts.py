@@ -38,7 +38,6 @@ def both_ways(launcher: RankLauncher, config: Any, *, frozen: bool) -> list[list
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "one frozen"])
 @pytest.mark.parametrize("fused", [False, True], ids=["returned", "summed"])
 def test_experts_together_equal_one_after_the_other(frozen: bool, fused: bool) -> None:

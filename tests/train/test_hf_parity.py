@@ -41,7 +41,6 @@ def transformers_log_probs(folder: Path, batch: TrainBatch, temperature: float) 
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("llama", False), ("llama31", True)])
 def test_log_probs_equal_transformers(family: str, tied: bool, layout: str, model_folder: Folders) -> None:

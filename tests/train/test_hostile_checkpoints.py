@@ -15,7 +15,7 @@ from tests.train.harness import RankLauncher, make_batch, run_ranks
 
 from slime.errors import CheckpointError
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 #: the parts that a rank reads in this format, as folders inside the trainer's part
 PARTS = {"policy": "", "critic": "critic", "reference": "reference"}

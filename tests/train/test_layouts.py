@@ -135,7 +135,6 @@ def assert_close(got: dict[str, float], expected: dict[str, float], skip: tuple[
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "overlapped" not in name])
 def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
@@ -160,7 +159,6 @@ def test_every_loss_mode_has_a_different_gradient(model_folder: Folders) -> None
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_training_equals_that_of_one_rank(layout: str, model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
@@ -176,7 +174,6 @@ def test_training_equals_that_of_one_rank(layout: str, model_folder: Folders) ->
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "budget",
     [
@@ -200,7 +197,6 @@ def test_micro_batching_does_not_change_loss_or_gradients(budget: dict[str, int]
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "recompute",
     [
@@ -222,7 +218,6 @@ def test_recomputed_activations_do_not_change_gradients(recompute: dict[str, Any
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_half_precision_trains_near_single_precision(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
     expected_metrics, expected, _ = one_rank_training(folder)
@@ -240,7 +235,6 @@ def threads(launcher: RankLauncher, config: Any) -> int:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_ranks_on_one_machine_share_its_cores(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     # As if there were two machines of one rank each: what counts is where the ranks are.
@@ -259,7 +253,6 @@ def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_training_works_in_a_different_thread(model_folder: Folders) -> None:
     config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron={"tensor_model_parallel_size": 2})
     first, second = run_ranks(in_a_thread, 2, config, make_batch())

@@ -107,7 +107,6 @@ def _vocabulary_in_two(launcher: RankLauncher) -> list[tuple[Tensor, Tensor, Ten
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_two_vocabulary_parts_give_the_values_and_gradients_of_one() -> None:
     answers = run_ranks(_vocabulary_in_two, 2)
     for number, temperature in enumerate((1.0, 0.6)):

@@ -31,7 +31,7 @@ from slime.errors import CheckpointError
 from slime.train.checkpoint_reader import read_metadata
 from slime.weights.lora import Lora
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

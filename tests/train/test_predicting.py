@@ -89,7 +89,6 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("family", "layers", "layout"),
     [
@@ -148,7 +147,6 @@ def test_a_step_equals_one_of_plain_torch(
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_the_policy_trains_to_the_last_bit_as_without(model_folder: Folders, tmp_path: Path) -> None:
     """Also where its gradients are clipped, with routes that it replays, and where activations are computed again."""
     folder, batch = model_folder("deepseek_v3"), make_batch(samples=6, response=(2, 24))
@@ -207,7 +205,6 @@ def resumes(launcher: RankLauncher, config: Any, folder: Path) -> dict[str, Tens
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_checkpoint_is_continued_under_another_layout(model_folder: Folders, tmp_path: Path) -> None:
     folder, state = model_folder("glm4_moe"), tmp_path / "state"
     config = step_config(folder, ranks=2, megatron=TP_EP)

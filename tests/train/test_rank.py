@@ -15,7 +15,7 @@ from slime.data import TrainBatch
 from slime.errors import ConfigError, SlimeError
 from slime.plugin import Advantages, EstimatorBatch, TokenBatch
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 
 def reference_log_probs(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:

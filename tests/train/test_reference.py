@@ -11,7 +11,7 @@ import pytest
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 BATCHES = [dataclasses.replace(make_batch(seed=seed), rollout=seed) for seed in range(4)]
 

@@ -121,7 +121,6 @@ def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> li
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_line_trains_as_the_textbook_does(name: str, textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(CASES[name])
@@ -140,7 +139,6 @@ def stopped_or_trained(launcher: RankLauncher, config: RunConfig, groups: list[l
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("tolerance", [[], ["--true-on-policy-tolerance", "0.1"]], ids=["default", "wide"])
 def test_true_on_policy_mode_trains_or_stops(tolerance: list[str], textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(Case("--advantage-estimator rloo", noise=0.01))
@@ -189,7 +187,6 @@ def test_every_flag_of_the_algorithm_section_has_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flag", sorted(COVERED.keys() - REFUSING - BESIDE))
 def test_leaving_a_flag_out_would_be_noticed(flag: str, textbooks: Textbooks) -> None:
     name = flag.rpartition(" ")[2]

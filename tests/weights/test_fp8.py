@@ -65,7 +65,6 @@ def _shards_and_whole(rank: int, folder: Path, layout: dict[str, int]) -> dict[s
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_two_tensor_parallel_ranks_hold_the_dequantised_weights(model_folder: Folders, tmp_path: Path) -> None:
     expected = quantised_copy(model_folder("qwen3", intermediate_size=200), tmp_path / "fp8", block=BLOCK)
     first, _ = run_ranks(_shards_and_whole, 2, tmp_path / "fp8", {"tp": 2})

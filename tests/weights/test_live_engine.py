@@ -30,7 +30,7 @@ from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport
 from slime.weights.verify import WeightCheck
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.engine
 
 TOKENS = [5, 20, 33, 47, 61, 80, 12, 90, 44, 7, 101, 3]
 TRANSPORTS = ["distributed", "tensor", "disk"]

@@ -25,7 +25,7 @@ from slime.weights import create_transport
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.verify import WeightCheck
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PROMPT = [40, 41, 42, 43, 44]
 #: family -> tensors of a layer, and the parameters of the engine that they are parts of

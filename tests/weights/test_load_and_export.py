@@ -45,7 +45,6 @@ def _assert_round_trip(folder: Path, world_size: int, layout: dict[str, Any]) ->
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=["one", "tp2-padded", "pp2", "tp2-pp2"])
@@ -56,13 +55,11 @@ def test_every_layout_exports_the_exact_weights(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_interleaved_pipeline_stages_export_the_exact_weights(model_folder: Folders) -> None:
     _assert_round_trip(model_folder("qwen3", num_hidden_layers=4), 2, {"pp": 2, "vpp": 2})
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_more_ranks_than_key_value_heads_export_the_exact_weights(model_folder: Folders) -> None:
     _assert_round_trip(model_folder("qwen3"), 4, {"tp": 4})
 
@@ -79,7 +76,6 @@ def _padding_rows(rank: int, folder: Path) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_vocabulary_padding_is_zero(model_folder: Folders) -> None:
     ((embedding, output),) = run_ranks(_padding_rows, 1, model_folder("llama"))
     assert embedding.shape == output.shape == (32, 64)
@@ -98,7 +94,6 @@ def _logits(rank: int, folder: Path, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loaded_model_computes_the_logits_of_transformers(model_folder: Folders, family: str, tied: bool) -> None:

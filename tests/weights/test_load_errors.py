@@ -45,7 +45,6 @@ def test_missing_and_unexpected_tensors_are_listed(folder: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
     _rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": torch.zeros(127, 64)})
     (outcome,) = run_ranks(_load, 1, folder, folder)
@@ -53,7 +52,6 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_an_output_layer_despite_tied_embeddings_must_be_the_embedding(folder: Path) -> None:
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     _rewrite(folder, **{"lm_head.weight": embedding.clone()})
@@ -65,7 +63,6 @@ def test_an_output_layer_despite_tied_embeddings_must_be_the_embedding(folder: P
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_a_megatron_model_of_another_architecture_is_refused(folder: Path, model_folder: Folders) -> None:
     def load_into_qwen3(rank: int) -> str:
         del rank

@@ -28,7 +28,6 @@ from slime.kit.readers.rows import Columns
 from slime.kit.readers.tokenize import PromptFormat, prompt_text, tokenize_prompt
 from slime.testing import make_tokenizer
 
-pytestmark = pytest.mark.timeout(300)
 TEMPLATED = PromptFormat(apply_chat_template=True)
 
 

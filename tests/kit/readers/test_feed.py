@@ -203,7 +203,6 @@ def test_the_state_stays_small_after_many_draws(folder: Path) -> None:
         assert len(json.dumps(source.state_dict())) < 300
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("kind", "streaming"), [("jsonl", False), ("gz", True), ("parquet", True), ("folder", False)])
 def test_the_order_does_not_depend_on_the_workers(folder: Path, kind: str, streaming: bool, workers: int) -> None:

@@ -278,7 +278,6 @@ BODIES = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_request_is_answered_or_refused_with_a_reason() -> None:
     seen = {"answered": 0, "refused": 0}
     server = SessionServer(TOKENIZER)
@@ -303,7 +302,6 @@ def test_every_request_is_answered_or_refused_with_a_reason() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_no_bytes_make_the_server_fail(caplog: pytest.LogCaptureFixture) -> None:
     start = st.sampled_from([b"", b"POST /v1/completions HTTP/1.1\r\n", b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"])
     lengths = [b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: 5\r\n"]
