@@ -29,8 +29,11 @@ from slime.types import Sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ROLLOUTS = 6
 LIMIT = 220
+#: how many continued responses a test wants to see, and after how many rollouts it gives up: how many responses are cut
+#: short depends on how soon aborts arrive, and so on what else the machine does
+ENOUGH = 4
+MOST_ROLLOUTS = 40
 #: maximum difference between log-probs of engine and reference, both float32
 TOLERANCE = 2e-4
 
@@ -40,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same architecture with other weights."""
     return [
         make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", seed=seed, max_position_embeddings=512)
-        for seed in range(ROLLOUTS)
+        for seed in range(4)
     ]
 
 
@@ -88,21 +91,31 @@ async def run(
     folder: Path,
     **client: Any,
 ) -> list[Rollout]:
-    """Rollouts with weights that change after each: version v has the weights of model v."""
+    """Rollouts until enough responses were continued; the weights change after each, in turn those of all models."""
     policy = HttpPolicyClient(router, timeout_s=60, **client)
     policy.connect(router, [server.url for server in servers])
     manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
     await manager.start()
-    done = []
+    done: list[Rollout] = []
     try:
-        for number in range(len(models)):
-            await asyncio.to_thread(set_weights, servers, models[number], number)
+        while len(done) < MOST_ROLLOUTS and continued(done) < ENOUGH:
+            number = len(done)
+            await asyncio.to_thread(set_weights, servers, models[number % len(models)], number)
             done.append(await asyncio.wait_for(manager.generate(number), 60))
             manager.trained(number + 1)
     finally:
         await manager.close()
         await policy.close()
     return done
+
+
+def samples_of(rollouts: list[Rollout]) -> list[Sample]:
+    return [sample for rollout in rollouts for group in rollout.groups for sample in group.samples]
+
+
+def continued(rollouts: list[Rollout]) -> int:
+    """How many responses have tokens of several weights."""
+    return sum(len(sample.weight_versions) > 1 for sample in samples_of(rollouts))
 
 
 class Reference:
@@ -130,7 +143,7 @@ def parts(sample: Sample, reference: Reference) -> list[int]:
     expected = reference.response(sample)
     lengths, now = [0] * len(versions), 0
     for place, log_prob in enumerate(sample.rollout_log_probs or []):
-        while abs(float(expected[versions[now], place]) - log_prob) > TOLERANCE:
+        while abs(float(expected[versions[now] % len(expected), place]) - log_prob) > TOLERANCE:
             now += 1
             assert now < len(versions), f"token {place} of sample {sample.index} is of none of its weights {versions}"
         lengths[now] += 1
@@ -150,7 +163,7 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
     config = RunConfig(
         data=DataOptions(prompt_data=[str(prompt_file)]),
         rollout=RolloutOptions(
-            num_rollout=ROLLOUTS,
+            num_rollout=MOST_ROLLOUTS,
             rollout_batch_size=2,
             over_sampling_batch_size=6,
             n_samples_per_prompt=2,
@@ -163,7 +176,8 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
     servers, router = engines
     tokenizer = AutoTokenizer.from_pretrained(models[0])
     rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path))
-    reference, seen, continued = Reference(models), set[int | None](), 0
+    assert continued(rollouts) >= ENOUGH, "hardly any response was cut short: the test shows nothing"
+    reference, seen = Reference(models), set[int | None]()
     for done, group in [(each, group) for each in rollouts for group in each.groups]:
         for sample in group.samples:
             seen.add(sample.index)
@@ -173,16 +187,14 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
             text = tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
             assert text == sample.response
             lengths = parts(sample, reference)
-            continued += len(lengths) > 1
             finished_in = str(done.number - group.age)
             assert sample.loss_mask == [
                 int(not mask or version == finished_in)
                 for version, length in zip(sample.weight_versions, lengths, strict=True)
                 for _ in range(length)
             ]
-    assert len(seen) == 4 * ROLLOUTS
-    assert continued >= 2, "hardly any response was cut short: the test shows nothing"
-    assert sum(rollout.metrics["rollout/given_back"] for rollout in rollouts) > ROLLOUTS
+    assert len(seen) == 4 * len(rollouts)
+    assert sum(rollout.metrics["rollout/given_back"] for rollout in rollouts) >= ENOUGH / 2  # groups of two
     last = rollouts[-1].metrics
     assert (
         last["ledger/taken"]
@@ -192,17 +204,14 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
         left_nothing(server)
 
 
-ROUTED_ROLLOUTS = 5
-
-
 def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
     fork_server: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
-    models = [make_tiny_model(tmp_path / f"model-{seed}", "qwen3_moe", seed=seed) for seed in range(ROUTED_ROLLOUTS)]
+    models = [make_tiny_model(tmp_path / f"model-{seed}", "qwen3_moe", seed=seed) for seed in range(4)]
     config = RunConfig(
         data=DataOptions(prompt_data=[str(prompt_file)]),
         rollout=RolloutOptions(
-            num_rollout=ROUTED_ROLLOUTS,
+            num_rollout=MOST_ROLLOUTS,
             rollout_batch_size=2,
             over_sampling_batch_size=6,
             n_samples_per_prompt=2,
@@ -223,7 +232,7 @@ def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
         tokenizer = AutoTokenizer.from_pretrained(models[0])
         rollouts = asyncio.run(run(config, tokenizer, servers, router.url, models, tmp_path, routed_layers=3))
     reference, routers = Reference(models), [transformers_model(folder) for folder in models]
-    continued = 0
+    assert continued(rollouts) >= ENOUGH, "hardly any response was cut short: the test shows nothing"
     for rollout in rollouts:
         batch = rollout.batch
         assert batch is not None and batch.routed_experts is not None
@@ -231,11 +240,11 @@ def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
         assert len(samples) == len(batch.routed_experts)
         for sample, routed in zip(samples, batch.routed_experts, strict=True):
             lengths = parts(sample, reference)
-            continued += len(lengths) > 1
             expected, start, end = np.zeros_like(routed), 0, sample.prompt_length - 1
             for version, length in zip(sample.weight_versions, lengths, strict=True):
                 end += length  # the last token that this version generated was read by the next one
-                expected[start:end] = transformers_routes(routers[int(version)], sample.tokens[:-1])[start:end]
+                expected[start:end] = transformers_routes(routers[int(version) % len(routers)], sample.tokens[:-1])[
+                    start:end
+                ]
                 start = end
             assert np.array_equal(np.sort(routed, -1), expected)
-    assert continued >= 1, "no response was cut short: the test shows nothing"
