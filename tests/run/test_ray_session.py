@@ -66,7 +66,7 @@ def listening(server: grpc.Server | None) -> Iterator[str]:
         ("something else", r"what answers at [\d.]+:\d+ is not Ray's control store"),
     ],
 )
-def test_a_wrong_address_is_reported_soon(answers: str, message: str) -> None:
+def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: str) -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1)) if answers == "something else" else None
     with listening(server) as address:
         if answers == "nothing":
@@ -75,7 +75,7 @@ def test_a_wrong_address_is_reported_soon(answers: str, message: str) -> None:
         config = RunConfig(cluster=ClusterOptions(device="cpu", ray_address=address))
         with pytest.raises(ClusterError, match=message) as caught, ray_session(config):
             pass
-    assert time.monotonic() - started < 30  # ten on an idle machine, which `make faults` measures
+    assert time.monotonic() - started < 10
     assert "Check --ray-address" in str(caught.value)
     assert not ray.is_initialized()
 
