@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from tests.support.tiny_models import make_tiny_model
 from slime.engine.server import EngineServer
 
 MARK = "SLIME_TEST_RUN"
+#: process titles of the helpers of Ray's node service
+RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 
 
 def processes_marked(mark: str) -> list[psutil.Process]:
@@ -98,12 +101,18 @@ class SlimeRun:
     def left_over(self, within_s: float = 60.0) -> list[str]:
         """Command lines of the run's processes that are still alive after `within_s` seconds.
 
-        They are many on a busy machine: what matters is that all of them end, by themselves.
+        They are many on a busy machine: what matters is that all of them end, by themselves. The agents of a Ray
+        whose driver was killed are not counted: they try for a minute to report that to the GCS that has died too.
         """
         deadline = time.monotonic() + within_s
-        while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
+        while (found := self._counted()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return [" ".join(command_of(p))[:200] for p in found]
+        return found
+
+    def _counted(self) -> list[str]:
+        commands = [" ".join(command_of(process))[:200].strip() for process in processes_marked(self.mark)]
+        killed = self.process.poll() == -signal.SIGKILL
+        return [command for command in commands if not (killed and command in RAY_AGENTS)]
 
     def steps(self, first: int = 0) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl that describe training steps, from `first` on.
