@@ -18,7 +18,7 @@ from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
-from slime.run.checkpoint import intact_checkpoint, read_checkpoint
+from slime.run.checkpoint import Fallback, intact_checkpoint, intact_or_before, read_checkpoint
 from slime.run.checkpoint_files import digest_of_json
 from slime.run.checkpoint_writer import CheckpointWriter
 
@@ -186,6 +186,52 @@ def test_a_checkpoint_without_hashes_is_read_with_a_warning(root: Path, caplog: 
     path.write_text(json.dumps({k: v for k, v in {**state, "format": 3}.items() if k not in ("files", "sha256")}))
     assert intact_checkpoint(root, "--load {}").rollouts_done == 6
     assert "kept no hashes" in caplog.text
+
+
+# --- continuing before the damaged ones ---------------------------------------------------------------
+
+
+def test_the_newest_intact_checkpoint_before_the_damaged_ones_is_used(root: Path) -> None:
+    (root / "rollout_000006" / "megatron" / "__0_0.distcp").write_bytes(b"")
+    (root / "rollout_000004" / "state.json").unlink()
+    found = intact_or_before(root)
+    assert isinstance(found, Fallback)
+    assert (found.path, found.checkpoint.rollouts_done, found.lost) == (root / "rollout_000002", 2, 4)
+    newest, before = found.problems
+    assert "rollout_000006 is damaged: megatron/__0_0.distcp has 0 bytes, and had 2048" in newest
+    assert "rollout_000004" in before
+
+
+def test_nothing_is_skipped_where_nothing_is_damaged(root: Path) -> None:
+    found = intact_or_before(root / "rollout_000004")
+    assert not isinstance(found, Fallback) and found.rollouts_done == 4
+
+
+def test_what_lies_behind_the_chosen_checkpoint_is_not_used(root: Path) -> None:
+    (root / "rollout_000004" / "config.toml").unlink()
+    found = intact_or_before(root / "rollout_000004")
+    assert isinstance(found, Fallback) and (found.path.name, found.lost) == ("rollout_000002", 2)
+
+
+@pytest.mark.parametrize("pointer", [b"", b"rollout_000099\n", None])
+def test_with_a_damaged_pointer_the_newest_of_all_is_used(root: Path, pointer: bytes | None) -> None:
+    if pointer is None:
+        (root / "latest").unlink()
+    else:
+        (root / "latest").write_bytes(pointer)
+    found = intact_or_before(root)
+    assert isinstance(found, Fallback) and found.path.name == "rollout_000006"
+    assert found.lost == (93 if pointer == b"rollout_000099\n" else 0)
+    assert len(found.problems) == 1 and str(root) in found.problems[0]
+
+
+def test_if_all_are_damaged_the_newest_is_named(root: Path) -> None:
+    for path in root.glob("rollout_*"):
+        (path / "config.toml").write_text("")
+    with pytest.raises(
+        CheckpointError, match=r"rollout_000006 is damaged: config\.toml .* None of the 3 checkpoints in"
+    ):
+        intact_or_before(root)
 
 
 # --- a run that is killed while it saves --------------------------------------------------------------

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from slime.config import load_config
+from slime.config.options import CheckpointOptions
 from slime.errors import CheckpointError
 from slime.run import saving
 from slime.run.checkpoint import intact_checkpoint, read_checkpoint
 from slime.run.checkpoint_files import Files, record_files
 from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.retention import Retention
 from slime.run.run import Run
 from slime.run.saving import Saver
 
@@ -89,13 +90,18 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def saver(root: Path, ranks: Ranks, reports: Reports) -> Iterator[Saver]:
+def retention() -> Retention:
+    return Retention(CheckpointOptions(save_keep_last=2, save_keep_best="eval/held"))
+
+
+@pytest.fixture
+def saver(root: Path, ranks: Ranks, reports: Reports, retention: Retention) -> Saver:
     prompts = root.with_name("prompts.jsonl")
     prompts.write_text('{"prompt": "1+1=", "label": "2"}\n')
     flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
     config = load_config([*flags, "--prompt-data", str(prompts), "--lr", "1e-4"])
     writer = CheckpointWriter(root, config, {"plugins": []})
-    return Saver(writer, cast(Any, ranks), cast(Any, RolloutProcess()), cast(Any, reports))
+    return Saver(writer, cast(Any, ranks), cast(Any, RolloutProcess()), cast(Any, reports), retention)
 
 
 def test_a_checkpoint_appears_when_every_share_is_written(
@@ -144,7 +150,7 @@ def test_an_error_of_the_background_is_raised_by_the_loop_and_leaves_the_checkpo
     ranks.release()
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.finish(wait=False)
-    saver.discard()
+    saver.close()
     assert intact_checkpoint(root, "--load {}").rollouts_done == 1
     assert {path.name for path in root.iterdir()} == {"latest", "rollout_000001"}
 
@@ -175,3 +181,32 @@ def test_the_seconds_for_which_training_waits_are_metrics(saver: Saver) -> None:
     saver.finish()
     assert saver.take_seconds().keys() == {"time/save_background"}
     assert saver.take_seconds() == {}
+
+
+def test_older_checkpoints_are_deleted_once_a_new_one_is_complete_and_every_score_is_known(
+    saver: Saver, ranks: Ranks, retention: Retention, root: Path
+) -> None:
+    for done in (1, 2, 3):
+        saver.save(done, done, {}, background=False)
+    retention.evaluated(1, {"eval/held": 0.5})
+    retention.evaluated(2, {"eval/held": 0.4})
+    retention.evaluated(3, {"eval/held": 0.6})  # better than the first, which nothing keeps any more
+    saver.save(4, 4, {}, background=True)
+    saver.finish(wait=False)
+    assert len(list(root.glob("rollout_*"))) == 3, "the new one is not complete"
+    ranks.release()
+    saver.finish(wait=False)
+    saver.close()
+    assert {path.name for path in root.iterdir()} == {"latest", "rollout_000003", "rollout_000004"}
+
+
+def test_a_run_deletes_nothing_before_it_has_written_a_checkpoint(
+    saver: Saver, retention: Retention, root: Path
+) -> None:
+    for done in (1, 2, 3):
+        saver.save(done, done, {}, background=False)
+    saver.newest = None  # as in a run that continues this one
+    for done in (1, 2, 3):
+        retention.evaluated(done, {"eval/held": 0.1 * done})
+    saver.delete_superfluous()
+    assert len(list(root.glob("rollout_*"))) == 3

@@ -11,6 +11,7 @@ from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
+from slime.config.options import CheckpointOptions
 from slime.redaction import redacted
 from slime.weights.lora import adapter_shapes, lora_of
 
@@ -151,12 +152,23 @@ def _checkpoints(config: RunConfig) -> Iterator[str]:
         every = "" if options.save_interval is None else f" every {options.save_interval} rollouts and"
         meanwhile = ", in the background" if options.async_save else ""
         yield f"save{every} after the last to {options.save}{meanwhile}"
+        if options.save_keep_last is not None:
+            yield f"keep {', '.join(_kept(options))}; older ones are deleted"
     if options.save_hf is not None:
         each = options.exports_each and options.save_interval is not None
         every = f" every {options.save_interval} rollouts and" if each else ""
         yield f"export Hugging Face weights{every} after the last to {options.save_hf}"
     if options.save is None and options.save_hf is None:
         yield "none: nothing is saved (--save, --save-hf)"
+
+
+def _kept(options: CheckpointOptions) -> Iterator[str]:
+    yield "the newest" if options.save_keep_last == 1 else f"the newest {options.save_keep_last}"
+    if options.save_keep_every is not None:
+        yield f"those after multiples of {options.save_keep_every} rollouts"
+    if options.best_metric is not None:
+        name, lower = options.best_metric
+        yield f"the one with the {'lowest' if lower else 'highest'} {name}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from slime.plugin import FamilySpec
 from slime.plugins.plugin_set import PluginSet
 from slime.plugins.provenance import model_code
 from slime.plugins.resolve import Resolved
-from slime.run.checkpoint import Checkpoint, intact_checkpoint
+from slime.run.checkpoint import Checkpoint, Fallback, intact_checkpoint, intact_or_before
 from slime.run.checkpoint_writer import require_export_folder, require_own_folder
 from slime.weights import Models
 from slime.weights.hf_config import require_own_code
@@ -62,6 +62,8 @@ class Preflight:
     #: what the user should know, although the run can start
     notes: list[str]
     checkpoint: Checkpoint | None  #: of --load
+    #: why and where --load continues from an earlier checkpoint than the one that it names
+    fallback: Fallback | None
 
     @property
     def finished(self) -> Checkpoint | None:
@@ -134,10 +136,15 @@ def preflight(
                 " with --load and the folder of its checkpoints"
             )
         problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    checkpoint = _check_checkpoints(config, run_dir, checked.plugins, problems)
+    found = _check_checkpoints(config, run_dir, checked.plugins, problems)
     stop_on(problems)
     assert model is not None
+    fallback = found if isinstance(found, Fallback) else None
+    if fallback is not None:
+        used = config.checkpoint.model_copy(update={"load": str(fallback.path)})
+        config = config.model_copy(update={"checkpoint": used})
     notes = [
+        *_skipped_notes(fallback),
         *_code_notes(config),
         *length_notes(config, model),
         *_engine_notes(config, with_engines=with_engines),
@@ -147,7 +154,8 @@ def preflight(
         critic = _with_critic(checked.used)
         too_much = memory_note(config, model.architecture, critic=critic, with_engines=with_engines)
         notes += [] if too_much is None else [too_much]
-    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint)
+    checkpoint = found.checkpoint if isinstance(found, Fallback) else found
+    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback)
 
 
 def _with_critic(used: Mapping[str, Resolved]) -> bool:
@@ -223,11 +231,13 @@ def _check_data(
 # --- checkpoints -------------------------------------------------------------------------------------
 
 
-def _check_checkpoints(config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str]) -> Checkpoint | None:
+def _check_checkpoints(
+    config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str]
+) -> Checkpoint | Fallback | None:
     """Check the checkpoints to start from and the folders to write to, and that the run may continue that of --load.
 
     Returns:
-        The checkpoint of --load.
+        The checkpoint of --load, or the one before it that is intact.
     """
     with _collected(problems):
         require_own_folder(config, run_dir)
@@ -239,16 +249,23 @@ def _check_checkpoints(config: RunConfig, run_dir: Path, plugins: PluginSet, pro
             intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
     if config.checkpoint.load is None:
         return None
-    checkpoint = None
+    found: Checkpoint | Fallback | None = None
     with _collected(problems):
-        checkpoint = intact_checkpoint(Path(config.checkpoint.load), "--load {}")
+        folder = Path(config.checkpoint.load)
+        skips = config.checkpoint.skip_damaged_checkpoints
+        found = (
+            intact_or_before(folder)
+            if skips
+            else intact_checkpoint(folder, "--load {}, or add --skip-damaged-checkpoints")
+        )
+        checkpoint = found.checkpoint if isinstance(found, Fallback) else found
         # A run with other problems cannot be compared. A finished one is only exported.
         if not problems and not (checkpoint.is_last(config) and config.checkpoint.save_hf is not None):
             checkpoint.require_continuable(config)
             plugins.check_resume(checkpoint.plugins, config)
             if (difference := checkpoint.other_reference(config)) is not None:
                 logger.warning("%s", difference)
-    return checkpoint
+    return found
 
 
 # --- machine -----------------------------------------------------------------------------------------
@@ -287,6 +304,15 @@ _OF_ENGINES = (
     "rollout_stop_token_ids",
     *(name for name, section in SECTION_OF.items() if section == "sync"),
 )
+
+
+def _skipped_notes(fallback: Fallback | None) -> Iterator[str]:
+    """Which checkpoints were skipped, and what that costs."""
+    if fallback is not None:
+        for problem in fallback.problems:
+            yield f"skipped: {problem}"
+        lost = f"{fallback.lost} rollouts are lost, and are done again" if fallback.lost else "no rollout is lost"
+        yield f"the run continues from {fallback.path}: {lost}"
 
 
 def _code_notes(config: RunConfig) -> Iterator[str]:

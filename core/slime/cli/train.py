@@ -18,6 +18,7 @@ from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.redaction import redacted
+from slime.run.checkpoint_writer import forget_damaged
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -54,6 +55,8 @@ def run(argv: Sequence[str]) -> int:
     for note in notes:
         print(f"slime: note: {note}", file=sys.stderr)
     make_run_folder(checked.run_dir, config)
+    if checked.fallback is not None:
+        forget_damaged(checked.config, checked.fallback)
 
     # It imports Ray, which nothing above this line needs.
     from slime import loop

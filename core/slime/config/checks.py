@@ -6,11 +6,12 @@ machine, the model, the data or the plugins are in `slime.cli.preflight`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime.config.choices import choice_problems
-from slime.config.eval_sets import evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
+from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
 from slime.config.run_config import KEEPING_OPTIONS, SECTIONS, RunConfig, batch_shape
@@ -97,6 +98,13 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         lambda c: c.checkpoint.save_interval,
         "--save-interval: after the last checkpoint no training follows",
     ),
+    (("save_keep_last",), lambda c: c.checkpoint.save or c.checkpoint.save_interval, "--save or --save-interval"),
+    (
+        ("save_keep_every", "save_keep_best"),
+        lambda c: c.checkpoint.save_keep_last,
+        "--save-keep-last: all checkpoints are kept",
+    ),
+    (("skip_damaged_checkpoints",), lambda c: c.checkpoint.load, "--load"),
     (("true_on_policy_tolerance",), lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
     (
         (
@@ -318,6 +326,28 @@ def lengths(config: RunConfig) -> Iterator[str]:
         yield f"--rollout-max-prompt-len {prompt} is more than --rollout-max-context-len {context}"
 
 
+def best_checkpoint(config: RunConfig) -> Iterator[str]:
+    """--save-keep-best names a metric, and one of an evaluation is measured at checkpoints."""
+    options = config.checkpoint
+    if options.best_metric is None or options.save_keep_last is None:
+        return
+    stated, metric = f"--save-keep-best {options.save_keep_best}", options.best_metric[0]
+    if not metric.strip():
+        yield f"{stated}: expected the name of a metric, as eval/NAME, and :min behind it if lower is better"
+    if not metric.startswith("eval/"):
+        return
+    names = [one.name for one in eval_sets(config)]
+    if metric.split("/")[1] not in names:
+        has = f"the evaluation sets are {', '.join(names)}" if names else "there are none (--eval-prompt-data)"
+        yield f"{stated} names no evaluation set: {has}"
+    every, save, last = config.evaluation.eval_interval, options.save_interval, config.rollout.num_rollout
+    if every is not None and save is not None and last is not None and save < last <= math.lcm(every, save):
+        yield (
+            f"{stated}: of the checkpoints, only the last would be evaluated: --save-interval {save}, --eval-interval"
+            f" {every}, --num-rollout {last}. Make one interval a multiple of the other"
+        )
+
+
 def export_folder(config: RunConfig) -> Iterator[str]:
     """A folder name in which only {rollout} is filled in."""
     folder = config.checkpoint.save_hf
@@ -355,6 +385,7 @@ CHECKS: tuple[Check, ...] = (
     evaluation_interval,
     evaluation_rewards,
     lengths,
+    best_checkpoint,
     export_folder,
     *MEGATRON_CHECKS,
     refused_effects,

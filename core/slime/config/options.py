@@ -383,11 +383,28 @@ class CheckpointOptions(Section):
     """Save a checkpoint every N rollouts, and after the last."""
     async_save: bool = False
     """Write checkpoints while training continues, from a copy in host memory; the run ends once the last is written."""
+    save_keep_last: Count | None = None
+    """Delete older checkpoints once a new one is complete, and keep this many; default: keep all."""
+    save_keep_every: Count | None = None
+    """With --save-keep-last, also keep each checkpoint after a multiple of this many rollouts."""
+    save_keep_best: str | None = None
+    """With --save-keep-last, also keep the checkpoint with the highest value of this metric of metrics.jsonl, as
+    eval/NAME; with NAME:min, the lowest."""
     load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
+    skip_damaged_checkpoints: bool = False
+    """If the checkpoint of --load is damaged, resume from the newest intact one before it."""
     save_hf: PathText | None = None
     """Export the final weights to this folder in Hugging Face format. With {rollout} in its name, which is filled in,
     also the weights at every --save-interval."""
+
+    @property
+    def best_metric(self) -> tuple[str, bool] | None:
+        """The metric of --save-keep-best, and whether lower is better."""
+        if self.save_keep_best is None:
+            return None
+        name, _, direction = self.save_keep_best.rpartition(":")
+        return (name, direction == "min") if direction in ("min", "max") else (self.save_keep_best, False)
 
     @property
     def exports_each(self) -> bool:

@@ -8,7 +8,8 @@
 
 A checkpoint is written under a temporary name and renamed when every part is on disk, so that a crash while saving
 leaves the previous one untouched. One that replaces another of the same number moves that one aside first, to
-`.rollout_000010.replaced`: a run killed at this moment left the complete old one there, where it is found.
+`.rollout_000010.replaced`: a run killed at this moment left the complete old one there, where it is found. One that is
+no longer kept is renamed to `.rollout_000010.partial` first: half deleted, it is not taken for a checkpoint.
 
 Checkpoints are not trusted: everything that is read from them is JSON, TOML or tensors, checked by type.
 """
@@ -19,6 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -230,6 +232,61 @@ def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
     return checkpoint
 
 
+@dataclass(frozen=True)
+class Fallback:
+    """The checkpoint that is used in place of a damaged one."""
+
+    checkpoint: Checkpoint
+    #: its folder, by the name under which it is found
+    path: Path
+    #: what is wrong with each that was skipped
+    problems: tuple[str, ...]
+    #: how many rollouts were done when the newest of those was saved, and are not any more
+    lost: int
+
+
+def intact_or_before(folder: Path) -> Checkpoint | Fallback:
+    """The checkpoint that `folder` is or names, or if it is damaged the newest intact one before it.
+
+    Those after it are not looked at: a run may have been continued from an earlier one on purpose. If `latest` is
+    damaged, so that nobody knows which is meant, it is the newest intact one of all.
+
+    Raises:
+        CheckpointError: None is intact; the message names what is wrong with the newest.
+    """
+    try:
+        checkpoint = read_checkpoint(folder)
+        checkpoint.check_files()
+    except CheckpointError as error:
+        newest = error
+    else:
+        return checkpoint
+    named = _NAME.fullmatch(folder.name)
+    root = folder if named is None else folder.parent
+    if named is None:
+        with suppress(CheckpointError):
+            named = _NAME.fullmatch(read_description(root / LATEST).strip())
+    candidates = [path for path in checkpoints_in(root) if named is None or _number(path.name) <= int(named[1])]
+    problems = [str(newest)]
+    for path in candidates:
+        if named is not None and _number(path.name) == int(named[1]):
+            continue
+        try:
+            checkpoint = read_checkpoint(path)
+            checkpoint.check_files()
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            first = int(named[1]) if named is not None else _number(candidates[0].name)
+            return Fallback(checkpoint, path, tuple(problems), first - checkpoint.rollouts_done)
+    if len(candidates) < 2:
+        raise newest
+    message = str(newest).rstrip(".")
+    raise CheckpointError(
+        f"{message}. None of the {len(candidates)} checkpoints in {root} up to it is intact."
+    ) from newest
+
+
 def _advice(damaged: Path, command: str) -> str:
     """The newest intact checkpoint of the same run, as the end of a message."""
     root = damaged.parent if _NAME.fullmatch(damaged.name) else damaged
@@ -251,7 +308,12 @@ def checkpoints_in(root: Path) -> list[Path]:
         return []
     complete = {name for name in names if _NAME.fullmatch(name)}
     aside = {match[1] for name in names if (match := _ASIDE.fullmatch(name))}
-    return [root / name for name in sorted(complete | aside, key=lambda name: int(name[8:]), reverse=True)]
+    return [root / name for name in sorted(complete | aside, key=_number, reverse=True)]
+
+
+def _number(name: str) -> int:
+    """The number in the name of a checkpoint."""
+    return int(name.removeprefix("rollout_"))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -282,7 +344,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def _find(folder: Path) -> Path:
     """The checkpoint that `folder` is, or that its `latest` names."""
-    path = _standing(folder)
+    path = standing(folder)
     if path is not None:
         return path
     pointer = folder / LATEST
@@ -299,13 +361,13 @@ def _find(folder: Path) -> Path:
     name = read_description(pointer).strip()
     if not _NAME.fullmatch(name):
         raise CheckpointError(f"{pointer} is damaged: got {name[:80]!r}, expected the name of a checkpoint beside it.")
-    path = _standing(folder / name)
+    path = standing(folder / name)
     if path is None:
         raise CheckpointError(f"{pointer} names {name}, which is not there or has no {STATE}.")
     return path
 
 
-def _standing(path: Path) -> Path | None:
+def standing(path: Path) -> Path | None:
     """The checkpoint `path`, or the one of this name that a killed run had moved aside; None if there is neither."""
     for place in (path, path.with_name(f".{path.name}.replaced") if path.name else path):
         if (place / STATE).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,16 +35,19 @@ Files = dict[str, FileRecord]
 
 
 def record_files(root: Path, paths: Iterable[Path]) -> Files:
-    """Hash the files at `paths`, which lie below `root`.
+    """Hash the files at `paths`, which lie below `root`, and flush them to disk.
+
+    Called where they were written: another machine cannot flush what this one holds in memory. Megatron's and torch's
+    own flush comes before the end of a file has left Python's buffer.
 
     Raises:
-        CheckpointError: One cannot be read.
+        CheckpointError: One cannot be read, or not be flushed.
     """
     chosen = sorted(paths)
     with ThreadPoolExecutor(_threads()) as pool:
         return {
             path.relative_to(root).as_posix(): record
-            for path, record in zip(chosen, pool.map(_record, chosen), strict=True)
+            for path, record in zip(chosen, pool.map(_flushed, chosen), strict=True)
         }
 
 
@@ -128,8 +132,44 @@ def write_text(path: Path, parts: Iterable[str]) -> None:
         os.fsync(handle.fileno())
 
 
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk: those of new files, and what was renamed. Raises `OSError`."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems have no such call: their server keeps a name before it answers.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def sync_folders(root: Path) -> None:
+    """Flush the names in `root` and in every folder below it. Raises `OSError`."""
+    for folder in (*(path for path in root.rglob("*") if path.is_dir()), root):
+        sync_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they are on disk. Raises `OSError`."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
 def _threads() -> int:
     return min(16, os.cpu_count() or 1)
+
+
+def _flushed(path: Path) -> FileRecord:
+    try:
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {disk_problem(error, path)}") from error
+    return _record(path)
 
 
 def _record(path: Path) -> FileRecord:

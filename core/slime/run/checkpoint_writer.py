@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
-from slime.errors import ConfigError
-from slime.run.checkpoint import CONFIG, FORMAT, LATEST, PLUGINS, STATE, TRAINER_PART, checkpoints_in, data_order
-from slime.run.checkpoint_files import Files, digest_of_json, record_files, write_text, writing
+from slime.errors import CheckpointError, ConfigError, disk_problem
+from slime.run.checkpoint import (
+    CONFIG,
+    FORMAT,
+    LATEST,
+    PLUGINS,
+    STATE,
+    TRAINER_PART,
+    Fallback,
+    checkpoints_in,
+    data_order,
+    read_checkpoint,
+    standing,
+)
+from slime.run.checkpoint_files import (
+    Files,
+    digest_of_json,
+    make_folder,
+    record_files,
+    sync_folder,
+    sync_folders,
+    write_text,
+    writing,
+)
+
+logger = logging.getLogger(__name__)
+
+#: seconds that the end of a run waits for files to be deleted
+_DELETE_S = 30.0
 
 
 class CheckpointWriter:
-    """Writes checkpoints to the folder of `--save`."""
+    """Writes checkpoints to the folder of `--save`, and deletes those that are no longer kept."""
 
     def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
         """Read the prompt files, whose content is saved as a digest. Raises `DataError` if one cannot be read."""
@@ -23,17 +53,24 @@ class CheckpointWriter:
         self._config = config
         self._plugins = plugins
         self._data_order = data_order(config)
+        #: whose weights the run starts from, and reads again whenever it is continued
+        self._initial: Path | None = None
+        if (initial := config.checkpoint.initial_megatron_checkpoint) is not None:
+            with suppress(CheckpointError):  # the run will report it
+                self._initial = read_checkpoint(Path(initial)).path.resolve()
+        self._deleting: list[threading.Thread] = []
 
     def begin(self, rollouts_done: int) -> Path:
         """Make a temporary folder for the parts of trainer ranks and rollout process. Raises `CheckpointError`.
 
         Deletes those that a killed run left: each may be as large as a checkpoint.
         """
-        temporary = self._root / f".rollout_{rollouts_done:06d}.partial"
+        temporary = self._partial(rollouts_done)
         with writing(temporary):
-            for left in self._root.glob(".rollout_*.partial"):
+            replaced = [path for path in self._root.glob(".rollout_*.replaced") if _is_replaced(path)]
+            for left in (*self._root.glob(".rollout_*.partial"), *replaced):
                 shutil.rmtree(left, ignore_errors=True)
-            (temporary / TRAINER_PART).mkdir(parents=True)
+            make_folder(temporary / TRAINER_PART)
         return temporary
 
     def commit(
@@ -49,7 +86,7 @@ class CheckpointWriter:
 
         Args:
             temporary: The folder that `begin` made, with both parts in it.
-            files: Records of the files that were hashed where they were written; the others are hashed here.
+            files: Records of the files that were hashed and flushed where they were written; the others are here.
             rollouts_done: How many rollouts have been trained on.
             weight_version: The engines' current weight version.
             trained_at: Weight version -> rollouts that had been trained on when the engines got it.
@@ -67,7 +104,7 @@ class CheckpointWriter:
             "trained_at": list(trained_at.items()),
             "data_order": self._data_order,
         }
-        final = self._root / f"rollout_{rollouts_done:06d}"
+        final = self._final(rollouts_done)
         with writing(final):
             write_text(temporary / PLUGINS, [json.dumps(self._plugins, indent=1)])
             write_text(temporary / CONFIG, [self._config.to_toml()])
@@ -76,6 +113,7 @@ class CheckpointWriter:
             state["files"] = {**files, **record_files(temporary, set(others) - known)}
             state["sha256"] = digest_of_json(json.loads(json.dumps(state)))
             write_text(temporary / STATE, [json.dumps(state, indent=1)])
+            sync_folders(temporary)
             # The one of this number is moved first, because deleting it takes time. If it is already aside, where a
             # killed run left it, it stays until the new one has the name.
             replaced = self._root / f".{final.name}.replaced"
@@ -88,15 +126,89 @@ class CheckpointWriter:
                 if replaced.exists():
                     replaced.rename(final)
                 raise
-            pointer = self._root / ".latest.partial"
-            write_text(pointer, [final.name, "\n"])
-            pointer.replace(self._root / LATEST)
+            sync_folder(self._root)
+            point_latest(self._root, final.name)
             shutil.rmtree(replaced, ignore_errors=True)
         return final
 
     def discard(self, temporary: Path) -> None:
         """Delete what `begin` made, after an error: on a full disk it would take the place of logs."""
         shutil.rmtree(temporary, ignore_errors=True)
+
+    def saved(self) -> list[int]:
+        """The checkpoints in the folder, by their numbers of rollouts done."""
+        numbers = (int(path.name.removeprefix("rollout_")) for path in checkpoints_in(self._root))
+        # A link is not the run's: somebody keeps something there.
+        return [number for number in numbers if (path := standing(self._final(number))) and not path.is_symlink()]
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Delete checkpoints: they lose their names now, and their files in a thread.
+
+        One that `latest` names stays, and so does one whose weights the run starts from whenever it is continued. What
+        cannot be deleted is reported, and stays too.
+        """
+        aside: list[Path] = []
+        try:
+            needed = {read_checkpoint(self._root).path.resolve(), self._initial}
+            for number in numbers:
+                path = standing(self._final(number))
+                if path is not None and path.resolve() not in needed:
+                    path.rename(self._partial(number))
+                    aside.append(self._partial(number))
+        except (OSError, CheckpointError) as error:
+            reason = disk_problem(error, self._root / LATEST)
+            logger.warning("checkpoints in %s that are no longer kept cannot be deleted: %s", self._root, reason)
+        if aside:
+            logger.info("deleting from %s: %s", self._root, ", ".join(path.name[1:-8] for path in aside))
+            thread = threading.Thread(target=self._delete, args=(aside,), name="delete-checkpoints", daemon=True)
+            self._deleting = [*(one for one in self._deleting if one.is_alive()), thread]
+            thread.start()
+
+    def _delete(self, folders: Iterable[Path]) -> None:
+        """Delete folders that have lost their names. What cannot be deleted, a later `begin` tries again."""
+        with suppress(OSError):
+            sync_folder(self._root)  # a half deleted checkpoint must not have its name back after a power failure
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait until the files are deleted, for `_DELETE_S` seconds at most."""
+        deadline = time.monotonic() + _DELETE_S
+        for thread in self._deleting:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _final(self, rollouts_done: int) -> Path:
+        return self._root / f"rollout_{rollouts_done:06d}"
+
+    def _partial(self, rollouts_done: int) -> Path:
+        return self._root / f".rollout_{rollouts_done:06d}.partial"
+
+
+def _is_replaced(aside: Path) -> bool:
+    """Whether the checkpoint that was moved aside has a complete successor."""
+    return (aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced")) / STATE).exists()
+
+
+def point_latest(root: Path, name: str) -> None:
+    """Let `latest` name a checkpoint that is complete on disk. Raises `OSError`."""
+    pointer = root / ".latest.partial"
+    write_text(pointer, [name, "\n"])
+    pointer.replace(root / LATEST)
+    sync_folder(root)
+
+
+def forget_damaged(config: RunConfig, fallback: Fallback) -> None:
+    """Let `latest` name the intact checkpoint, if the run goes on saving beside it; the damaged ones stay.
+
+    The run replaces them when it gets there. Until then `latest` would name a damaged one.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    root, save = fallback.path.parent, config.checkpoint.save
+    if save is not None and Path(save).resolve() == root.resolve():
+        with writing(fallback.path):
+            point_latest(root, fallback.path.name)
 
 
 def require_own_folder(config: RunConfig, run_dir: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,8 @@ from slime.errors import (
     SlimeError,
     writing,
 )
-from slime.observe.observer import RunObserver
+from slime.observe.metrics import read_metrics
+from slime.observe.observer import RunObserver, with_prefix
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
@@ -30,6 +31,7 @@ from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
 from slime.run.ray_session import Placement, place
+from slime.run.retention import Retention
 from slime.run.saving import Saver
 from slime.run.signals import uninterrupted
 from slime.run.watch import RunWatch
@@ -89,6 +91,7 @@ class Run:
             asynchronous=True,
         )
         self._saver: Saver | None = None
+        self._retention = Retention(config.checkpoint)
         self._weight_version = 0
         self._rollouts_trained = 0
         #: weight version -> rollouts that had been trained on when the engines got it
@@ -132,7 +135,7 @@ class Run:
             path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
             writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
-            self._saver = Saver(writer, self._trainer, self._rollout, self.observer)
+            self._saver = Saver(writer, self._trainer, self._rollout, self.observer, self._retention)
 
         ranks = config.world_size if "trainer" in self._roles else 0
         num_engines = config.num_engines if "engines" in self._roles else 0
@@ -200,6 +203,11 @@ class Run:
         self._trained_at = checkpoint.trained_at
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
+        earlier: list[dict[str, Any]] = []
+        if self.config.checkpoint.save_keep_best is not None:
+            with suppress(OSError):  # if the disk refuses the file, older checkpoints are kept for lack of numbers
+                earlier = read_metrics(self._run_dir)
+        self._retention.resumed(checkpoint.rollouts_done, earlier)
 
     def close(self, *, orderly: bool) -> None:
         """End every process of this run, even if ending one of them fails. Safe to call twice.
@@ -215,7 +223,7 @@ class Run:
                 last_to_first.callback(self._placement.release)
                 self._placement = None
             if self._saver is not None:
-                last_to_first.callback(self._saver.discard)  # when no rank is left that writes to it
+                last_to_first.callback(self._saver.close)  # when no rank is left that writes to it
             last_to_first.callback(self._trainer.stop, orderly=orderly, grace_s=15.0)
             last_to_first.callback(self._engines.stop)
             last_to_first.callback(self._rollout.stop, grace_s=5.0)
@@ -352,6 +360,9 @@ class Run:
         with self._timed("time/wait_evaluation"):
             report: EvalReport = self._wait_rollout(pending, "evaluating")
         self.observer.eval_finished(number, report)
+        self._retention.evaluated(number, report.metrics)
+        if self._saver is not None:
+            self._saver.delete_superfluous()
 
     def evaluate(self, number: int) -> None:
         """Score the held-out sets under the engines' current weights."""
@@ -400,6 +411,7 @@ class Run:
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)
+        self._retention.step_finished(rollout.number, with_prefix(metrics))
 
 
 def trained_with(version: int, trained_at: Mapping[int, int], generator: str) -> int:

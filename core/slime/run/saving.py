@@ -13,6 +13,7 @@ from slime.observe.observer import RunObserver
 from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART
 from slime.run.checkpoint_files import Files
 from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.retention import Retention
 from slime.run.workers import Workers
 
 #: seconds between two questions to the ranks whether they have written their shares
@@ -41,16 +42,25 @@ class Saver:
     In the background only the ranks' shares are written, which are nearly all of the bytes: from copies, so that
     training may go on. The rollout process writes its part before that: data source, filters and plugins may share with
     the running generation what they return as their state. The checkpoint gets its name when every part is on disk and
-    hashed; until then `latest` names the one before.
+    hashed; until then `latest` names the one before. Only then are those deleted that are no longer kept.
     """
 
-    def __init__(self, writer: CheckpointWriter, trainer: Workers, rollout: Workers, observer: RunObserver) -> None:
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        trainer: Workers,
+        rollout: Workers,
+        observer: RunObserver,
+        retention: Retention,
+    ) -> None:
         self._writer, self._trainer, self._rollout, self._observer = writer, trainer, rollout, observer
+        self._retention = retention
         self._unfinished: _Unfinished | None = None
         self._asked = 0.0
         self._seconds: dict[str, float] = {}
-        #: the newest complete checkpoint that this run has written
+        #: the newest complete checkpoint that this run has written, and its number of rollouts done
         self.newest: Path | None = None
+        self._newest_done = 0
 
     @property
     def busy(self) -> bool:
@@ -98,7 +108,7 @@ class Saver:
             weight_version=one.weight_version,
             trained_at=one.trained_at,
         )
-        self._unfinished, self.newest = None, path
+        self._unfinished, self.newest, self._newest_done = None, path, one.rollouts_done
         note = ""
         if one.background:
             now = time.monotonic()
@@ -107,6 +117,12 @@ class Saver:
             if wait:
                 note += f", {now - began:.1f} s of it while training waited for it"
         self._observer.checkpoint_saved(one.rollouts_done, path, note)
+        self.delete_superfluous()
+
+    def delete_superfluous(self) -> None:
+        """Delete the checkpoints that are no longer kept, if this run has written one; training does not wait."""
+        if self.newest is not None and not self._retention.keeps_all:
+            self._writer.delete(self._retention.superfluous(self._writer.saved(), self._newest_done))
 
     def _written(self, one: _Unfinished) -> bool:
         """Whether every rank has written its share; asked every `_ASK_S` seconds at most."""
@@ -115,11 +131,15 @@ class Saver:
         self._asked = time.monotonic()
         return all(self._trainer.call("written", doing=f"saving {one.trainer_part}"))
 
-    def discard(self) -> None:
-        """Delete the checkpoint that is being written, after an error or Ctrl-C; no rank may write to it any more."""
+    def close(self) -> None:
+        """Delete the checkpoint that is being written, after an error or Ctrl-C; no rank may write to it any more.
+
+        Waits until the checkpoints are deleted that are no longer kept; that wait has a deadline.
+        """
         if self._unfinished is not None:
             self._writer.discard(self._unfinished.folder)
             self._unfinished = None
+        self._writer.close()
 
     @contextmanager
     def training_waits(self) -> Iterator[None]:
