@@ -15,6 +15,7 @@ from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.errors import CheckpointError
+from slime.run.trainer import TrainerProcess
 from slime.train.background import BackgroundWrite
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -74,6 +75,42 @@ def test_files_hold_the_state_at_the_time_of_saving(layout: str, model_folder: F
     assert {path.parent.name for path in tensors} == {"", "reference"}
     for path in tensors:
         assert (tmp_path / "now" / path).read_bytes() == (tmp_path / "later" / path).read_bytes(), path
+
+
+def sizes_when_flushed(launcher: RankLauncher, config: Any, checkpoint: Path) -> dict[str, int]:
+    """The files that this rank has flushed to disk, and how many bytes they had, by a stand-in for fsync."""
+    rank = TrainerProcess(
+        config,
+        rank=launcher.rank,
+        world_size=launcher.world_size,
+        master=("127.0.0.1", launcher.port),
+        estimator=Centred(),
+    )
+    flushed: dict[str, int] = {}
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        fsync(handle)
+        flushed[os.readlink(f"/proc/self/fd/{handle}")] = os.fstat(handle).st_size
+
+    os.fsync = record
+    for part, background in (("now", False), ("later", True)):
+        rank.begin_save(checkpoint, checkpoint / part, background)
+        rank.finish_save()
+    rank.close()
+    return flushed
+
+
+def test_ranks_flush_every_file_to_its_last_byte(model_folder: Folders, tmp_path: Path) -> None:
+    """Megatron flushes files before Python has given their ends to the system, and some not at all."""
+    config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron=LAYOUTS["tensor 2"][1])
+    flushed: dict[str, int] = {}
+    for of_rank in run_ranks(sizes_when_flushed, 2, config, tmp_path):
+        flushed |= of_rank
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"common.pt", "metadata.json", ".metadata"}
+    assert {path.parent.name for path in files} == {"now", "later"}
+    assert {str(path): flushed.get(str(path)) for path in files} == {str(path): path.stat().st_size for path in files}
 
 
 def save_to_a_full_disk(launcher: RankLauncher, config: Any, folder: Path) -> tuple[bool, str]:
