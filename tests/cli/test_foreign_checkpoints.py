@@ -136,6 +136,48 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
     assert f"The newest intact checkpoint is {intact}: {option.format(intact)}" in ended.err
 
 
+def test_damaged_checkpoints_are_skipped_on_request(
+    slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], prompts: Path
+) -> None:
+    for done in (1, 2, 3):
+        folder = save(rollouts_done=done)
+    for done in (2, 3):
+        (folder / f"rollout_00000{done}" / "megatron" / "common.pt").write_bytes(b"wei")
+    words = [*base_words, "--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--num-rollout", "5"]
+    words += ["--load", str(folder), "--save", str(folder)]
+    refused = slime("train", *words)
+    assert refused.code == 2
+    assert f"{folder}/rollout_000001: --load {folder}/rollout_000001, or add --skip-damaged-checkpoints" in refused.err
+    planned = " ".join(slime("train", *words, "--skip-damaged-checkpoints", "--dry-run").out.split())
+    assert f"continue from {folder}/rollout_000001" in planned
+    assert (folder / "latest").read_text() == "rollout_000003\n", "a dry run changes nothing"
+
+    ended = slime("train", *words, "--skip-damaged-checkpoints")
+    assert ended.code == 0, ended.err
+    third, second, used = (line for line in ended.err.splitlines() if "rollout_" in line)
+    damage = "is damaged: megatron/common.pt has 3 bytes, and had 7 when it was saved"
+    assert f"note: skipped: checkpoint {folder}/rollout_000003 {damage}" in third
+    assert f"note: skipped: checkpoint {folder}/rollout_000002 {damage}" in second
+    assert used.endswith(f"continues from {folder}/rollout_000001: 2 rollouts are lost, and are done again")
+    [(_, (config, _, _))] = loop.calls
+    assert config.checkpoint.load == f"{folder}/rollout_000001"
+    assert (folder / "latest").read_text() == "rollout_000001\n", "it would name a damaged one until the next save"
+    assert slime("train", *words, "--run-name", "c").code == 0, "`latest` names an intact one now"
+
+
+def test_a_damaged_checkpoint_of_another_runs_folder_is_skipped_there_and_nothing_is_changed(
+    slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], prompts: Path, tmp_path: Path
+) -> None:
+    for done in (1, 2):
+        folder = save(rollouts_done=done)
+    (folder / "rollout_000002" / "config.toml").unlink()
+    words = [*base_words, "--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--num-rollout", "5"]
+    words += ["--load", str(folder), "--save", str(tmp_path / "other"), "--skip-damaged-checkpoints"]
+    ended = slime("train", *words)
+    assert (ended.code, len(loop.calls)) == (0, 1), ended.err
+    assert (folder / "latest").read_text() == "rollout_000002\n"
+
+
 def test_a_dry_run_unpickles_nothing(dry_run: Slime, save: Save, tmp_path: Path) -> None:
     folder = save()
     # Only the attack that needs no valid checkpoint; the others are in tests/train.

@@ -80,6 +80,12 @@ def test_save_interval_without_save_uses_the_run_folder(dry_run: Slime) -> None:
     assert "after the last to outputs/run/checkpoints, in the background" in " ".join(planned.split())
 
 
+def test_the_plan_shows_which_checkpoints_are_kept(dry_run: Slime) -> None:
+    words = "--save-interval 5 --save-keep-last 3 --save-keep-every 10 --save-keep-best train/loss:min"
+    planned = " ".join(dry_run(*words.split()).out.split())
+    assert "keep the newest 3, those after multiples of 10 rollouts, the one with the lowest train/loss;" in planned
+
+
 def test_options_without_effect_are_noted(dry_run: Slime) -> None:
     assert "notes        --eval-interval has no effect" in dry_run("--eval-interval", "5").out
 

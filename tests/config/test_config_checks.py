@@ -46,6 +46,28 @@ from slime.config.run_config import nvidia_devices
         ),
         ("--partial-rollout --over-sampling-batch-size 40 --buffer-filter some", "--partial-rollout has no effect"),
         ("--async-save --save ckpt", "--async-save has no effect without --save-interval"),
+        # kept checkpoints
+        ("--save c --save-keep-last 0", "--save-keep-last: got '0', expected at least 1"),
+        ("--save c --save-keep-last 1 --save-keep-every 0", "--save-keep-every: got '0', expected at least 1"),
+        ("--save-keep-last 2", "--save-keep-last 2 has no effect without --save or --save-interval"),
+        ("--save c --save-keep-every 2", "--save-keep-every 2 has no effect without --save-keep-last: all checkpoints"),
+        ("--save c --save-keep-best a", "--save-keep-best a has no effect without --save-keep-last: all checkpoints"),
+        ("--save c --save-keep-last 1 --save-keep-best :min", "--save-keep-best :min: expected the name of a metric"),
+        (
+            "--save c --save-keep-last 1 --save-keep-best eval/held:min",
+            "--save-keep-best eval/held:min names no evaluation set: there are none (--eval-prompt-data)",
+        ),
+        (
+            "--save c --save-keep-last 1 --save-keep-best eval/held/pass@2 --eval-prompt-data a f --eval-interval 1",
+            "--save-keep-best eval/held/pass@2 names no evaluation set: the evaluation sets are a",
+        ),
+        (
+            "--save-interval 4 --save-keep-last 1 --save-keep-best eval/a --eval-prompt-data a f --eval-interval 6"
+            " --num-rollout 12",
+            "--save-keep-best eval/a: of the checkpoints, only the last would be evaluated: --save-interval 4,"
+            " --eval-interval 6, --num-rollout 12. Make one interval a multiple of the other",
+        ),
+        ("--skip-damaged-checkpoints", "--skip-damaged-checkpoints has no effect without --load"),
         ("--mask-offpolicy-in-partial-rollout", "has no effect without --partial-rollout"),
         # KL
         ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1 exclude each other"),

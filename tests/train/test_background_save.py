@@ -102,7 +102,7 @@ def sizes_when_flushed(launcher: RankLauncher, config: Any, checkpoint: Path) ->
 
 
 def test_ranks_flush_every_file_to_its_last_byte(model_folder: Folders, tmp_path: Path) -> None:
-    """Megatron flushes files before Python has given their ends to the system, and some not at all."""
+    """Megatron does not flush common.pt and metadata.json, and torch .metadata perhaps not to its end."""
     config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron=LAYOUTS["tensor 2"][1])
     flushed: dict[str, int] = {}
     for of_rank in run_ranks(sizes_when_flushed, 2, config, tmp_path):

@@ -37,8 +37,8 @@ Files = dict[str, FileRecord]
 def record_files(root: Path, paths: Iterable[Path]) -> Files:
     """Hash the files at `paths`, which lie below `root`, and flush them to disk.
 
-    Called where they were written: another machine cannot flush what this one holds in memory. Megatron's and torch's
-    own flush comes before the end of a file has left Python's buffer.
+    Called where they were written: another machine cannot flush what this one holds in memory. Megatron does not flush
+    common.pt and metadata.json, and torch flushes .metadata before its end has left Python's buffer.
 
     Raises:
         CheckpointError: One cannot be read, or not be flushed.
