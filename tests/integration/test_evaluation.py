@@ -73,6 +73,7 @@ def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, d
     run = slime_train(
         *("--num-rollout", "4", "--async", "--save", "saved", "--eval-prompt-data", "held", str(data)),
         *("--eval-interval", "2", *SETTINGS),
+        *("--save-interval", "1", "--save-keep-last", "1", "--save-keep-best", "eval/held"),
     )
     assert run.wait(400) == 0, run.output
     rows = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -83,6 +84,13 @@ def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, d
         versions = {tuple(json.loads(line)["weight_versions"]) for line in path.read_text().splitlines()}
         assert versions == {(str(int(row["eval/held/weight_version"])),)}
     assert evaluations[1]["eval/held/weight_version"] == 3
+    # Each evaluation finished after the checkpoint of its weights was saved; those after 1 and 3 have none.
+    best = 2 if evaluations[1]["eval/held"] > evaluations[2]["eval/held"] else 4
+    assert {path.name for path in (run.root / "saved").iterdir()} == {
+        "latest",
+        "rollout_000004",
+        f"rollout_00000{best}",
+    }
 
     ended = slime_eval(run.root, str(run.root / "saved"))
     assert ended.returncode == 0, ended.stderr
