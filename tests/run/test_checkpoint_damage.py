@@ -40,7 +40,9 @@ def save(root: Path, rollouts_done: int, content: bytes = WEIGHTS) -> Path:
     writer = writer_for(root)
     temporary = writer.begin(rollouts_done)
     (temporary / "megatron" / "__0_0.distcp").write_bytes(content)
-    return commit(writer, temporary, rollouts_done)
+    path = commit(writer, temporary, rollouts_done)
+    writer.close()
+    return path
 
 
 @pytest.fixture

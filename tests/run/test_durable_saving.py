@@ -67,7 +67,9 @@ def write(root: Path) -> Path:
     (temporary / "rollout").mkdir()
     (temporary / "rollout" / "groups.jsonl").write_bytes(b"{}")
     of_rank = record_files(temporary, [temporary / "megatron" / "reference" / "__0_0.distcp"])
-    return writer.commit(temporary, of_rank, rollouts_done=2, weight_version=1, trained_at={1: 0})
+    path = writer.commit(temporary, of_rank, rollouts_done=2, weight_version=1, trained_at={1: 0})
+    writer.close()
+    return path
 
 
 def test_everything_is_flushed_before_its_name_and_its_name_before_latest(disk: RecordingDisk, tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def saved(config: Config) -> Saved:
         writer = CheckpointWriter(root, config(*words), {"plugins": []})
         temporary = writer.begin(rollouts_done)
         (temporary / "megatron" / "weights").write_text(f"after {rollouts_done}")
-        return commit(writer, temporary, rollouts_done)
+        path = commit(writer, temporary, rollouts_done)
+        writer.close()
+        return path
 
     return save
 

@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class CheckpointWriter:
             write_text(temporary / STATE, [json.dumps(state, indent=1)])
             sync_folders(temporary)
             # The one of this number is moved first, because deleting it takes time. If it is already aside, where a
-            # killed run left it, it stays until the new one has the name.
+            # killed run left it, it stays until `latest` names the new one.
             replaced = self._root / f".{final.name}.replaced"
             if final.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
@@ -128,7 +128,8 @@ class CheckpointWriter:
                 raise
             sync_folder(self._root)
             point_latest(self._root, final.name)
-            shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists():
+            self._delete_in_background([replaced])
         return final
 
     def discard(self, temporary: Path) -> None:
@@ -160,13 +161,16 @@ class CheckpointWriter:
             logger.warning("checkpoints in %s that are no longer kept cannot be deleted: %s", self._root, reason)
         if aside:
             logger.info("deleting from %s: %s", self._root, ", ".join(path.name[1:-8] for path in aside))
-            thread = threading.Thread(target=self._delete, args=(aside,), name="delete-checkpoints", daemon=True)
-            self._deleting = [*(one for one in self._deleting if one.is_alive()), thread]
-            thread.start()
+            self._delete_in_background(aside)
+
+    def _delete_in_background(self, aside: Sequence[Path]) -> None:
+        """Delete folders that have lost their names, in a thread."""
+        thread = threading.Thread(target=self._delete, args=(aside,), name="delete-checkpoints", daemon=True)
+        self._deleting = [*(one for one in self._deleting if one.is_alive()), thread]
+        thread.start()
 
     def _delete(self, folders: Iterable[Path]) -> None:
-        """Delete folders that have lost their names. What cannot be deleted, a later `begin` tries again."""
-        with suppress(OSError):
+        with suppress(OSError):  # a later `begin` tries again
             sync_folder(self._root)  # a half deleted checkpoint must not have its name back after a power failure
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
