@@ -13,7 +13,6 @@ from slime.config.flags import UNAVAILABLE
     "words",
     [
         "--colocate",
-        "--use-fault-tolerance",
         "--spec module function",
     ],
 )

@@ -22,6 +22,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "rollout-num-gpus": ("8", ""),
     "rollout-num-gpus-per-engine": ("2", ""),
     "distributed-timeout-minutes": ("10", ""),
+    "use-fault-tolerance": (None, "also restarts the whole run, from its newest checkpoint"),
     "update-weight-transport": ("disk", "`nccl` is called `distributed`"),
     "update-weight-buffer-size": ("1000000", ""),
     "update-weights-interval": ("2", ""),
@@ -108,7 +109,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
 }
 #: flags of the original slime that the command line knows and that this release cannot do
-UNAVAILABLE = ("colocate", "use-fault-tolerance", "allgather-cp")
+UNAVAILABLE = ("colocate", "allgather-cp")
 
 #: fields of TRL's GRPOConfig (6 of them arguments of GRPOTrainer) -> here
 TRL: dict[str, str] = {

@@ -34,7 +34,6 @@ _UNAVAILABLE: dict[str, tuple[Any, str]] = {
         "training and inference share the devices; asynchronous training does not support colocation, since it would"
         " need the same devices at the same time",
     ),
-    "use-fault-tolerance": (bool, "restart engines that die and repeat their work"),
     "spec": (
         list[str],
         "build layers with a function: --hf-checkpoint alone finds the model family, and a new one is a plugin,"
