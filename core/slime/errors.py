@@ -65,11 +65,15 @@ class ErrorBudgetError(PluginError):
 
 
 class ClusterError(SlimeError, RuntimeError):
+    """A part of Ray, or a node of the cluster, was lost."""
+
+
+class ClusterStartError(ClusterError):
     """Ray did not start, or the cluster to join does not answer."""
 
 
 class ProcessDiedError(SlimeError, RuntimeError):
-    """A process of the run ended before its time; the message names it and what is known of the cause."""
+    """A process of the run ended before its time, or hangs; the message names it and what is known of the cause."""
 
 
 class EngineError(SlimeError, RuntimeError):
@@ -112,6 +116,12 @@ class UnexpectedError(SlimeError, RuntimeError):
 
 class DeadlineError(SlimeError, TimeoutError):
     """A wait ran past its deadline; the message names what was waited for."""
+
+
+class PreemptedError(SlimeError):
+    """SIGTERM ended a run that saves checkpoints.  Exit code 143, as of a program that SIGTERM ends."""
+
+    exit_code = 143
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")

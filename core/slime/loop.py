@@ -10,10 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from slime.config import RunConfig
+from slime.errors import PreemptedError
 from slime.observe.observer import EvaluationObserver, RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.run.checkpoint import Checkpoint
+from slime.run.preemption import Preemption
 from slime.run.ray_session import ray_session
+from slime.run.restarts import run_with_restarts
 from slime.run.run import Run
 from slime.run.signals import ending_on_signals
 
@@ -29,6 +32,7 @@ def train_synchronously(run: Run) -> None:
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
         run.sync_weights()  # trainer -> engines, version + 1
         run.finish_step(rollout, metrics)
+        run.stop_if_preempted(number + 1)  # after SIGTERM
         if evaluation_due(run, number + 1):
             run.evaluate(number + 1)
         save_where_due(run, done=number + 1)
@@ -56,6 +60,7 @@ def train_asynchronously(run: Run) -> None:
         if done % run.config.rollout.update_weights_interval == 0 or evaluation_due(run, done):
             run.sync_weights()
         run.finish_step(rollout, metrics)
+        run.stop_if_preempted(done)
         run.finish_evaluation(wait=False)
         if evaluation_due(run, done):
             run.start_evaluation(done)
@@ -92,19 +97,25 @@ def save_where_due(run: Run, *, done: int) -> None:
 
 
 def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
-    """`slime train`: run `config` to its end."""
-    observer = RunObserver(config, run_dir, plugins)
-    observer.starting("Ray")
+    """`slime train`: run `config` to its end, with `--use-fault-tolerance` in several attempts if need be."""
+    observer, preemption = RunObserver(config, run_dir, plugins), Preemption(config, run_dir)
+
+    def attempt(config: RunConfig) -> None:
+        observer.starting("Ray")
+        with ray_session(config), Run(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
+            (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
+
     outcome = "failed"
     try:
-        with ending_on_signals(), ray_session(config), Run(config, run_dir, plugins, observer) as run:
-            (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
+        with ending_on_signals(preemption) as interrupted:
+            run_with_restarts(attempt, config, observer, unless=lambda: preemption.asked or interrupted.is_set())
         outcome = "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PreemptedError):
         outcome = "interrupted"
         raise
     finally:
         observer.run_finished(outcome)
+        preemption.close()
     return 0
 
 

@@ -155,17 +155,21 @@ def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
-    """Starts `slime train` with the flags of a small run plus those given; kills what a failed test leaves."""
+    """Starts `slime train` with the flags of a small run plus those given; kills what a failed test leaves.
+
+    With `bare` the given flags are all there are.
+    """
     started: list[SlimeRun] = []
 
-    def start(*flags: str, name: str = "run", reward: bool = True) -> SlimeRun:
+    def start(*flags: str, name: str = "run", reward: bool = True, bare: bool = False) -> SlimeRun:
         mark = uuid.uuid4().hex
         log = tmp_path / f"{name}.log"
         command = [str(Path(sys.executable).with_name("slime")), "train"]
-        command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
-        command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
-        command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3"]
-        if reward:
+        if not bare:
+            command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
+            command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
+            command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3"]
+        if reward and not bare:
             # A random model gets no reward; only the entropy bonus changes its weights.
             command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
         environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.errors import ClusterError, DeadlineError, EngineError, SlimeError, TrainerError
+from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
 from slime.run.host_watch import Kind, Part
 from slime.run.watch import RunWatch
 
@@ -51,7 +51,10 @@ def test_nothing_is_wrong_with_processes_that_run(watch: RunWatch, sleeper: Slee
     assert watch.explain() is None
 
 
-@pytest.mark.parametrize(("kind", "error"), [("trainer", TrainerError), ("ray", ClusterError), ("router", EngineError)])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("trainer", ProcessDiedError), ("rollout", ProcessDiedError), ("ray", ClusterError), ("router", EngineError)],
+)
 def test_a_dead_part_ends_the_wait(kind: Kind, error: type[SlimeError], watch: RunWatch, sleeper: Sleeper) -> None:
     sleeper("another", "trainer")
     kill(sleeper("the part", kind))

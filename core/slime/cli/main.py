@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from slime import __version__
-from slime.errors import SlimeError, did_you_mean, disk_full, is_disk_full
+from slime.errors import PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full
 from slime.raised import ONLY_IN_LOGS
 from slime.redaction import without_credentials
 
@@ -41,7 +41,10 @@ options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), or 130 after Ctrl-C."""
+    """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), or 130 after Ctrl-C.
+
+    143: SIGTERM ended a run that saves checkpoints.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("--help", "-h"):
         print(_help())
@@ -59,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = importlib.import_module(COMMANDS[command][0]).run(rest)
         sys.stdout.flush()
         return code
+    except PreemptedError as preempted:
+        print(f"slime: {preempted}", file=sys.stderr)
+        _print_notes(preempted)
+        return preempted.exit_code
     except SlimeError as error:
         _fail(str(error), error.exit_code)
         _print_notes(error)

@@ -106,6 +106,11 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         "--save-keep-last: all checkpoints are kept",
     ),
     (("skip_damaged_checkpoints",), lambda c: c.checkpoint.load, "--load"),
+    (
+        ("preemption_timeout_s",),
+        lambda c: c.checkpoint.save or c.checkpoint.save_interval,
+        "--save: SIGTERM then ends the run at once",
+    ),
     (("true_on_policy_tolerance",), lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
     (
         (

@@ -394,6 +394,8 @@ class CheckpointOptions(Section):
     save_keep_best: str | None = None
     """With --save-keep-last, also keep the checkpoint with the highest value of this metric of metrics.jsonl, as
     eval/NAME; with NAME:min, the lowest."""
+    preemption_timeout_s: Seconds = 300.0
+    """After SIGTERM, seconds to finish the step, save a checkpoint and end; then the run ends without them."""
     load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
     skip_damaged_checkpoints: bool = False

@@ -12,7 +12,7 @@ from slime.raised import LOG_FORMAT, ONLY_IN_LOGS
 
 FILE_NAME = "driver.log"
 #: separates the lines of a run from those of an earlier one in the same folder
-_NEW_RUN = "=== a new run in this folder begins here ==="
+_NEW_RUN = "=== the run begins here, or begins again ==="
 #: bytes at the end of a log in which its last line is looked for
 _TAIL_BYTES = 4096
 #: beginnings of lines that say nothing about what a process does: the second line of a Python warning
@@ -60,12 +60,17 @@ def start_log(run_dir: Path, *, verbose: bool) -> DriverLog:
     """Begin the log of a run."""
     path = run_dir / "logs" / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    for log in path.parent.glob("*.log"):
+    begin_in_logs(run_dir)
+    return DriverLog(path, verbose=verbose)
+
+
+def begin_in_logs(run_dir: Path) -> None:
+    """Mark in every log that what follows is of processes that are started now."""
+    for log in (run_dir / "logs").glob("*.log"):
         with suppress(OSError):
             if log.stat().st_size:
                 with log.open("a") as file:
                     file.write(f"\n{_NEW_RUN}\n")
-    return DriverLog(path, verbose=verbose)
 
 
 def of_this_run(text: str) -> str:

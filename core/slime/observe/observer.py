@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from slime.config.eval_sets import eval_sets
 from slime.errors import DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.observe.evaluation import write_results
-from slime.observe.log import last_log_line, start_log
+from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
 from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names
 from slime.observe.report import write_report
@@ -98,7 +99,7 @@ class RunObserver:
         self._log = start_log(run_dir, verbose=config.run.verbose)
         self.terminal = Terminal(None if not last else last - 1, file=file, quiet=config.run.quiet)
         #: the newest checkpoint that this run can be continued from, and its number of rollouts
-        self._saved: tuple[int, Path] | None = None
+        self.saved: tuple[int, Path] | None = None
         self._broken: set[str] = set()
         self._metrics: MetricsWriter | None = None
         self._trackers: list[TrackerThread] = []
@@ -106,6 +107,13 @@ class RunObserver:
         self._started = time.monotonic()
         self._waiting_for, self._told_at = "", self._started
         self._steps = 0
+        #: rollouts that were trained on when the present attempt began, and are now
+        self._began = self._done = 0
+        #: how often the run, or parts of it, were restarted: "run"
+        self.restarts: Counter[str] = Counter()
+        self._restarted: dict[str, float] = {}
+        #: one line for each restart of the run
+        self._retold: list[str] = []
         self._overheads: list[float] = []
         if records:
             with self._sink("metrics.jsonl"):
@@ -144,7 +152,7 @@ class RunObserver:
 
     def resumed(self, path: Path, done: int) -> None:
         """The run continues from the checkpoint at `path`, saved after `done` rollouts."""
-        self._saved = done, path
+        self.saved, self._began, self._done = (done, path), done, done
         with self._sink("terminal"):
             self.terminal.say(
                 ("resumed ", "blue"), f"from {path}, after {done} rollouts: continues with rollout {done}"
@@ -161,6 +169,28 @@ class RunObserver:
         """The run ends because of `error`, and its processes are being ended, which takes seconds."""
         with self._sink("terminal"):
             self.terminal.say((f"ending the run: {str(error).partition(chr(10))[0]}", "red"))
+
+    def restarting(self, cause: str, saved: tuple[int, Path] | None) -> None:
+        """All processes have ended, and the run starts again.
+
+        Args:
+            cause: What ended it, in one line.
+            saved: The checkpoint that it continues from, and its number of rollouts; None if this run has written none.
+        """
+        self.saved = saved
+        begins = self._began if saved is None else saved[0]
+        repeated, self._done = max(0, self._done - begins), begins
+        start = "where it began" if saved is None else str(saved[1])
+        self.restarts["run"] += 1
+        self._restarted["restarts/run"] = self._restarted.get("restarts/run", 0.0) + 1
+        number = f"{self.restarts.total()} of {self._config.cluster.max_restarts}"
+        told = f"restart {number}, from {start}, {repeated} rollouts are repeated; cause: {cause}"
+        self._retold.append(told)
+        with self._sink("terminal"):
+            self.terminal.hide_progress()
+            self.terminal.say((told, "yellow"), always=True)
+        with self._sink("logs"):
+            begin_in_logs(self._run_dir)
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes have started."""
@@ -199,11 +229,13 @@ class RunObserver:
             step: The rollout's number.
             metrics: Metrics of the rollout and the trainer, and the seconds of each phase (`time/...`).
         """
-        row = with_prefix(metrics)
+        row = with_prefix({**metrics, **self._restarted})
+        self._restarted.clear()
         if "time/step" in row:
             row["time/kernel_overhead"] = kernel_overhead(row["time/step"], row)
             self._overheads.append(row["time/kernel_overhead"])
         self._steps += 1
+        self._done = step + 1
         with self._sink("terminal"):
             self.terminal.step_finished(step, row)
         self._write(step, row)
@@ -220,7 +252,7 @@ class RunObserver:
 
     def checkpoint_saved(self, step: int, path: Path, note: str = "") -> None:
         """A checkpoint is complete on disk; `note` says how long that took, if training continued meanwhile."""
-        self._saved = step, path
+        self.saved = step, path
         with self._sink("terminal"):
             said = [(f"  {note}", "dim")] if note else []
             self.terminal.say((f"checkpoint after {step} rollouts  ", "blue"), str(path), *said)
@@ -250,10 +282,15 @@ class RunObserver:
         # On an existing cluster, the run's processes do not descend from this one.
         if self._config.cluster.ray_address is None:
             facts.append(gibibytes(peak_bytes))
+        if self.restarts:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.restarts.items())
+            facts.append(f"restarted: {kinds}")
         if self._overheads:
             mean = sum(self._overheads) / len(self._overheads)
             facts.append(f"kernel overhead {100 * mean:.1f}% of a step")
         with self._sink("terminal"):
+            for told in self._retold:
+                self.terminal.say(told, always=True)
             for problem in problems:
                 self.terminal.warn(printable(problem))
             self.terminal.run_finished(self._run_dir, outcome, facts, self._saved_state(outcome))
@@ -261,9 +298,9 @@ class RunObserver:
 
     def _saved_state(self, outcome: str) -> str:
         """What is saved of a run that did not finish; the command line says how to continue it."""
-        if outcome == "finished" or self._saved is None:
+        if outcome == "finished" or self.saved is None:
             return ""
-        done, path = self._saved
+        done, path = self.saved
         return f"saved: {done} rollouts, in {path}"
 
     # --- sinks -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
-from slime.errors import ClusterError, ConfigError, DeadlineError, disk_problem
+from slime.errors import ClusterStartError, ConfigError, DeadlineError, disk_problem
 from slime.kit.processes import describe_exit
 from slime.run.signals import interruptions_kept, uninterrupted
 
@@ -53,7 +53,7 @@ _TAIL_CHARS = 256 * 1024
 
 @contextmanager
 def ray_session(config: RunConfig) -> Iterator[None]:
-    """Start or join Ray for the body. Raises `ClusterError` if that fails.
+    """Start or join Ray for the body. Raises `ClusterStartError` if that fails.
 
     A local Ray belongs to this process alone: it listens on loopback, its calls need a token that exists only in the
     memory of the run's processes, and its files are in a folder that only this user can enter. It is started quietly,
@@ -80,7 +80,7 @@ def _start(config: RunConfig, folder: Path) -> None:
         with _loopback():
             _connect(address="local", **options)
     except Exception as error:
-        raise ClusterError(
+        raise ClusterStartError(
             f"Ray could not be started: {_reason(error)}. It may be too slow on a busy machine: try again with less"
             " load."
         ) from error
@@ -91,7 +91,7 @@ def _join(address: str) -> None:
         _require_reachable(address)
         _connect(address=address)
     except Exception as error:
-        raise ClusterError(
+        raise ClusterStartError(
             f"the Ray cluster {address} could not be joined: {_reason(error)}. Check --ray-address, that `ray status`"
             " works on that machine, and that RAY_AUTH_TOKEN has the cluster's token if it wants one."
         ) from error
@@ -187,7 +187,7 @@ def own_folder() -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=root))
     except OSError as error:
-        raise ClusterError(
+        raise ClusterStartError(
             f"Ray's files cannot be put into {root}: {disk_problem(error, root / _FOLDER)}. RAY_TMPDIR chooses"
             " another one."
         ) from error

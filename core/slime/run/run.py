@@ -18,6 +18,7 @@ from slime.errors import (
     DeadlineError,
     EngineError,
     PluginContractError,
+    PreemptedError,
     ProcessDiedError,
     SlimeError,
     writing,
@@ -30,6 +31,7 @@ from slime.rollout.record import Rollout
 from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
+from slime.run.preemption import Preemption
 from slime.run.ray_session import Placement, place
 from slime.run.retention import Retention
 from slime.run.saving import Saver
@@ -54,6 +56,7 @@ class Run:
         run_dir: Path,
         plugins: PluginSet,
         observer: RunObserver,
+        preemption: Preemption | None = None,
         *,
         roles: Collection[Role] = ROLES,
     ) -> None:
@@ -64,6 +67,7 @@ class Run:
             run_dir: The run folder.
             plugins: The driver's plugins; every process must have the same.
             observer: Receives the events of the run.
+            preemption: Whether SIGTERM has asked a training run to end.
             roles: The processes to start; engines only if the run's generator needs them.
         """
         self.config = config
@@ -78,6 +82,9 @@ class Run:
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
         self._engines = Engines(config, run_dir, watch)
         watch.supervise(self._engines.check_alive)
+        self._preemption = preemption
+        if preemption is not None:
+            watch.supervise(preemption.check)
         logs = run_dir / "logs"
         self._trainer = Workers(
             config, "trainer", logs / "trainer-{index}.log", watch=watch, enlist=watch.enlist("trainer")
@@ -120,7 +127,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, SlimeError):
+            if isinstance(error, SlimeError) and not isinstance(error, PreemptedError):
                 self._blame_first_cause(error)
         finally:
             self.close(orderly=error is None)
@@ -370,15 +377,36 @@ class Run:
         self.finish_evaluation()
 
     def save(self, rollouts_done: int) -> None:
-        """Write a checkpoint that continues after `rollouts_done` rollouts.
+        """Write a checkpoint that continues after `rollouts_done` rollouts, unless there is one already.
 
         With `--async-save` it is complete some time later, except for the last one.
         """
-        if self._saver is None:
+        if self._saver is None or self._saver.newest_done == rollouts_done:
             return
-        background = self.config.checkpoint.async_save and rollouts_done < self.config.num_rollout
+        last = rollouts_done == self.config.num_rollout or self._is_preempted
         with self._saver.training_waits():
-            self._saver.save(rollouts_done, self._weight_version, self._trained_at, background=background)
+            self._saver.save(
+                rollouts_done,
+                self._weight_version,
+                self._trained_at,
+                background=self.config.checkpoint.async_save and not last,
+            )
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self._preemption is not None and self._preemption.asked
+
+    def stop_if_preempted(self, rollouts_done: int) -> None:
+        """After SIGTERM: save a checkpoint, and end the run unless this was its last step.
+
+        Raises:
+            PreemptedError: The checkpoint is complete.
+        """
+        if not self._is_preempted:
+            return
+        self.save(rollouts_done)
+        if rollouts_done < self.config.num_rollout:
+            raise PreemptedError(f"preempted: ended by SIGTERM after {rollouts_done} rollouts, all of them saved")
 
     def finish_save(self, *, wait: bool = True) -> None:
         """Complete the checkpoint that is being written, if there is one; without `wait` only if it is written."""

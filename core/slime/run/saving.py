@@ -58,9 +58,9 @@ class Saver:
         self._unfinished: _Unfinished | None = None
         self._asked = 0.0
         self._seconds: dict[str, float] = {}
-        #: the newest complete checkpoint that this run has written, and its number of rollouts done
+        #: the newest complete checkpoint that this run has written, and its number of rollouts
         self.newest: Path | None = None
-        self._newest_done = 0
+        self.newest_done: int | None = None
 
     @property
     def busy(self) -> bool:
@@ -108,7 +108,7 @@ class Saver:
             weight_version=one.weight_version,
             trained_at=one.trained_at,
         )
-        self._unfinished, self.newest, self._newest_done = None, path, one.rollouts_done
+        self._unfinished, self.newest, self.newest_done = None, path, one.rollouts_done
         note = ""
         if one.background:
             now = time.monotonic()
@@ -121,8 +121,8 @@ class Saver:
 
     def delete_superfluous(self) -> None:
         """Delete the checkpoints that are no longer kept, if this run has written one; training does not wait."""
-        if self.newest is not None and not self._retention.keeps_all:
-            self._writer.delete(self._retention.superfluous(self._writer.saved(), self._newest_done))
+        if self.newest_done is not None and not self._retention.keeps_all:
+            self._writer.delete(self._retention.superfluous(self._writer.saved(), self.newest_done))
 
     def _written(self, one: _Unfinished) -> bool:
         """Whether every rank has written its share; asked every `_ASK_S` seconds at most."""

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: both end a run in an orderly way, at any time, and neither interrupts its shutdown.
 
 The first is acknowledged at once, even while the main thread waits for something, and a third ends everything at once.
+A run that saves checkpoints answers SIGTERM itself while it trains: `slime.run.preemption`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+
+
+class Terminated(Protocol):
+    """What ends a run on SIGTERM in its own way."""
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it does so now; otherwise SIGTERM interrupts the run like Ctrl-C."""
+
+    def ask(self) -> str:
+        """Begin to; the answer for the user. Called from another thread, for each SIGTERM."""
+
 
 _ANSWERS = (
     "slime: interrupted: ending the run, which can take a minute; Ctrl-C twice more ends it at once",
@@ -27,21 +40,33 @@ _ANSWERS = (
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
+def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threading.Event]:
     """In the body, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does; a third of them ends all processes of the run.
 
     Only for the main thread.
+
+    Args:
+        terminated: While it accepts SIGTERM, it alone answers it.
+
+    Yields:
+        Set once the run was interrupted, also while `uninterrupted` drops what interrupts it.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        if terminated is None or not terminated.accepts:
+            signal.default_int_handler(signum, frame)
+
+    before, interrupted = signal.signal(signal.SIGTERM, terminate), threading.Event()
     # Python calls its handlers only between two instructions of the main thread, which may be waiting in Ray for a
     # second. The numbers of signals are written to this pipe as they arrive, and another thread reads it.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    answering = threading.Thread(target=_answer, args=(reader,), name="answer-signals", daemon=True)
+    arguments = reader, terminated, interrupted
+    answering = threading.Thread(target=_answer, args=arguments, name="answer-signals", daemon=True)
     answering.start()
     try:
-        yield
+        yield interrupted
     finally:
         signal.set_wakeup_fd(earlier)
         signal.signal(signal.SIGTERM, before)
@@ -50,25 +75,33 @@ def ending_on_signals() -> Iterator[None]:
         os.close(reader)
 
 
-def _answer(reader: int) -> None:
+def _answer(reader: int, terminated: Terminated | None, interrupted: threading.Event) -> None:
     """Answer each interruption that is read; the last answer ends the run."""
     answers = iter(_ANSWERS)
     while numbers := os.read(reader, 1):
-        if numbers[0] in (signal.SIGINT, signal.SIGTERM):
+        if numbers[0] == signal.SIGTERM and terminated is not None and terminated.accepts:
+            say(terminated.ask())
+        elif numbers[0] in (signal.SIGINT, signal.SIGTERM):
+            interrupted.set()
             answer = next(answers)
-            # Not through Python's streams, whose locks the main thread may hold; below an unfinished line.
-            with suppress(OSError):
-                os.write(2, f"{chr(10) if os.isatty(2) else ''}{answer}\n".encode())
+            say(answer)
             if answer is _ANSWERS[-1]:
-                end_at_once()
+                end_at_once(130)
 
 
-def end_at_once() -> None:
-    """SIGKILL every process that this one has started, directly or not, and exit with code 130."""
+def say(answer: str) -> None:
+    """Print a line to standard error, from any thread."""
+    # Not through Python's streams, whose locks the main thread may hold; below an unfinished line.
+    with suppress(OSError):
+        os.write(2, f"{chr(10) if os.isatty(2) else ''}{answer}\n".encode())
+
+
+def end_at_once(code: int) -> None:
+    """SIGKILL every process that this one has started, directly or not, and exit with `code`."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    os._exit(130)
+    os._exit(code)
 
 
 @contextmanager

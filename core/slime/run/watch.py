@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.errors import ClusterError, DeadlineError, EngineError, SlimeError, TrainerError
+from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
 from slime.run.host_watch import HostWatch, Kind, Part, Trouble, stack_of
 
 #: seconds between two looks
@@ -36,7 +36,6 @@ _CAUSES: tuple[Kind, ...] = ("ray", "trainer", "engine", "router", "rollout")
 _TROUBLES = ("ended", "stopped", "hung")
 _ERRORS: dict[Kind, type[SlimeError]] = {
     "ray": ClusterError,
-    "trainer": TrainerError,
     "engine": EngineError,
     "router": EngineError,
 }
@@ -174,7 +173,7 @@ class RunWatch:
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
         others = [other.part.name for other, _ in found if other is not trouble]
         note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
-        raise _ERRORS.get(trouble.part.kind, SlimeError)(describe() + note)
+        raise _ERRORS.get(trouble.part.kind, ProcessDiedError)(describe() + note)
 
     def close(self) -> None:
         """Stop watching."""
