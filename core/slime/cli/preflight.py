@@ -39,6 +39,7 @@ from slime.plugins.provenance import model_code
 from slime.plugins.resolve import Resolved
 from slime.run.checkpoint import Checkpoint, Fallback, intact_checkpoint, intact_or_before
 from slime.run.checkpoint_writer import require_export_folder, require_own_folder
+from slime.run.run_lock import LOCK
 from slime.weights import Models
 from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
@@ -96,6 +97,7 @@ def preflight(
     problems_of: Callable[[RunConfig], list[str]] = config_problems,
     trains: bool = True,
     serves_checkpoint: bool = False,
+    resumes: bool = False,
 ) -> Preflight:
     """Check a resolved configuration.
 
@@ -106,6 +108,7 @@ def preflight(
         problems_of: Returns the problems of the configuration itself.
         trains: Whether there are training ranks.
         serves_checkpoint: Whether engines start from the weights of a checkpoint instead of the model folder.
+        resumes: Whether the run goes on in its own folder.
 
     Raises:
         ConfigError: One error with every problem found.
@@ -130,10 +133,10 @@ def preflight(
             " evaluate in a run with another --generator"
         )
     with _collected(problems):
-        if config.checkpoint.load is None and run_dir.is_dir() and any(run_dir.iterdir()):
+        if config.checkpoint.load is None and not resumes and run_dir.is_dir() and _used(run_dir):
             problems.append(
                 f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run"
-                " with --load and the folder of its checkpoints"
+                f" with --resume {run_dir}"
             )
         problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
     found = _check_checkpoints(config, run_dir, checked.plugins, problems)
@@ -156,6 +159,11 @@ def preflight(
         notes += [] if too_much is None else [too_much]
     checkpoint = found.checkpoint if isinstance(found, Fallback) else found
     return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback)
+
+
+def _used(run_dir: Path) -> bool:
+    """Whether a folder holds more than what a run leaves that is killed before it has written its configuration."""
+    return any(path.name not in (LOCK, "config.partial") for path in run_dir.iterdir())
 
 
 def _with_critic(used: Mapping[str, Resolved]) -> bool:

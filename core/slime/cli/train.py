@@ -6,19 +6,23 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from slime.cli.checkpoint_config import exporting_config
 from slime.cli.plan import plan_text
-from slime.cli.preflight import preflight
+from slime.cli.preflight import Preflight, preflight
+from slime.cli.resume import CONFIG, is_finished, resumed_config, split_resume
 from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
+from slime.observe.samples import write_whole
 from slime.redaction import redacted
 from slime.run.checkpoint_writer import forget_damaged
+from slime.run.run_lock import RunLock
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -41,24 +45,42 @@ def run(argv: Sequence[str]) -> int:
             print(train_help(rest) if target is None else engine_help(target))
             return 0
     started = time.localtime()
-    stated = read_config([word for word in argv if word != _DRY_RUN])
+    words, place = split_resume([word for word in argv if word != _DRY_RUN])
+    stated = read_config(words) if place is None else resumed_config(place, words)
     notes = config_notes(stated)
     functions = place_functions(stated)
     config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
-    checked = preflight(place_checkpoints(config), run_folder(config), functions)
-    notes += checked.notes
-    if checked.finished is not None:
-        notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
-    if _DRY_RUN in argv:
-        print(plan_text(checked, notes))
-        return 0
-    for note in notes:
-        print(f"slime: note: {note}", file=sys.stderr)
-    make_run_folder(checked.run_dir, config)
-    if checked.fallback is not None:
-        forget_damaged(checked.config, checked.fallback)
+    folder = run_folder(config)
+    with ExitStack() as held:
+        resumes, lock = place is not None and (folder / CONFIG).is_file(), None
+        if resumes:
+            lock = held.enter_context(RunLock(folder))
+            if is_finished(config, folder):
+                print(f"nothing is left to do: the run in {folder} is finished")
+                return 0
+            if config.checkpoint.load is None:
+                notes.append(f"{folder} has no checkpoint yet: the run starts from the beginning, in the same folder")
+        checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes)
+        notes += checked.notes
+        if checked.finished is not None:
+            notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
+        if _DRY_RUN in argv:
+            print(plan_text(checked, notes))
+            return 0
+        for note in notes:
+            print(f"slime: note: {note}", file=sys.stderr)
+        lock = lock or held.enter_context(RunLock(folder))
+        make_run_folder(folder, config)
+        lock.write()
+        if checked.fallback is not None:
+            forget_damaged(checked.config, checked.fallback)
+        code = _train(checked, argv, started)
+        lock.write(finished=config.num_rollout)
+        return code
 
-    # It imports Ray, which nothing above this line needs.
+
+def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time) -> int:
+    # It imports Ray, which no check needs.
     from slime import loop
 
     if checked.finished is not None:
@@ -67,16 +89,17 @@ def run(argv: Sequence[str]) -> int:
     try:
         return loop.main(checked.config, checked.run_dir, checked.plugins)
     except (KeyboardInterrupt, Exception) as error:
-        if not isinstance(error, SlimeError) or error.exit_code == 1:  # bad input is not to be continued
-            error.add_note(how_to_continue(checked.config, argv, since=started))
+        if not isinstance(error, SlimeError) or error.exit_code != 2:  # bad input is not to be continued
+            error.add_note(how_to_continue(checked.config, checked.run_dir, argv, since=started))
         raise
 
 
-def how_to_continue(config: RunConfig, argv: Sequence[str], *, since: time.struct_time) -> str:
+def how_to_continue(config: RunConfig, run_dir: Path, argv: Sequence[str], *, since: time.struct_time) -> str:
     """How a run that was interrupted or has failed can be continued.
 
     Args:
         config: Its configuration.
+        run_dir: Its folder.
         argv: Its command line.
         since: When it started: older checkpoints are not its own.
 
@@ -86,7 +109,7 @@ def how_to_continue(config: RunConfig, argv: Sequence[str], *, since: time.struc
     options = config.checkpoint
     newest = None if options.save is None else Path(options.save, "latest")
     if newest is not None and newest.is_file() and newest.stat().st_mtime >= time.mktime(since):
-        command = shlex.join(["slime", "train", *_repeatable(argv), "--load", str(options.save)])
+        command = shlex.join(["slime", "train", "--resume", str(run_dir), *_secrets(argv)])
         return f"to continue from the checkpoint {newest.read_text(encoding='utf-8').strip()}:\n  {command}"
     if options.load is not None:
         return f"no new checkpoint was written: the same command continues from {options.load} again"
@@ -95,16 +118,15 @@ def how_to_continue(config: RunConfig, argv: Sequence[str], *, since: time.struc
     return "the run wrote no checkpoint to continue from: --save-interval N writes one every N rollouts"
 
 
-def _repeatable(argv: Sequence[str]) -> Iterator[str]:
-    """The words of a command line without `--load` and without secrets."""
+def _secrets(argv: Sequence[str]) -> Iterator[str]:
+    """The flags of a command line with secrets, which the saved configuration lacks; a mark takes their place."""
     before = ""
     for word in argv:
-        name, equals, value = word.partition("=")
-        if before != "--load" and word != "--load" and name != "--load":
-            if equals and name.startswith("--"):
-                yield f"{name}={redacted(value, name.removeprefix('--'))}"
-            else:
-                yield redacted(word, before.removeprefix("--"))
+        name, _, value = word.partition("=")
+        if not name.startswith("--"):
+            name, value = before, word
+        if value and (shown := redacted(value, name.removeprefix("--"))) != value:
+            yield f"{name}={shown}"
         before = word if word.startswith("--") else ""
 
 
@@ -143,12 +165,14 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def make_run_folder(folder: Path, config: RunConfig) -> None:
-    """Make the run folder and write the resolved configuration to it, which works from any folder."""
+    """Make the run folder and write the resolved configuration to it, which works from any folder.
+
+    It is whole even if the run is killed now.
+    """
     try:
-        path = folder / "config.toml"
-        with writing(path):
+        with writing(folder / CONFIG):
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(with_absolute_paths(config).to_toml(), encoding="utf-8")
+            write_whole(folder / CONFIG, with_absolute_paths(config).to_toml().encode())
     except DiskFullError:
         raise
     except OSError as error:

@@ -29,6 +29,10 @@ Train a model by reinforcement learning (or supervised, with --loss-type
 sft_loss). Every flag is also a key of the run file, in the table named in
 brackets; flags override the file.
 
+  --resume FOLDER       continue the run in this run folder, with its
+                        configuration; flags change it
+  --resume auto         continue the run that --run-name names if it has begun,
+                        otherwise start it
   --dry-run             check everything and print the plan; start nothing
   --help                this text
   --help WORD           the flags whose name or description has WORD, also of

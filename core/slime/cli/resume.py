@@ -1,0 +1,153 @@
+"""`slime train --resume`: continues the run of a run folder, or with `auto` starts or continues that of its command."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from slime import __version__
+from slime.config import RunConfig, config_from_toml, read_config
+from slime.config.assemble import assemble
+from slime.config.choices import override
+from slime.config.command_line import CommandLine
+from slime.config.run_file import read_run_file
+from slime.errors import CheckpointError, ConfigError
+from slime.run.checkpoint import LATEST, STATE, checkpoints_in, read_checkpoint
+from slime.run.run_lock import finished_rollouts
+
+AUTO = "auto"
+CONFIG = "config.toml"
+_FLAG = "--resume"
+
+
+def split_resume(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words of a command line without `--resume`, and its value, if it is there.
+
+    Raises:
+        ConfigError: It has no value.
+    """
+    words, place = list(argv), None
+    for index, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name != _FLAG:
+            continue
+        after = [value] if equals else list(argv[index + 1 : index + 2])
+        if not after or not after[0] or after[0].startswith("--"):
+            raise ConfigError(f"{_FLAG} needs a value: a run folder (outputs/NAME), or {AUTO}")
+        words, place = [*argv[:index], *argv[index + (1 if equals else 2) :]], after[0]
+        break
+    return words, place
+
+
+def resumed_config(place: str, words: Sequence[str]) -> RunConfig:
+    """The configuration of `slime train --resume PLACE WORDS`, in which `--load` names what the run continues from.
+
+    Raises:
+        ConfigError: There is nothing to resume at `place`, or the words do not fit to it.
+    """
+    if place == AUTO:
+        return _of_command(words)
+    folder = Path(os.path.normpath(place))
+    return _of_folder(folder if folder.name not in ("", "..") else Path(os.path.abspath(folder)), words)
+
+
+def _of_folder(folder: Path, words: Sequence[str]) -> RunConfig:
+    """The saved configuration of a run folder, with the flags in `words`."""
+    line = CommandLine(words)
+    if line.file is not None:
+        raise ConfigError(f"{_FLAG} {folder} reads {folder / CONFIG}: drop {line.file}")
+    for target, key, flag in (("run", "run_name", "--run-name"), ("run", "output_dir", "--output-dir")):
+        if (target, key) in line.settings.items:
+            raise ConfigError(f"{flag} and {_FLAG} {folder} exclude each other: the run goes on in its folder")
+    saved = _saved(folder)
+    try:
+        config = assemble(override(read_run_file(folder / CONFIG), line.settings))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_other_version(folder)}") from error
+    if ("checkpoint", "load") not in line.settings.items:
+        config = config.with_options("checkpoint", load=_newest(saved, folder))
+    return config.with_options("run", output_dir=str(folder.parent), run_name=folder.name)
+
+
+def _of_command(words: Sequence[str]) -> RunConfig:
+    """The configuration of a complete command line, continued if its run folder, or its `--save`, has a state of it."""
+    config = read_config(words)
+    name = config.run.run_name
+    if name is None:
+        raise ConfigError(
+            f"{_FLAG} {AUTO} needs --run-name: without it every start is named by date and time, and finds nothing to"
+            " continue"
+        )
+    folder = Path(config.run.output_dir) / name
+    if (folder / CONFIG).is_file():
+        return config.with_options("checkpoint", load=_newest(_saved(folder), folder) or config.checkpoint.load)
+    # The run folder may have been on a machine that is gone.
+    save = config.checkpoint.save
+    if save is not None and config.checkpoint.load is None and _saved_by(Path(save), name):
+        return config.with_options("checkpoint", load=save)
+    return config
+
+
+def _saved(folder: Path) -> RunConfig:
+    path = folder / CONFIG
+    if (folder / STATE).is_file():
+        raise ConfigError(f"{_FLAG} {folder}: this is a checkpoint, expected a run folder. --load continues from one")
+    if not path.is_file():
+        missing = "it has no config.toml" if folder.is_dir() else "it does not exist"
+        raise ConfigError(f"{_FLAG} {folder}: {missing}; expected a run folder (outputs/NAME), or {AUTO}")
+    try:
+        return config_from_toml(path.read_text(encoding="utf-8"), path)
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{error}{_other_version(folder)}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _other_version(folder: Path) -> str:
+    """What to add to an error about a saved configuration that another version of slime wrote."""
+    with suppress(OSError, ValueError):
+        written = json.loads((folder / "plugins.json").read_text(encoding="utf-8")).get("slime")
+        if written != __version__:
+            return (
+                f"\nThe run was started with slime {written}; this is slime {__version__}. Continue it with that one."
+            )
+    return ""
+
+
+def _newest(saved: RunConfig, folder: Path) -> str | None:
+    """Where a run folder's run continues: in its `--save` folder if there is a checkpoint, else where it began.
+
+    A run that began with an older checkpoint of its own `--save` has those after it there too, until it saves.
+    """
+    root, load = Path(saved.checkpoint.save or folder / "checkpoints"), saved.checkpoint.load
+    latest = root / LATEST
+    if not latest.exists():
+        return str(root) if checkpoints_in(root) else load
+    went_back = load is not None and Path(load).parent.resolve() == root.resolve()
+    return load if went_back and latest.stat().st_mtime < (folder / CONFIG).stat().st_mtime else str(root)
+
+
+def _saved_by(root: Path, name: str) -> bool:
+    """Whether the newest checkpoint in `root` was saved by a run of this name."""
+    try:
+        path = read_checkpoint(root).path / CONFIG
+        return config_from_toml(path.read_text(encoding="utf-8"), path).run.run_name == name
+    except (CheckpointError, ConfigError, OSError, UnicodeDecodeError):
+        return False
+
+
+def is_finished(config: RunConfig, folder: Path) -> bool:
+    """Whether nothing is left to do of the run in `folder`: all is trained, and exported if `--save-hf` is set."""
+    total = config.rollout.num_rollout
+    if total is None:
+        return False
+    if finished_rollouts(folder) >= max(total, 1):
+        return True
+    if config.checkpoint.load is None or config.checkpoint.save_hf is not None:
+        return False
+    with suppress(CheckpointError):
+        return read_checkpoint(Path(config.checkpoint.load)).is_last(config)
+    return False

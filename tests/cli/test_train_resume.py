@@ -1,0 +1,210 @@
+"""`slime train --resume`: which configuration, folder and checkpoint a run continues with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Slime
+
+from slime.config import RunConfig
+from slime.plugins.plugin_set import load_plugins
+from slime.run.checkpoint import TRAINER_PART
+from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.run_lock import LOCK, RunLock
+
+RUN = Path("outputs/run")
+
+
+class Loop(ModuleType):
+    """Replaces the start of Ray: saves a checkpoint after as many rollouts as it is told to, and then fails."""
+
+    def __init__(self) -> None:
+        super().__init__("slime.loop")
+        self.configs: list[RunConfig] = []
+        self.folders: list[Path] = []
+        self.saves: int | None = None
+
+    def main(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
+        del plugins
+        self.configs.append(config)
+        self.folders.append(run_dir)
+        if self.saves is not None:
+            save(config, self.saves)
+            raise KeyboardInterrupt
+        return 0
+
+
+def save(config: RunConfig, done: int) -> None:
+    """Write a checkpoint without weights."""
+    assert config.checkpoint.save is not None
+    writer = CheckpointWriter(Path(config.checkpoint.save), config, load_plugins(config.plugins).provenance(config))
+    temporary = writer.begin(done)
+    (temporary / TRAINER_PART / "weights").write_text(str(done))
+    writer.commit(temporary, {}, rollouts_done=done, weight_version=done, trained_at={})
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    import slime
+
+    module = Loop()
+    monkeypatch.setitem(sys.modules, "slime.loop", module)
+    monkeypatch.setattr(slime, "loop", module, raising=False)
+    return module
+
+
+@pytest.fixture
+def words(base_words: list[str]) -> list[str]:
+    return ["train", *base_words, "--num-rollout", "4", "--save-interval", "2"]
+
+
+@pytest.fixture
+def interrupted(slime: Slime, words: list[str], loop: Loop) -> Loop:
+    """After a run named `run` that was interrupted after two rollouts."""
+    loop.saves = 2
+    assert slime(*words, "--run-name", "run").code == 130
+    loop.saves = None
+    return loop
+
+
+def test_a_run_folder_is_all_that_is_needed(slime: Slime, interrupted: Loop) -> None:
+    ended = slime("train", "--resume", str(RUN), "--num-rollout", "6")
+    assert ended.code == 0, ended.err
+    first, second = interrupted.configs
+    assert interrupted.folders == [RUN, RUN]
+    assert second.checkpoint.load == str(RUN / "checkpoints")
+    assert second.rollout.num_rollout == 6
+    changed = {"run", "checkpoint", "rollout", "data"}
+    assert first.model_dump(exclude=changed) == second.model_dump(exclude=changed)
+
+
+def test_a_run_folder_may_move(slime: Slime, interrupted: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.renames(RUN, "kept/moved")
+    monkeypatch.chdir("kept/moved")
+    assert slime("train", "--resume=.").code == 0
+    assert interrupted.folders[-1] == Path.cwd()
+    assert interrupted.configs[-1].checkpoint.load == str(Path.cwd() / "checkpoints")
+
+
+def test_without_a_checkpoint_the_run_begins_again_in_its_folder(slime: Slime, words: list[str], loop: Loop) -> None:
+    loop.main = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    assert slime(*words, "--run-name", "run").code == 130
+    del loop.main  # type: ignore[method-assign]
+    ended = slime("train", "--resume", str(RUN))
+    assert ended.code == 0
+    assert f"slime: note: {RUN} has no checkpoint yet: the run starts from the beginning" in ended.err
+    assert loop.folders == [RUN] and loop.configs[0].checkpoint.load is None
+
+
+def test_a_stated_checkpoint_wins(slime: Slime, interrupted: Loop) -> None:
+    save(interrupted.configs[0], 3)
+    assert slime("train", "--resume", str(RUN), "--load", str(RUN / "checkpoints" / "rollout_000002")).code == 0
+    assert interrupted.configs[-1].checkpoint.load == str(RUN / "checkpoints" / "rollout_000002")
+
+
+def test_a_run_that_went_back_does_not_jump_ahead_before_it_has_saved(slime: Slime, interrupted: Loop) -> None:
+    root = RUN / "checkpoints"
+    save(interrupted.configs[0], 3)
+    os.utime(root / "latest", (1, 1))  # long ago
+    back = str(root / "rollout_000002")
+    assert slime("train", "--resume", str(RUN), "--load", back, "--num-rollout", "5").code == 0
+    assert slime("train", "--resume", str(RUN), "--num-rollout", "6").code == 0
+    assert interrupted.configs[-1].checkpoint.load == str(Path(back).absolute())
+    os.utime(root / "latest")  # it has saved
+    assert slime("train", "--resume", str(RUN), "--num-rollout", "7").code == 0
+    assert interrupted.configs[-1].checkpoint.load == str(root)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_finished_run_is_left_alone(slime: Slime, interrupted: Loop, trained: bool) -> None:
+    if trained:  # and killed before it could end
+        save(interrupted.configs[0], 4)
+    else:
+        assert slime("train", "--resume", str(RUN)).code == 0
+    runs = len(interrupted.configs)
+    ended = slime("train", "--resume", str(RUN))
+    assert (ended.code, ended.out) == (0, f"nothing is left to do: the run in {RUN} is finished\n")
+    assert len(interrupted.configs) == runs
+    assert slime("train", "--resume", str(RUN), "--num-rollout", "5").code == 0
+    assert len(interrupted.configs) == runs + 1
+
+
+def test_a_second_process_is_refused(slime: Slime, words: list[str], interrupted: Loop) -> None:
+    with RunLock(RUN) as lock:
+        lock.write()
+        for command in (["train", "--resume", str(RUN)], [*words, "--run-name", "run", "--resume", "auto"]):
+            ended = slime(*command)
+            assert ended.code == 2
+            assert f"the run in {RUN} is still going on: process {os.getpid()} on" in ended.err
+    assert len(interrupted.configs) == 1
+    assert slime("train", "--resume", str(RUN)).code == 0
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_what_cannot_be_resumed_is_refused(slime: Slime, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place, reason in {
+        "nowhere": "it does not exist; expected a run folder",
+        "empty": "it has no config.toml; expected a run folder",
+        str(RUN / "checkpoints" / "rollout_000002"): "this is a checkpoint, expected a run folder. --load continues",
+    }.items():
+        ended = slime("train", "--resume", place)
+        assert ended.code == 2 and f"--resume {place}: {reason}" in ended.err
+    assert "--resume needs a value" in slime("train", "--resume").err
+    assert "exclude each other" in slime("train", "--resume", str(RUN), "--run-name", "other").err
+    assert "drop run.toml" in slime("train", "--resume", str(RUN), "run.toml").err
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_the_configuration_of_another_version_is_named(slime: Slime) -> None:
+    with (RUN / "config.toml").open("a") as file:
+        file.write("[rollout_of_the_future]\nnum = 1\n")
+    (RUN / "plugins.json").write_text(json.dumps({"slime": "99.0"}))
+    ended = slime("train", "--resume", str(RUN))
+    assert ended.code == 2
+    assert "unknown table [rollout_of_the_future]" in ended.err
+    assert "The run was started with slime 99.0" in ended.err
+
+
+def test_one_command_starts_continues_and_ends(slime: Slime, words: list[str], loop: Loop) -> None:
+    words = [*words, "--run-name", "run", "--resume", "auto"]
+    loop.saves = 2
+    assert slime(*words).code == 130
+    assert loop.configs[-1].checkpoint.load is None
+    loop.saves = None
+    assert slime(*words).code == 0
+    assert loop.configs[-1].checkpoint.load == str(RUN / "checkpoints")
+    assert "nothing is left to do" in slime(*words).out
+    assert len(loop.configs) == 2
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_start_that_was_killed_at_once_is_started_again(slime: Slime, words: list[str]) -> None:
+    RUN.mkdir(parents=True)
+    (RUN / LOCK).touch()
+    (RUN / "config.partial").touch()
+    assert slime(*words, "--run-name", "run", "--resume", "auto").code == 0
+
+
+def test_a_lost_run_folder_continues_from_its_checkpoints_alone(slime: Slime, words: list[str], loop: Loop) -> None:
+    words = [*words, "--save", "kept", "--resume", "auto"]
+    loop.saves = 2
+    assert slime(*words, "--run-name", "run").code == 130
+    RUN.rename("lost")
+    loop.saves = None
+    assert slime(*words, "--run-name", "run").code == 0
+    assert loop.configs[-1].checkpoint.load == "kept"
+    ended = slime(*words, "--run-name", "another")
+    assert ended.code == 2 and "--save kept holds checkpoints of another run" in ended.err
+
+
+def test_a_run_named_by_the_clock_cannot_be_found_again(slime: Slime, words: list[str]) -> None:
+    name = words.index("--run-name")
+    ended = slime(*words[:name], *words[name + 2 :], "--resume", "auto")
+    assert ended.code == 2 and "--resume auto needs --run-name" in ended.err
