@@ -41,8 +41,9 @@ def train_synchronously(run: Run) -> None:
 def train_asynchronously(run: Run) -> None:
     """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
 
-    The engines keep their running requests over a weight sync, so a response may span several weight
-    versions; every sample records which. Evaluations run alongside generation and training, up to the next
+    With `--max-staleness` a rollout waits for weights that are fresh enough to generate it. The engines keep
+    their running requests over a weight sync, so a response may span several weight versions; every sample records
+    which. Evaluations run alongside generation and training, up to the next
     sync, which waits for them: their responses are of one version.
     """
     run.sync_weights()
@@ -51,7 +52,7 @@ def train_asynchronously(run: Run) -> None:
     started, ahead = run.first_rollout, run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
         run.start_step()
-        while started < min(number + 1 + ahead, run.config.num_rollout):
+        while started < min(number + 1 + ahead, run.config.num_rollout) and run.fresh_enough(started):
             run.start_generation(started)
             started += 1
         rollout = run.wait_generation(number)

@@ -27,7 +27,13 @@ def config_problems(config: RunConfig) -> list[str]:
 
 def config_notes(config: RunConfig) -> list[str]:
     """Warnings: what the user should know, although the run can start."""
-    return [*algorithm_notes(config), *evaluation_notes(config), *dependent_notes(config), *open_engines(config)]
+    return [
+        *algorithm_notes(config),
+        *staleness_notes(config),
+        *evaluation_notes(config),
+        *dependent_notes(config),
+        *open_engines(config),
+    ]
 
 
 def open_engines(config: RunConfig) -> Iterator[str]:
@@ -80,6 +86,13 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         lambda c: c.rollout.async_mode,
         "--async (or train_async.py)",
     ),
+    (("inflight_kv",), lambda c: c.rollout.async_mode, "--async: no request is in flight during an update"),
+    (
+        ("max_staleness",),
+        lambda c: c.may_be_stale,
+        "--async, over-sampling, a filter or --max-reuse: every sample comes from the newest weights",
+    ),
+    (("stale_samples",), lambda c: c.rollout.max_staleness is not None, "--max-staleness"),
     (("mask_offpolicy_in_partial_rollout",), lambda c: c.rollout.partial_rollout, "--partial-rollout"),
     (
         ("partial_rollout",),
@@ -128,6 +141,7 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
             "off_policy_sequence_delta",
             "true_on_policy_mode",
             "use_rollout_routing_replay",
+            "max_staleness",
         ),
         lambda c: _policy_loss(c),
         "--loss-type policy_loss",
@@ -208,6 +222,37 @@ def off_policy(config: RunConfig) -> Iterator[str]:
         yield (
             f"{chosen} and --use-rollout-logprobs exclude each other: with the engines'"
             " log-probs in the ratio, the correction would count the difference twice. Drop one of them"
+        )
+
+
+def staleness(config: RunConfig) -> Iterator[str]:
+    """A bound that weight updates can meet, and a correction for samples that are trained on beyond it."""
+    rollout, bound = config.rollout, config.rollout.max_staleness
+    if bound is None:
+        return
+    interval = rollout.update_weights_interval
+    if rollout.async_mode and bound < interval - 1:
+        yield (
+            f"--max-staleness {bound} cannot be met with --update-weights-interval {interval}: the last of {interval}"
+            f" rollouts between two updates is trained on {interval} - 1 = {interval - 1} rollouts after its weights."
+            f" Use at least --max-staleness {interval - 1}, or at most --update-weights-interval {bound + 1}"
+        )
+    if rollout.stale_samples == "correct" and config.algorithm.off_policy_correction is None:
+        yield (
+            "--stale-samples correct needs a correction: add --use-tis or --off-policy-correction mask, or use"
+            " --stale-samples drop"
+        )
+
+
+def staleness_notes(config: RunConfig) -> Iterator[str]:
+    """A bound with which generation waits for the trainer."""
+    rollout, bound = config.rollout, config.rollout.max_staleness
+    ahead, interval = rollout.async_buffer_size, rollout.update_weights_interval
+    if rollout.async_mode and bound is not None and bound < ahead + interval - 1:
+        yield (
+            f"--max-staleness {bound} makes generation wait for the trainer: --async-buffer-size {ahead} rollouts"
+            f" ahead, with weights up to {interval - 1} rollouts old, would be {ahead} + {interval - 1} ="
+            f" {ahead + interval - 1} rollouts stale"
         )
 
 
@@ -381,6 +426,7 @@ CHECKS: tuple[Check, ...] = (
     contradictions,
     adapters,
     off_policy,
+    staleness,
     on_policy,
     chat_template,
     batch_sizes,

@@ -265,6 +265,12 @@ class RolloutOptions(Section):
     """Maximum number of finished rollouts that wait for training (with --async)."""
     update_weights_interval: int = Field(default=1, ge=1)
     """Update the engines' weights every N rollouts (with --async)."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Train only on samples whose oldest weights are at most this many trained rollouts old; default: any age.
+    Generation waits for fresh enough weights."""
+    stale_samples: Literal["drop", "correct"] = "drop"
+    """What to do with samples beyond --max-staleness: drop their group and generate its prompt again, or train on them
+    with an off-policy correction."""
 
 
 class AlgorithmOptions(Section):
@@ -442,6 +448,9 @@ class SyncOptions(Section):
     """Maximum number of bytes to send at a time."""
     check_weight_update_equal: bool = False
     """Verify after every update that the engines hold exactly the trainer's weights."""
+    inflight_kv: Literal["recompute", "keep"] = "recompute"
+    """KV cache of requests in flight at a weight update (with --async): recompute it with the new weights, or keep it;
+    keep turns the engines' prefix cache off."""
     weight_sync_timeout_s: Seconds = 600.0
     """Time limit for one update, in seconds."""
 

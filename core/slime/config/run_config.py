@@ -209,6 +209,11 @@ class RunConfig(BaseModel):
         return self.over_samples or bool(self.stated(*KEEPING_OPTIONS))
 
     @property
+    def may_be_stale(self) -> bool:
+        """Whether samples may come from older weights than the trainer's."""
+        return self.rollout.async_mode or self.keeps_groups
+
+    @property
     def over_samples(self) -> bool:
         """Whether more prompts are started than a batch needs."""
         return (self.rollout.over_sampling_batch_size or 0) > (self.rollout.rollout_batch_size or 0)

@@ -120,12 +120,13 @@ class EngineControl:
 
     # --- requests in flight ---
 
-    def pause(self, mode: Literal["retract", "abort"] = "retract") -> None:
+    def pause(self, mode: Literal["retract", "in_place", "abort"] = "retract") -> None:
         """Stop generating; new requests wait.
 
         Args:
             mode: "retract": running requests go back to the queue and continue at `resume`, under the weights of that
-                moment; meanwhile the cache can be flushed. "abort": they are answered with the tokens they have.
+                moment; meanwhile the cache can be flushed. "in_place": the same, but they keep the KV cache that they
+                have, so the cache cannot be flushed. "abort": they are answered with the tokens they have.
         """
         self._call("POST", "/pause_generation", {"mode": mode})
 

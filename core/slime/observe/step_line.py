@@ -94,6 +94,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("cut", "rollout/truncated_ratio", "responses at the length limit", show=percent, width=6, rank=8),
     Column("grad", "train/grad_norm", "gradient norm", rank=6),
     Column("gen s", "time/wait_rollout", "generate and score", show=seconds, width=6, rank=7, style="cyan"),
+    Column("ready", "rollout/ready", "finished rollouts that the trainer found", show=count, width=5, rank=8),
+    Column("stale", "train/staleness_mean", "rollouts since the weights of the samples", show=count, width=5, rank=5),
+    Column(
+        "idle s", "time/engines_idle", "engines waited for the trainer", show=seconds, width=6, rank=8, style="cyan"
+    ),
     Column("train s", "time/train", show=seconds, rank=7, style="cyan"),
     Column("sync s", "time/sync_weights", show=seconds, width=6, rank=7, style="cyan"),
     Column("left", "time/left", "until the last step", show=duration, width=5, rank=3),
@@ -136,6 +141,11 @@ class StepLine:
         present = [column for column in COLUMNS if column.metric in metrics]
         if "rollout/reward_mean" not in metrics:  # supervised: the loss is what one looks at
             present = [replace(c, rank=0, style="bold green") if c.metric == "train/loss" else c for c in present]
+        if "rollout/ready" in metrics:  # asynchronous: what is left to wait for is not what generating took
+            present = [
+                replace(c, title="wait s", meaning="trainer waited for it") if c.metric == "time/wait_rollout" else c
+                for c in present
+            ]
         if present != self._present or self._steps % HEADER_EVERY == 0:
             self._present = present
             chosen = fit([(column.rank, column.width) for column in present], width - self._step_width)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 #: time with at least one request at the engines, and time that a weight sync waited for an evaluation
 ENGINE_PHASES = ("time/engine", "time/wait_evaluation")
@@ -42,6 +43,35 @@ class BusyClock:
     def seconds(self) -> float:
         """Busy seconds so far, including those of activities still running."""
         return self._seconds + (self._clock() - self._since if self._running else 0.0)
+
+
+class IdleClock:
+    """Counts the seconds in which no activity was running, from the start of the first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy = BusyClock(clock)
+        self._since: float | None = None
+        self._taken = 0.0
+
+    @contextmanager
+    def activity(self) -> Iterator[None]:
+        """An activity runs during the body."""
+        if self._since is None:
+            self._since = self._clock()
+        self._busy.start()
+        try:
+            yield
+        finally:
+            self._busy.stop()
+
+    def take(self) -> float:
+        """Idle seconds since the last call."""
+        if self._since is None:
+            return 0.0
+        idle = self._clock() - self._since - self._busy.seconds
+        taken, self._taken = idle - self._taken, idle
+        return max(0.0, taken)
 
 
 def kernel_overhead(step_seconds: float, phases: Mapping[str, float]) -> float:

@@ -16,6 +16,7 @@ from slime.rollout.open_batch import OpenBatch
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import Rollout
+from slime.rollout.weight_age import STALE, WeightAges
 from slime.types import Group, Sample
 
 
@@ -43,6 +44,9 @@ class Collector:
     the batch, and missing groups are started while others are in progress. Unfinished groups are aborted at the engines
     and taken again before new prompts, so the content of a batch depends on generation times.
 
+    Groups that are too stale for a batch are no candidates for it: their prompts are generated again, under the current
+    weights, which are fresh enough for every batch that has been started.
+
     Batches may overlap (`--async`); they are selected in the order in which they were started.
     """
 
@@ -66,6 +70,8 @@ class Collector:
     keep_aborted: bool = False
     #: do not train on the kept tokens
     mask_kept: bool = False
+    #: tells which groups are too stale
+    ages: WeightAges = field(default_factory=WeightAges)
     #: one future for each batch in progress, in order of their start; done when the batch is complete
     _turns: list[asyncio.Future[None]] = field(default_factory=list, init=False)
 
@@ -101,7 +107,7 @@ class Collector:
 
     async def _fill(self, rollout: Rollout, batch: OpenBatch) -> None:
         turn = self._turns[-2] if len(self._turns) > 1 else _done()
-        if count := self._first_draw():
+        if count := self._first_draw(rollout):
             self._begin(rollout, count, batch)
         while True:
             await batch.wait(turn, for_all=not self.aborts_surplus)
@@ -119,8 +125,10 @@ class Collector:
         if self.aborts_surplus:
             await self._abort_surplus(rollout, batch)
 
-    def _first_draw(self) -> int:
+    def _first_draw(self, rollout: Rollout) -> int:
         """How many groups to start with."""
+        if len(self._turns) == 1:  # earlier batches may still want groups that are too stale for this one
+            self._candidates(rollout)
         buffered = self.ledger.count(GroupState.BUFFERED)
         if self.aborts_surplus:
             return 0 if len(self._turns) == 1 and buffered >= self.batch_size else max(0, self.draw_size - buffered)
@@ -131,7 +139,13 @@ class Collector:
         return max(0, missing, self.ledger.count(GroupState.WAITING))
 
     def _begin(self, rollout: Rollout, count: int, batch: OpenBatch) -> None:
-        batch.add(self.ledger.take(count))
+        groups = self.ledger.take(count)
+        # Partial responses may be stale by now. What starts over is fresh, so this ends.
+        while stale := [group for group in groups if self.ages.too_stale(group, rollout.number)]:
+            self._regenerate(rollout, stale, GroupState.IN_FLIGHT)
+            old = {group.index for group in stale}
+            groups = [group for group in groups if group.index not in old] + self.ledger.take(len(stale))
+        batch.add(groups)
         if self.aborts_surplus:
             # Dropped groups are replaced a few at a time, so `draw_size` prompts count as one round.
             rollout.rounds = -(-(len(rollout.generated) + batch.outstanding) // self.draw_size)
@@ -143,7 +157,8 @@ class Collector:
 
         At most `draw_size`. Raises `SlimeError` after too many rounds, or if every sample was lost.
         """
-        generated, dropped = len(rollout.generated), len(rollout.dropped)
+        # Stale groups were generated for earlier batches and say nothing about those of this one.
+        generated, dropped = len(rollout.generated), len(rollout.dropped) - rollout.stale
         if generated >= self.batch_size:
             _require_trainable(rollout.number, rollout.generated)
         if rollout.rounds >= self.max_rounds:
@@ -163,7 +178,7 @@ class Collector:
 
     def _select(self, rollout: Rollout) -> int:
         """Select groups with the buffer filter; returns how many. If they fill the batch, they become the batch."""
-        groups = self.ledger.buffered(rollout.number)
+        groups = self._candidates(rollout)
         selection = self.buffer_filter.select(groups, self.batch_size)
         self._drop(rollout, groups, selection)
         rollout.groups = [groups[index] for index in selection.keep]
@@ -173,6 +188,22 @@ class Collector:
             if self.ledger.reuses:  # marks that this step sets on samples must not reach the next one
                 rollout.groups = [_copy(group) for group in rollout.groups]
         return len(rollout.groups)
+
+    def _candidates(self, rollout: Rollout) -> list[Group]:
+        """The buffered groups that are fresh enough for the batch; the others leave the buffer."""
+        groups = self.ledger.buffered(rollout.number)
+        stale = [group for group in groups if self.ages.too_stale(group, rollout.number)]
+        if not stale:
+            return groups
+        self._regenerate(rollout, [group for group in stale if not group.uses], GroupState.BUFFERED)
+        self.ledger.drop({group.index: STALE for group in stale if group.uses})  # these have been trained on
+        return self.ledger.buffered(rollout.number)
+
+    def _regenerate(self, rollout: Rollout, groups: Sequence[Group], state: GroupState) -> None:
+        for group in groups:
+            self.ledger.regenerate(group.index, state, STALE)
+        rollout.dropped += [(group, STALE) for group in groups]
+        rollout.stale += len(groups)
 
     async def _abort_surplus(self, rollout: Rollout, batch: OpenBatch) -> None:
         """Stop the groups that are still in progress; those that finish meanwhile are buffered, the others wait."""

@@ -15,6 +15,7 @@ import numpy as np
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
 from slime.observe.samples import examples_of, write_rollout
+from slime.observe.timing import IdleClock
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -25,6 +26,7 @@ from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import Rollout, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
 from slime.rollout.tasks import all_or_first_error
+from slime.rollout.weight_age import MAX_REGENERATIONS, WeightAges
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -87,12 +89,19 @@ class RolloutManager:
         if not evaluates_only:
             self._prepare_training()
         self._evaluation = self._build.evaluation(self._pipeline)
+        self._idle = IdleClock()
         self._stall_watch = StallWatch(self._build.in_loop, stall_s=config.cluster.hang_timeout_s)
 
     def _prepare_training(self) -> None:
         build, rollout = self._build, self._config.rollout
         self._source = build.source()
-        self._ledger = PromptLedger(self._source, max_reuse=rollout.max_reuse)
+        drops = rollout.stale_samples == "drop"
+        self._ages = WeightAges(generator=self._config.generator_name, bound=rollout.max_staleness, drops=drops)
+        self._ledger = PromptLedger(
+            self._source,
+            max_reuse=rollout.max_reuse,
+            max_regenerations=0 if rollout.max_staleness is None or not drops else MAX_REGENERATIONS,
+        )
         self._filters = {slot: build.filter(slot) for slot in ("sampling_filter", "buffer_filter")}
         self._sample_filter = build.batch_function("rollout_sample_filter", "--rollout-sample-filter-path")
         self._reward_post_process = build.batch_function("reward_post_process", "--custom-reward-post-process-path")
@@ -109,6 +118,7 @@ class RolloutManager:
             aborts_surplus=self._config.aborts_surplus,
             keep_aborted=rollout.partial_rollout,
             mask_kept=rollout.mask_offpolicy_in_partial_rollout,
+            ages=self._ages,
         )
 
     async def start(self) -> None:
@@ -137,14 +147,16 @@ class RolloutManager:
             PluginError: If a filter or a function over the batch fails.
             SlimeError: If no sample can be trained on, or the filters leave too few groups.
         """
-        started = time.monotonic()
-        rollout = await self._collector.collect(number)
+        started, idle = time.monotonic(), self._idle.take()
+        with self._idle.activity():
+            rollout = await self._collector.collect(number)
         self._source.generated(rollout.generated)
         seconds = time.monotonic() - started
         tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
         rollout.metrics |= {
             **rollout_metrics(rollout.groups),
             **oldest_weights(rollout.groups),
+            **self._ages.metrics(rollout.groups, number, histogram=self._config.may_be_stale),
             **self._ledger.metrics(),
             **self._source.metrics(),
             **self._pipeline.generator.metrics(),
@@ -153,6 +165,8 @@ class RolloutManager:
             "rollout/tokens": float(tokens),
             "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         }
+        if self._config.rollout.async_mode:
+            rollout.metrics["time/engines_idle"] = idle
         rollout.examples = examples_of(rollout.groups, number)
         rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
         rollout.tracebacks = self._pipeline.generator.tracebacks()
@@ -195,7 +209,12 @@ class RolloutManager:
 
     async def evaluate(self, rollout: int) -> EvalReport:
         """Evaluate all sets after `rollout` rollouts: see `Evaluation.evaluate`."""
-        return await self._evaluation.evaluate(rollout)
+        with self._idle.activity():
+            return await self._evaluation.evaluate(rollout)
+
+    def weights_added(self, trained_at: Mapping[int, int]) -> None:
+        """Learn of weight versions: how many rollouts each had been trained on. Before any engine uses them."""
+        self._ages.add(trained_at)
 
     def trained(self, done: int) -> None:
         """Release the groups of rollouts 0 to `done` - 1, which have been trained on."""

@@ -14,8 +14,8 @@ from slime.errors import CheckpointError, PluginContractError, SlimeError
 from slime.rollout.boundaries import CheckedSource
 from slime.types import Group, Sample
 
-#: what is counted over the whole run; `given_back` and `reused` count how often it happened
-_TOTALS = ("taken", "trained", "reused", "given_back")
+#: what is counted over the whole run; `given_back`, `regenerated` and `reused` count how often it happened
+_TOTALS = ("taken", "trained", "reused", "given_back", "regenerated")
 
 
 class GroupState(Enum):
@@ -39,6 +39,10 @@ class GroupRecord:
     #: waiting or in flight: the group as generators receive it. Pickled, because generators change their samples in
     #: place, and because one bytes object costs the garbage collector nothing.
     pending: bytes = b""
+    #: the group as it came from the data source, if it may be generated again
+    taken: bytes = b""
+    #: how often it was generated again because its responses were stale
+    regenerated: int = 0
     #: buffered or in a batch: the group with its responses and rewards
     finished: Group | None = None
     #: the rollout it was generated for
@@ -54,22 +58,26 @@ class PromptLedger:
 
         data source -> in flight -> buffered -> in a batch -> trained on
                         |     ^        ^  |        |
-                        v     |        |  '-> dropped
-                        waiting        '-----------'  to be trained on again, at most `max_reuse` times
+                        v     |        |  |-> dropped
+                        waiting <------+--'        |
+                                       '-----------'  to be trained on again, at most `max_reuse` times
 
-    Each group has one record, which is in exactly one state. Groups that are restored from a checkpoint, or whose
-    generation was stopped, are waiting and are taken before new ones from the data source. A batch is kept until the
+    Each group has one record, which is in exactly one state. Groups that are restored from a checkpoint, whose
+    generation was stopped, or whose responses became stale, are waiting and are taken before new ones from the data
+    source. A batch is kept until the
     trainer has finished with it; a checkpoint written earlier stores its groups as buffered.
     """
 
-    def __init__(self, source: CheckedSource, *, max_reuse: int = 0) -> None:
+    def __init__(self, source: CheckedSource, *, max_reuse: int = 0, max_regenerations: int = 0) -> None:
         """
         Args:
             source: Source of new groups.
             max_reuse: How often a group may be trained on again.
+            max_regenerations: How often a group may be generated again because its responses are stale.
         """
         self._source = source
         self._max_reuse = max_reuse
+        self._max_regenerations = max_regenerations
         #: the records in each state by group index, in the order in which they came to it
         self._in: dict[GroupState, dict[int, GroupRecord]] = {state: {} for state in GroupState}
         self._sample_indices: set[int | None] = set()
@@ -113,6 +121,7 @@ class PromptLedger:
         for group in new:
             sample_indices = tuple(sample.index for sample in group.samples)
             record = GroupRecord(group.index, self._totals["taken"], sample_indices, self._pickled(group))
+            record.taken = self._taken(record.pending)
             self._add(record, GroupState.IN_FLIGHT)
             self._totals["taken"] += 1
         return [pickle.loads(record.pending) for record in waiting] + new
@@ -139,6 +148,26 @@ class PromptLedger:
         ]
         record.pending = self._pickled(Group(index, samples))
         self._totals["given_back"] += 1
+
+    def regenerate(self, index: int, state: GroupState, reason: str) -> None:
+        """Let a group wait as it was taken, without its responses.
+
+        A group that has been generated again `max_regenerations` times already is dropped with the `reason`.
+
+        Args:
+            index: Index of the group.
+            state: Where it is now.
+            reason: Why its responses are not used.
+        """
+        record = self._require(index, state)
+        if not record.taken or record.regenerated >= self._max_regenerations:
+            self._remove(index, state)
+            self._dropped[reason] += 1
+            return
+        self._move(index, state, GroupState.WAITING)
+        record.pending, record.finished, record.finished_for = record.taken, None, None
+        record.regenerated += 1
+        self._totals["regenerated"] += 1
 
     def drop(self, reasons: Mapping[int, str]) -> None:
         """Remove buffered groups, given by their indices, each with the reason.
@@ -247,13 +276,20 @@ class PromptLedger:
             row["place"],
             tuple(row["sample_indices"]),
             finished_for=row["finished_for"],
+            regenerated=row["regenerated"],
             uses=row["uses"],
         )
         if record.finished_for is None:
             record.pending = self._pickled(group)
         else:
             record.finished = group
+        if row["taken"] is not None:
+            record.taken = self._taken(self._pickled(Group(group.index, list(map(Sample.from_dict, row["taken"])))))
         return record
+
+    def _taken(self, pickled: bytes) -> bytes:
+        """What to keep of a group as it was taken."""
+        return pickled if self._max_regenerations else b""
 
     # --- records -------------------------------------------------------------------------------------
 
@@ -306,15 +342,21 @@ def _by_sequence(record: GroupRecord) -> int:
 
 def _row(record: GroupRecord) -> dict[str, Any]:
     group: Group = pickle.loads(record.pending) if record.finished is None else record.finished
+    taken: Group | None = pickle.loads(record.taken) if record.taken else None
     return {
         "index": record.index,
         "place": record.sequence,
         "finished_for": record.finished_for,
         "sample_indices": record.sample_indices,
         "uses": record.uses,
-        # Not `Sample.to_dict`, which copies every token: a row is written out at once.
-        "samples": [
-            {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)}
-            for sample in group.samples
-        ],
+        "regenerated": record.regenerated,
+        "samples": _sample_rows(group),
+        "taken": None if taken is None else _sample_rows(taken),
     }
+
+
+def _sample_rows(group: Group) -> list[dict[str, Any]]:
+    # Not `Sample.to_dict`, which copies every token: a row is written out at once.
+    return [
+        {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)} for sample in group.samples
+    ]

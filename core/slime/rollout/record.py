@@ -28,8 +28,10 @@ class Rollout:
     groups: list[Group] = field(default_factory=list)
     #: everything that was generated for it, dropped groups included
     generated: list[Group] = field(default_factory=list)
-    #: what the filters dropped, each group with the reason
+    #: what the filters dropped, and what was too stale, each group with the reason
     dropped: list[tuple[Group, str]] = field(default_factory=list)
+    #: how many of these were dropped for being stale, rather than by a filter
+    stale: int = 0
     #: how often prompts were taken for it
     rounds: int = 0
     #: `rollout/...`, `ledger/...`, `plugin/...` and `time/...`

@@ -76,7 +76,12 @@ class EngineProcess(EngineServer):
 def engine_options(config: RunConfig) -> list[str]:
     """What a run's configuration adds to SGLang's command line."""
     trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
-    return [*sglang_argv(config.sglang), *trusted]
+    options = dict(config.sglang)
+    if config.sync.inflight_kv == "keep":
+        # Requests in flight over an update leave prefixes computed with the old weights. SGLang cannot flush them while
+        # any request runs, and would give them to later requests.
+        options["disable_radix_cache"] = True
+    return [*sglang_argv(options), *trusted]
 
 
 class Engines:

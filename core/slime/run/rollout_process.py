@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray
@@ -97,6 +98,10 @@ class RolloutProcess:
     async def progress(self) -> tuple[int, int]:
         """See `RolloutManager.progress`."""
         return self.manager.progress()
+
+    async def weights_added(self, trained_at: Mapping[int, int]) -> None:
+        """See `RolloutManager.weights_added`."""
+        self.manager.weights_added(trained_at)
 
     async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
         """Generate one rollout. The driver gets a reference to its batch, which stays in Ray's object store.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from slime.errors import (
     ClusterError,
     DeadlineError,
     EngineError,
-    PluginContractError,
     PreemptedError,
     ProcessDiedError,
     SlimeError,
@@ -207,7 +206,7 @@ class Run:
         self._trainer.call("load", checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
         self._rollout.call("load", checkpoint.rollout_part, doing="restoring the rollout state")
         self._weight_version = checkpoint.weight_version
-        self._trained_at = checkpoint.trained_at
+        self._add_versions(checkpoint.trained_at)
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
         earlier: list[dict[str, Any]] = []
@@ -296,6 +295,13 @@ class Run:
         self._synced.clear()
         self._step_started = time.monotonic()
 
+    def fresh_enough(self, number: int) -> bool:
+        """Whether samples generated from now on for rollout `number` would be within `--max-staleness`."""
+        bound = self.config.rollout.max_staleness
+        if bound is None or not self._trained_at:
+            return True
+        return number - self._trained_at[self._weight_version] <= bound
+
     def start_generation(self, number: int) -> None:
         """Begin generating rollout `number`; returns at once."""
         after = number - 1 if number > self.first_rollout else None
@@ -305,8 +311,11 @@ class Run:
 
     def wait_generation(self, number: int) -> Rollout:
         """Wait for rollout `number`: one complete batch with rewards."""
+        ready = sum(pending.finished for pending in self._generating.values())
         with self._timed("time/wait_rollout"):
             rollout: Rollout = self._wait_rollout(self._generating.pop(number), "generating")
+        if self.config.rollout.async_mode:
+            rollout.metrics["rollout/ready"] = float(ready)
         self.observer.rollout_finished(rollout)
         return rollout
 
@@ -316,17 +325,9 @@ class Run:
         return self.wait_generation(number)
 
     def train(self, rollout: Rollout) -> dict[str, float]:
-        """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics.
-
-        One of them is `staleness_max`: how many rollouts have been trained on since the oldest weights that produced a
-        token of this batch.
-        """
+        """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics."""
         with self._timed("time/train"):
             metrics: dict[str, float] = self._trainer.call("train", rollout.batch, doing="training")[0]
-        if (oldest := rollout.metrics.get("rollout/weight_version_min")) is not None:
-            metrics["staleness_max"] = float(
-                self._rollouts_trained - trained_with(int(oldest), self._trained_at, self.config.generator_name)
-            )
         self._rollouts_trained += 1
         return metrics
 
@@ -339,7 +340,7 @@ class Run:
             return
         self.finish_evaluation()
         self._weight_version += 1
-        self._trained_at[self._weight_version] = self._rollouts_trained
+        self._add_versions({self._weight_version: self._rollouts_trained})
         version = str(self._weight_version)
         with self._timed("time/sync_weights"), self._watch.during_sync():
             of_ranks: list[int] = self._trainer.call(
@@ -352,6 +353,11 @@ class Run:
                 timeout_s=self.config.sync.weight_sync_timeout_s,
             )
         self._synced["synced_bytes"] = float(sum(of_ranks))
+
+    def _add_versions(self, trained_at: dict[int, int]) -> None:
+        """Remember weight versions, and tell the rollout process before it can get samples of them."""
+        self._trained_at |= trained_at
+        self._rollout.call("weights_added", trained_at, doing="announcing weights to the rollout process")
 
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
@@ -440,23 +446,3 @@ class Run:
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)
         self._retention.step_finished(rollout.number, with_prefix(metrics))
-
-
-def trained_with(version: int, trained_at: Mapping[int, int], generator: str) -> int:
-    """How many rollouts the weights of `version` had been trained on.
-
-    Args:
-        version: The weight version of a sample.
-        trained_at: The same number for every version that the engines have had.
-        generator: The generator that returned the sample, for the message.
-
-    Raises:
-        PluginContractError: No engine ever had this version.
-    """
-    if version not in trained_at:
-        known = f"{min(trained_at)} to {max(trained_at)}" if trained_at else "none"
-        raise PluginContractError(
-            f"generator {generator} returned a sample with weight version {version}, and the engines had versions"
-            f" {known}; expected Sample.weight_versions to be those of its Generations"
-        )
-    return trained_at[version]

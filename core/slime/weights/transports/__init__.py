@@ -47,7 +47,7 @@ def create_transport(
     if options.check_weight_update_equal:
         check = WeightCheck(model, {engine.tp_size for engine in engines}, ep_size=engines[0].ep_size)
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
-    common["joined"] = joined_by_engines(model)
+    common |= {"joined": joined_by_engines(model), "keep_kv": options.inflight_kv == "keep"}
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
         case "distributed":

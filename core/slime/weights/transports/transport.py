@@ -148,12 +148,15 @@ class WeightTransport(ABC):
         timeout_s: Seconds that one sync may take.
         check: Compares the engines' weights with the trainer's after each sync.
         joined: Sets of tensors that engines must get in one call.
+        keep_kv: Let requests in flight keep the KV cache of the old weights. Only for engines without a prefix cache,
+            which could not be flushed.
     """
 
     engines: Sequence[EngineControl]
     timeout_s: float
     check: WeightCheck | None = None
     joined: Sequence[Sequence[str]] = ()
+    keep_kv: bool = False
 
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
@@ -184,7 +187,7 @@ class WeightTransport(ABC):
         fleet = Fleet(self.engines, self.timeout_s)
         open_session = False
         try:
-            fleet.each("pausing", lambda engine: engine.pause())
+            fleet.each("pausing", lambda engine: engine.pause("in_place" if self.keep_kv else "retract"))
             if session:
                 open_session = True
                 fleet.each("beginning the update", lambda engine: engine.begin_weight_update())
@@ -196,7 +199,8 @@ class WeightTransport(ABC):
                 held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
                 for engine, checksums in zip(self.engines, held, strict=True):
                     self.check.compare(engine.url, checksums)
-            fleet.each("flushing the cache", lambda engine: engine.flush_cache())
+            if not self.keep_kv:
+                fleet.each("flushing the cache", lambda engine: engine.flush_cache())
             fleet.each("resuming", lambda engine: engine.resume())
         except BaseException as error:
             if open_session:
