@@ -100,6 +100,8 @@ class Run:
         self.dice = random.Random(11)
         self.engines = StubEngines(3, fault_rate=FAULTS, deadly_rate=0.0005)
         self.plugins = with_faults(load_plugins(config.plugins))
+        #: weight version -> rollouts that it was trained on
+        self.trained_at: dict[int, int] = {}
         self.deaths: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
 
@@ -114,6 +116,7 @@ class Run:
         await manager.start()
         if history.saved is not None:
             manager.load_state(read_rollout_part(history.saved))
+        self._sync(manager, history.done)
         now = History(history.done, Counter(history.trained), dict(history.dropped), history.saved)
         pending: deque[asyncio.Task[Rollout]] = deque()
         try:
@@ -124,8 +127,8 @@ class Run:
                     await asyncio.sleep(0)
                 rollout = await pending.popleft()
                 self._check(rollout, now)
-                self.engines.version += 1
                 now.done = number + 1
+                self._sync(manager, now.done)
                 self.totals.update({k: int(v) for k, v in rollout.metrics.items() if k.startswith("rollout/")})
                 if self.dice.random() < 0.2 or now.done == self.rollouts:
                     folder = self.folder / f"state-{self.dice.random()}"
@@ -146,10 +149,18 @@ class Run:
             await manager.close()
         return history
 
+    def _sync(self, manager: RolloutManager, done: int) -> None:
+        self.trained_at[self.engines.version + 1] = done
+        manager.weights_added(self.trained_at)
+        self.engines.version += 1
+
     def _check(self, rollout: Rollout, now: History) -> None:
         """Check that a batch is complete, has only unfinished groups, and has the engines' exact tokens."""
         assert len(rollout.groups) == self.config.batch.prompts
+        bound = self.config.rollout.max_staleness
         for group, reason in rollout.dropped:
+            if bound is not None and reason == "stale":
+                continue  # its prompt is generated again
             assert group.index not in now.dropped or now.dropped[group.index] == reason
             now.dropped[group.index] = reason
         for group in rollout.groups:
@@ -159,6 +170,8 @@ class Run:
             assert len(group.samples) == self.config.rollout.n_samples_per_prompt
             for sample in group.samples:
                 check_sample(sample)
+                if bound is not None and sample.trainable:
+                    assert rollout.number - self.trained_at[int(sample.weight_versions[0])] <= bound
         metrics = rollout.metrics
         places = ("waiting", "in_flight", "buffered", "in_batches", "trained", "dropped")
         assert metrics["ledger/taken"] == sum(metrics[f"ledger/{place}"] for place in places)
@@ -213,6 +226,8 @@ SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "partial": (500, {"over_sampling_batch_size": 6, "partial_rollout": True}),
     "abort": (150, {"over_sampling_batch_size": 5}),
     "plain": (150, {}),
+    "partial, bounded": (150, {"over_sampling_batch_size": 6, "partial_rollout": True, "bounded": True}),
+    "reuse, bounded": (150, {"max_reuse": 3, "over_sampling_batch_size": 5, "bounded": True}),
     "reuse": (150, {"max_reuse": 1, "buffer_filter": "bounded_staleness", "over_sampling_batch_size": 4}),
 }
 
@@ -223,14 +238,19 @@ def test_the_ledger_stays_correct_with_faults_and_kills(
     shape: str, ahead: int, prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     rollouts, options = SHAPES[shape]
+    if bounded := "bounded" in options:
+        options = {**options, "max_staleness": ahead + 1}
+        del options["bounded"]
     run = Run(config_of(prompt_file, **options), tokenizer, tmp_path, ahead=ahead, rollouts=rollouts)
     history = asyncio.run(run.drive(kill_rate=0.03))
     totals = {name.removeprefix("rollout/"): count / rollouts for name, count in run.totals.items()}
     assert sum(history.trained.values()) == 3 * rollouts
     assert run.deaths["killed"] >= 2
-    assert totals["dropped/unlucky"] > 0.05
+    assert totals["dropped/unlucky"] > 0.04
     assert totals["failed"] > 0.2
     assert totals["aborted"] > 0.03
-    assert (totals.get("given_back", 0) > 0.05) == (shape in ("partial", "abort"))
-    assert (totals.get("resumed", 0) > 0.05) == (shape == "partial")
-    assert (totals.get("reused", 0) > 0.5) == (shape == "reuse")
+    assert (totals.get("given_back", 0) > 0.05) == (shape not in ("plain", "reuse"))
+    assert (totals.get("resumed", 0) > 0.05) == shape.startswith("partial")
+    assert (totals.get("reused", 0) > 0.5) == shape.startswith("reuse")
+    if bounded:
+        assert totals["dropped/stale"] > 0.01

@@ -1,0 +1,74 @@
+"""How far the asynchronous loop generates ahead: up to the buffer's size, and within the bound of staleness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime import loop
+from slime.config import RunConfig
+from slime.config.options import RolloutOptions
+from slime.plugins.plugin_set import load_plugins
+from slime.run.run import Run
+
+ROLLOUTS = 12
+
+
+class Driven:
+    """The real loop and driver, with stubs of the processes; records when each rollout was begun."""
+
+    def __init__(self, tmp_path: Path, first: int = 0, **options: Any) -> None:
+        config = RunConfig(rollout=RolloutOptions(num_rollout=ROLLOUTS, **{"async": True}, **options))
+        self.run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+        self.run.first_rollout = self.run._rollouts_trained = first
+        #: rollout -> rollouts that the engines' weights had been trained on
+        self.begun_with: dict[int, int] = {}
+        #: for each rollout trained on, how many others were begun
+        self.ahead: list[int] = []
+        self.run._rollout = SimpleNamespace(call=lambda *_, **__: None)
+        self.run._trainer = SimpleNamespace(call=lambda *_, **__: [0])
+        self.run.start_generation = self._begin
+        self.run.wait_generation = lambda number: number
+        self.run.train = self._train
+        self.run.finish_step = lambda *_: None
+        loop.train_asynchronously(self.run)
+
+    def _begin(self, number: int) -> None:
+        self.begun_with[number] = self.run._trained_at[self.run._weight_version]
+
+    def _train(self, number: int) -> None:
+        assert number in self.begun_with
+        self.ahead.append(len(self.begun_with) - 1 - (number - self.run.first_rollout))
+        self.run._rollouts_trained += 1
+
+    @property
+    def staleness(self) -> list[int]:
+        return [number - trained for number, trained in self.begun_with.items()]
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("buffer", [1, 2, 4])
+def test_without_a_bound_the_staleness_is_the_buffer_and_the_interval(
+    buffer: int, interval: int, tmp_path: Path
+) -> None:
+    driven = Driven(tmp_path, async_buffer_size=buffer, update_weights_interval=interval)
+    assert max(driven.staleness) == buffer + interval - 1
+    assert max(driven.ahead) == buffer
+
+
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize(("buffer", "interval"), [(1, 1), (4, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize("bound", [0, 1, 2, 3, 9])
+def test_generation_waits_for_weights_within_the_bound(
+    bound: int, buffer: int, interval: int, first: int, tmp_path: Path
+) -> None:
+    if bound < interval - 1:
+        pytest.skip("refused: see tests/config")
+    sizes = {"async_buffer_size": buffer, "update_weights_interval": interval}
+    driven = Driven(tmp_path, first, max_staleness=bound, **sizes)
+    assert list(driven.begun_with) == list(range(first, ROLLOUTS))
+    assert max(driven.staleness) == min(bound, buffer + interval - 1)
+    assert max(driven.ahead) == min(bound, buffer)
