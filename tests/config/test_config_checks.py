@@ -111,6 +111,22 @@ from slime.config.run_config import nvidia_devices
         # what would be ignored
         ("--async-buffer-size 4", "--async-buffer-size 4 has no effect without --async"),
         ("--update-weights-interval 2", "--update-weights-interval 2 has no effect without --async"),
+        ("--inflight-kv keep", "--inflight-kv keep has no effect without --async"),
+        (
+            "--max-staleness 0",
+            "--max-staleness 0 has no effect without --async, over-sampling, a filter or --max-reuse",
+        ),
+        ("--async --use-tis --stale-samples correct", "--stale-samples correct has no effect without --max-staleness"),
+        (
+            "--async --update-weights-interval 4 --max-staleness 2",
+            "--max-staleness 2 cannot be met with --update-weights-interval 4: the last of 4 rollouts between two"
+            " updates is trained on 4 - 1 = 3 rollouts after its weights. Use at least --max-staleness 3, or at most"
+            " --update-weights-interval 3",
+        ),
+        (
+            "--async --max-staleness 1 --stale-samples correct",
+            "--stale-samples correct needs a correction: add --use-tis or --off-policy-correction mask",
+        ),
         ("--loss-type sft_loss", "--advantage-estimator some has no effect without --loss-type policy_loss"),
         (
             "--micro-batch-size 2 --max-tokens-per-gpu 99",
@@ -175,6 +191,9 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--use-kl-loss --kl-loss-coef 0.1",
         "--async --async-buffer-size 4 --update-weights-interval 2",
         "--async --use-tis --tis-threshold 3",
+        "--async --max-staleness 0 --inflight-kv keep",
+        "--async --update-weights-interval 4 --max-staleness 3",
+        "--max-reuse 2 --max-staleness 1 --stale-samples correct --off-policy-correction mask",
         "--use-tis --off-policy-correction truncate --off-policy-level sequence",
         "--off-policy-correction mask --tis-threshold-low 0.5 --tis-threshold 5",
         "--off-policy-sequence-delta 0.1 --use-rollout-logprobs",
@@ -195,6 +214,27 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
 )
 def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
     load(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("--async-buffer-size 2 --update-weights-interval 2 --max-staleness 3", None),
+        (
+            "--async-buffer-size 2 --update-weights-interval 2 --max-staleness 2",
+            "--max-staleness 2 makes generation wait for the trainer: --async-buffer-size 2 rollouts ahead, with"
+            " weights up to 1 rollouts old, would be 2 + 1 = 3 rollouts stale",
+        ),
+        (
+            "--over-sampling-batch-size 64 --partial-rollout --max-staleness 1",
+            "--partial-rollout continues almost nothing with --max-staleness 1: a response is continued at least"
+            " --async-buffer-size 1 + 1 rollouts after its first weights. Use at least --max-staleness 2",
+        ),
+        ("--over-sampling-batch-size 64 --partial-rollout --max-staleness 2", None),
+    ],
+)
+def test_a_bound_that_slows_a_run_down_is_noted_with_the_numbers(words: str, noted: str | None) -> None:
+    assert config_notes(read_config([*GOOD, "--async", *words.split()])) == ([] if noted is None else [noted])
 
 
 def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:

@@ -108,7 +108,8 @@ def test_a_resumed_run_continues_with_the_next_prompts_and_the_saved_weights(sli
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:
     run = slime_train(
         "--async", "--async-buffer-size", "2", "--update-weights-interval", "2", "--num-rollout", "5",
-        "--rollout-num-gpus", "2", "--update-weight-transport", "disk",
+        "--rollout-num-gpus", "2", "--update-weight-transport", "disk", "--inflight-kv", "keep",
+        "--max-staleness", "2",
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []
@@ -117,9 +118,20 @@ def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_orde
     assert [row["weight_version"] for row in steps] == [1, 2, 2, 3, 3]
     rows = [json.loads(line) for line in (run.run_dir / "rollouts" / "000002.jsonl").read_text().splitlines()]
     assert {v for row in rows for v in row["weight_versions"]} <= {"1", "2"}
-    # rollouts 0, 1, 2 are started with the first weights, so rollout 2 is trained on two rollouts later
+    # rollouts 0, 1, 2 are started with the first weights, so rollout 2 is trained on two rollouts later; rollout 3
+    # would be three rollouts later and waits for the next weights
     assert steps[0]["train/staleness_max"] == 0
     assert 1 <= steps[2]["train/staleness_max"] <= 2
+    assert max(row["train/staleness_max"] for row in steps) <= 2
+    for row in steps:
+        counts = {name: count for name, count in row.items() if name.startswith("train/staleness/")}
+        assert sum(counts.values()) == 8
+        assert row["train/staleness_mean"] == sum(int(name.split("/")[-1]) * n for name, n in counts.items()) / 8
+        assert row["train/staleness_over"] == 0
+        assert 0 <= row["rollout/ready"] <= 2
+        assert 0 <= row["time/engines_idle"] < 30
+    header = next(line for line in run.output.splitlines() if line.split()[:1] == ["step"])
+    assert {"ready", "stale"} <= set(header.split())
     # the ratio of stale samples uses the weights that produced them
     assert abs(steps[0]["train/ratio"] - 1) < 1e-4
     assert abs(steps[1]["train/ratio"] - 1) > 1e-4

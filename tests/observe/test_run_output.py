@@ -67,6 +67,16 @@ def test_supervised_runs_show_their_loss_at_80_columns() -> None:
     assert "loss" in header.plain and "0.2500" in line.plain and len(line.plain) <= 80
 
 
+def test_an_asynchronous_run_shows_who_waited_for_whom() -> None:
+    metrics = {**STEP, "time/wait_rollout": 1.5, "rollout/ready": 2.0, "train/staleness_mean": 1.25}
+    metrics["time/engines_idle"] = 0.75
+    lines = [line.plain for line in StepLine(10).lines(4, metrics, 120)]
+    shown = dict(zip(re.split(r"\s{2,}", lines[-2].strip()), lines[-1].split(), strict=True))
+    assert (shown["wait s"], shown["ready"], shown["stale"], shown["idle s"]) == ("1.50", "2.0", "1.2", "0.75")
+    assert "idle s: engines waited for the trainer" in " · ".join(lines[:-2])
+    assert "gen s" in [line.plain for line in StepLine(10).lines(4, {**STEP, "time/wait_rollout": 1.5}, 120)][-2]
+
+
 def test_a_quiet_run_shows_evaluations_warnings_and_the_end(tmp_path: Path) -> None:
     observer, file = observed(tmp_path / "run", quiet=True)
     observer.starting("Ray")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime.observe.timing import BusyClock, kernel_overhead
+from slime.observe.timing import BusyClock, IdleClock, kernel_overhead
 
 
 class FakeClock:
@@ -33,6 +33,23 @@ def test_overlapping_activities_count_once() -> None:
     assert busy.seconds == 5.0  # the running one included
     busy.stop()
     assert busy.seconds == 5.0
+
+
+def test_an_idle_clock_counts_from_the_first_activity_to_the_next() -> None:
+    clock = FakeClock()
+    idle = IdleClock(clock)
+    clock.now += 5
+    assert idle.take() == 0.0  # nothing has begun
+    with idle.activity():
+        clock.now += 1
+        with idle.activity():
+            clock.now += 1
+        assert idle.take() == 0.0
+    clock.now += 3
+    with idle.activity():
+        clock.now += 1
+    clock.now += 2
+    assert (idle.take(), idle.take()) == (5.0, 0.0)
 
 
 def test_kernel_overhead_excludes_the_time_of_engines_and_trainer() -> None:
