@@ -43,16 +43,12 @@ def engine(
 def ask(engine: EngineServer, tokens: list[int], new: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
     sampling = {"max_new_tokens": new, "ignore_eos": True}
-    body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    # Without log-probs of the prompt, for which an engine would compute it even if it were cached.
+    body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True}
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     answer: dict[str, Any] = json.loads(connection.getresponse().read())
     connection.close()
     return answer
-
-
-def prompt_log_probs(engine: EngineServer, tokens: list[int]) -> tuple[torch.Tensor, str]:
-    meta = ask(engine, tokens, 1)["meta_info"]
-    return torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]]), meta["weight_version"]
 
 
 def model(folder: Path) -> Any:
@@ -64,6 +60,18 @@ def model(folder: Path) -> Any:
 def log_probs(logits: torch.Tensor, following: list[int]) -> torch.Tensor:
     chosen: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(following)[:, None])[:, 0]
     return chosen
+
+
+def answered_log_probs(answer: dict[str, Any]) -> torch.Tensor:
+    return torch.tensor([entry[0] for entry in answer["meta_info"]["output_token_logprobs"]])
+
+
+def off_from(model: Any, tokens: list[int], answer: dict[str, Any], *, after: int = 0) -> float:
+    """Largest difference between the answer's log-probs and the model's, from output token `after` on."""
+    output = answer["output_ids"]
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens + output])).logits[0, len(tokens) - 1 : -1]
+    return float((answered_log_probs(answer) - log_probs(logits, output))[after:].abs().max())
 
 
 def mixed_log_probs(old: Any, new: Any, output: list[int], by_old: int) -> torch.Tensor:
@@ -96,18 +104,16 @@ def test_a_request_in_flight_keeps_its_cache_and_new_requests_have_the_new_weigh
     long_request.start()
     wait_until_running(engine)
     send("new")
-    shared, version = prompt_log_probs(engine, PROMPT)  # the same prompt, whose old cache is still in use
+    shared = ask(engine, PROMPT, 4)  # the same prompt, whose old cache is still in use
     assert long_request.is_alive()
     long_request.join(60)
     transport.close()
 
     old, new = model(folders["old"]), model(folders["new"])
     with torch.no_grad():
-        prompt = torch.tensor([PROMPT])
-        expected = log_probs(new(prompt).logits[0, :-1], PROMPT[1:])
-        assert version == "new"
-        assert (shared - expected).abs().max() < 1e-4
-        assert (log_probs(old(prompt).logits[0, :-1], PROMPT[1:]) - expected).abs().max() > 0.1
+        assert shared["meta_info"]["weight_version"] == "new"
+        assert off_from(new, PROMPT, shared) < 1e-4
+        assert off_from(old, PROMPT, shared) > 0.1
 
         # the long response: both weights' tokens, with the log-probs of what sampled them
         [answer] = answers
@@ -116,17 +122,14 @@ def test_a_request_in_flight_keeps_its_cache_and_new_requests_have_the_new_weigh
         assert (first["version"], last["version"], last["end"]) == ("old", "new", LONG)
         switch = last["start"]
         assert 0 < switch < LONG
-        reported = torch.tensor([entry[0] for entry in meta["output_token_logprobs"]])
+        reported = answered_log_probs(answer)
         assert any(
             (reported - mixed_log_probs(old, new, output, by_old)).abs().max() < 1e-4
             # SGLang computes the next token while it pauses, with the old weights, and counts it with the new ones
             for by_old in (switch, switch + 1)
         )
-        recomputed = log_probs(new(torch.tensor([PROMPT + output])).logits[0, len(PROMPT) - 1 : -1], output)
-        assert (reported - recomputed)[switch + 1 :].abs().max() > 1e-3
+    assert off_from(new, PROMPT, answer, after=switch + 1) > 1e-3  # not recomputed
 
     # a continuation of the finished request does not find its cache either
     continued = PROMPT + output[:100]
-    found, _ = prompt_log_probs(engine, continued)
-    with torch.no_grad():
-        assert (found - log_probs(new(torch.tensor([continued])).logits[0, :-1], continued[1:])).abs().max() < 1e-4
+    assert off_from(new, continued, ask(engine, continued, 4)) < 1e-4

@@ -66,6 +66,8 @@ def _batch(config: RunConfig) -> Iterator[str]:
     if config.rollout.async_mode:
         ahead = count(config.rollout.async_buffer_size, "rollout")
         loop = f"asynchronous, {ahead} ahead, weights synced every {config.rollout.update_weights_interval}"
+        if (bound := config.rollout.max_staleness) is not None:
+            loop += f", at most {count(bound, 'rollout')} stale"
     yield f"{rollouts} rollouts = {rollouts * batch.steps} optimizer steps ({config.algorithm.loss_type}, {loop})"
 
 
