@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, indices
 
@@ -44,6 +45,22 @@ def test_groups_in_flight_at_a_checkpoint_are_taken_first() -> None:
     resumed = through_a_checkpoint(run.state(0))
     assert resumed.take(4) == ledger().take(4)
     resumed.check()
+
+
+def test_the_experts_of_waiting_and_finished_samples_survive_a_checkpoint() -> None:
+    run, experts = ledger(), np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    continued, finished = run.take(2)
+    for group in (continued, finished):
+        for sample in group.samples:
+            sample.rollout_routed_experts = experts
+    run.give_back(continued.index, [[sample] for sample in continued.samples])
+    run.finish([finished], rollout=0)
+    resumed = through_a_checkpoint(run.state(0))
+    for group in (resumed.take(1)[0], resumed.buffered(1)[0]):
+        for sample in group.samples:
+            assert sample.rollout_routed_experts is not None
+            assert sample.rollout_routed_experts.dtype == np.uint8
+            assert np.array_equal(sample.rollout_routed_experts, experts)
 
 
 def test_a_saved_group_does_not_share_state_with_the_generator() -> None:

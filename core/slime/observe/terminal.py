@@ -24,7 +24,7 @@ from slime.types import Sample
 logger = logging.getLogger(__name__)
 
 #: width of the output, in characters, if it is not a terminal
-LOG_WIDTH = 140
+LOG_WIDTH = 160
 #: width of the progress bar
 BAR = 20
 #: at most this many lines of a question or answer are shown

@@ -350,13 +350,6 @@ def _row(record: GroupRecord) -> dict[str, Any]:
         "sample_indices": record.sample_indices,
         "uses": record.uses,
         "regenerated": record.regenerated,
-        "samples": _sample_rows(group),
-        "taken": None if taken is None else _sample_rows(taken),
+        "samples": [sample.to_row() for sample in group.samples],
+        "taken": None if taken is None else [sample.to_row() for sample in taken.samples],
     }
-
-
-def _sample_rows(group: Group) -> list[dict[str, Any]]:
-    # Not `Sample.to_dict`, which copies every token: a row is written out at once.
-    return [
-        {**vars(sample), "status": sample.status.value, "spec_info": vars(sample.spec_info)} for sample in group.samples
-    ]
