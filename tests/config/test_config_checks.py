@@ -219,22 +219,27 @@ def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "noted"),
     [
-        ("--async-buffer-size 2 --update-weights-interval 2 --max-staleness 3", None),
+        ("--async --async-buffer-size 2 --update-weights-interval 2 --max-staleness 3", None),
         (
-            "--async-buffer-size 2 --update-weights-interval 2 --max-staleness 2",
+            "--async --async-buffer-size 2 --update-weights-interval 2 --max-staleness 2",
             "--max-staleness 2 makes generation wait for the trainer: --async-buffer-size 2 rollouts ahead, with"
             " weights up to 1 rollouts old, would be 2 + 1 = 3 rollouts stale",
         ),
         (
-            "--over-sampling-batch-size 64 --partial-rollout --max-staleness 1",
+            "--async --over-sampling-batch-size 64 --partial-rollout --max-staleness 1",
             "--partial-rollout continues almost nothing with --max-staleness 1: a response is continued at least"
-            " --async-buffer-size 1 + 1 rollouts after its first weights. Use at least --max-staleness 2",
+            " 1 rollouts ahead + 1 after its first weights. Use at least --max-staleness 2",
         ),
-        ("--over-sampling-batch-size 64 --partial-rollout --max-staleness 2", None),
+        ("--async --over-sampling-batch-size 64 --partial-rollout --max-staleness 2", None),
+        (
+            "--over-sampling-batch-size 64 --partial-rollout --max-staleness 0",
+            "--partial-rollout continues almost nothing with --max-staleness 0: a response is continued at least"
+            " 0 rollouts ahead + 1 after its first weights. Use at least --max-staleness 1",
+        ),
     ],
 )
 def test_a_bound_that_slows_a_run_down_is_noted_with_the_numbers(words: str, noted: str | None) -> None:
-    assert config_notes(read_config([*GOOD, "--async", *words.split()])) == ([] if noted is None else [noted])
+    assert config_notes(read_config([*GOOD, *words.split()])) == ([] if noted is None else [noted])
 
 
 def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:

@@ -247,16 +247,15 @@ def staleness(config: RunConfig) -> Iterator[str]:
 def staleness_notes(config: RunConfig) -> Iterator[str]:
     """A bound with which generation waits for the trainer, or stopped responses start over."""
     rollout, bound = config.rollout, config.rollout.max_staleness
-    ahead, interval = rollout.async_buffer_size, rollout.update_weights_interval
-    if not rollout.async_mode or bound is None:
+    ahead, interval = rollout.async_buffer_size if rollout.async_mode else 0, rollout.update_weights_interval
+    if bound is None:
         return
     if rollout.partial_rollout and rollout.stale_samples == "drop" and bound <= ahead:
         yield (
             f"--partial-rollout continues almost nothing with --max-staleness {bound}: a response is continued at least"
-            f" --async-buffer-size {ahead} + 1 rollouts after its first weights. Use at least --max-staleness"
-            f" {ahead + 1}"
+            f" {ahead} rollouts ahead + 1 after its first weights. Use at least --max-staleness {ahead + 1}"
         )
-    if bound < ahead + interval - 1:
+    if rollout.async_mode and bound < ahead + interval - 1:
         yield (
             f"--max-staleness {bound} makes generation wait for the trainer: --async-buffer-size {ahead} rollouts"
             f" ahead, with weights up to {interval - 1} rollouts old, would be {ahead} + {interval - 1} ="
