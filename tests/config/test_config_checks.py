@@ -45,6 +45,14 @@ from slime.config.run_config import nvidia_devices
             "--partial-rollout has no effect without --over-sampling-batch-size above",
         ),
         ("--partial-rollout --over-sampling-batch-size 40 --buffer-filter some", "--partial-rollout has no effect"),
+        (
+            "--deterministic --over-sampling-batch-size 40",
+            "--deterministic excludes --over-sampling-batch-size 40 without a buffer filter: the batch is made of what",
+        ),
+        (
+            "--deterministic --async --update-weights-interval 2 --save ckpt --save-interval 3",
+            "--deterministic: --save-interval 3 is not a multiple of --update-weights-interval 2",
+        ),
         ("--async-save --save ckpt", "--async-save has no effect without --save-interval"),
         # kept checkpoints
         ("--save c --save-keep-last 0", "--save-keep-last: got '0', expected at least 1"),

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slime.cpu import sglang_attention
 from slime.cpu.sglang_attention import batched_decode, batched_extend
+from slime.cpu.sglang_patches import padded
 
 HEADS, KV_HEADS, HEAD = 4, 2, 8
 
@@ -72,7 +73,7 @@ def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
     cache = Cache.of([p + n for p, n in zip(prefixes, news, strict=True)])
     query = torch.randn(sum(news), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     output = torch.full_like(query, float("nan"))
-    extend = batched_extend(refuse)
+    extend = batched_extend(refuse, exact=lambda: False)
     extend(
         None, query, output, *cache.arguments(), torch.tensor(prefixes), torch.tensor(news),
         scaling=0.3, enable_gqa=True, causal=True,
@@ -101,10 +102,10 @@ def decode(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> Non
     batched_decode(fallback)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
 
 
-def extend(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
+def extend(cache: Cache, fallback: Callable[..., Tensor], *, exact: bool = False, **options: Any) -> None:
     lengths = cache.seq_lens
     query = torch.randn(int(lengths.sum()), HEADS, HEAD)
-    batched_extend(fallback)(
+    batched_extend(fallback, exact=lambda: exact)(
         None, query, torch.empty_like(query), *cache.arguments(), torch.zeros_like(lengths), lengths,
         enable_gqa=True, **{"causal": True, **options},
     )  # fmt: skip
@@ -126,10 +127,41 @@ def test_prompts_of_very_different_lengths_are_not_padded() -> None:
     assert original.calls == 1
 
 
-def test_batches_too_large_to_gather_use_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_batches_too_large_to_gather_use_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", 3 * 4 * KV_HEADS * HEAD - 1)
-    for run in (decode, extend):
-        original = Recorder()
-        run(Cache.of([4, 4, 4]), original)
-        assert original.calls == 1
-        run(Cache.of([3, 3, 3]), refuse)
+    original = Recorder()
+    extend(Cache.of([4, 4, 4]), original)
+    assert original.calls == 1
+    extend(Cache.of([3, 3, 3]), refuse)
+
+
+def test_exact_prompts_use_the_original() -> None:
+    original = Recorder()
+    extend(Cache.of([4, 4]), original, exact=True)
+    assert original.calls == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_decoding_gives_a_sequence_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    lengths = [1, 7, 15, 16, 17, 40, 200, 513]
+    cache = Cache.of(lengths)
+    query = torch.randn(len(lengths), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", at_once * 528 * KV_HEADS * HEAD)
+    together = batched_decode(refuse)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True)
+    for i in range(len(lengths)):
+        rows = cache.req_pool_indices[i : i + 1], cache.seq_lens[i : i + 1]
+        arguments = cache.keys, cache.values, cache.req_to_token, *rows
+        mine = query[i : i + 1]
+        alone = batched_decode(refuse)(None, mine, torch.empty_like(mine), *arguments, enable_gqa=True)
+        assert torch.equal(together[i], alone[0]), lengths[i]
+
+
+@pytest.mark.parametrize("product", [torch.nn.functional.linear, lambda rows, weight: torch.matmul(rows, weight.T)])
+def test_products_give_a_row_the_same_bits_among_any_others(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(70, 64, generator=generator), torch.randn(95, 64, generator=generator)
+    multiply = padded(product)
+    among_all = multiply(rows, weight)
+    for count in range(1, 71):
+        assert torch.equal(multiply(rows[:count], weight), among_all[:count]), count
+    assert torch.equal(multiply(rows, weight), product(rows, weight))

@@ -58,6 +58,27 @@ def test_seeded_samples_follow_the_models_distribution(seeded_engine_url: str) -
         assert abs(drawn[token] / count - p) < 4 * np.sqrt(p * (1 - p) / count)
 
 
+def test_a_deterministic_engine_gives_the_same_bits_alone_and_in_any_batch(fork_server: Path, tmp_path: Path) -> None:
+    # prompts that share prefixes, of 1 to 75 tokens, and answers that end at different times
+    requests = [
+        (
+            [*PROMPT, *range(8, 78)][: 1 + 6 * i] + [80 + i] * (i % 4),
+            SamplingParams(max_new_tokens=20 + i, sampling_seed=i),
+        )
+        for i in range(13)
+    ]
+    server = cpu_engine(
+        make_tiny_model(tmp_path, "qwen3", seed=0), tmp_path, fork_server=fork_server, deterministic=True
+    )
+    with running(server):
+        alone = [asyncio.run(generate(server.url, [request]))[0] for request in requests]
+        together = asyncio.run(generate(server.url, requests))
+        backwards = asyncio.run(generate(server.url, requests[::-1]))[::-1]
+    for answers in (together, backwards):
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in alone]
+        assert [answer.log_probs for answer in answers] == [answer.log_probs for answer in alone]  # to the bit
+
+
 def test_two_ranks_have_the_log_probs_of_one(fork_server: Path, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     greedy = SamplingParams(max_new_tokens=12, temperature=0.0)

@@ -51,6 +51,30 @@ def process(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> RolloutProcess
     return RolloutProcess(manager)
 
 
+def test_one_at_a_time_means_that_a_rollout_begins_when_the_one_before_it_is_complete(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: batch)
+    events: list[str] = []
+
+    async def generate(number: int) -> Rollout:
+        events.append(f"begin {number}")
+        await asyncio.sleep(0.01)
+        events.append(f"end {number}")
+        return Rollout(number, metrics={}, batch="the batch")
+
+    monkeypatch.setattr(manager, "generate", generate)
+
+    async def both(process: RolloutProcess) -> None:
+        await asyncio.gather(process.generate(1, 0, 0), process.generate(0, None, 0))
+
+    asyncio.run(both(RolloutProcess(manager)))
+    assert events == ["begin 0", "begin 1", "end 0", "end 1"]
+    events.clear()
+    asyncio.run(both(RolloutProcess(manager, one_at_a_time=True)))
+    assert events == ["begin 0", "end 0", "begin 1", "end 1"]
+
+
 def test_the_driver_gets_the_rollout_without_groups_and_with_a_reference_to_the_batch(
     process: RolloutProcess, manager: Manager
 ) -> None:

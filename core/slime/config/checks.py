@@ -406,6 +406,23 @@ def best_checkpoint(config: RunConfig) -> Iterator[str]:
         )
 
 
+def deterministic(config: RunConfig) -> Iterator[str]:
+    """What makes a run depend on how long things take."""
+    if not config.run.deterministic:
+        return
+    options, every = config.rollout, config.rollout.update_weights_interval
+    if config.aborts_surplus:
+        yield (
+            f"--deterministic excludes --over-sampling-batch-size {options.over_sampling_batch_size} without a buffer"
+            " filter: the batch is made of what finishes first. Drop one of them, or choose a --buffer-filter"
+        )
+    if options.async_mode and (save := config.checkpoint.save_interval) is not None and save % every:
+        yield (
+            f"--deterministic: --save-interval {save} is not a multiple of --update-weights-interval {every}: a resumed"
+            " run could not give the engines the older weights that they had"
+        )
+
+
 def export_folder(config: RunConfig) -> Iterator[str]:
     """A folder name in which only {rollout} is filled in."""
     folder = config.checkpoint.save_hf
@@ -445,6 +462,7 @@ CHECKS: tuple[Check, ...] = (
     evaluation_rewards,
     lengths,
     best_checkpoint,
+    deterministic,
     export_folder,
     *MEGATRON_CHECKS,
     refused_effects,

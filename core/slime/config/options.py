@@ -102,6 +102,8 @@ class RunOptions(Section):
     """Name of the run folder; default: date and time."""
     seed: Seed = 1234
     """Seed of initialization and of everything random in training."""
+    deterministic: bool = False
+    """The same seed gives the same run, bit for bit, also if it is killed and resumed; see docs/reproducibility.md."""
     log_samples_interval: int = Field(default=10, ge=0)
     """Print one question, answer and reward every N rollouts; 0: never."""
     quiet: bool = False

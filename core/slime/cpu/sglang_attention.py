@@ -3,6 +3,8 @@
 Sequences of a batch are padded to the longest, and the padding is masked. Each function here wraps
 the backend's own, which it still uses for cases that padding does not cover (cross attention, sliding
 windows) or where it would waste too much (very different lengths).
+
+Decoding gives a sequence the same bits whatever is in its batch. Prompts do so if each is computed by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 #: a padded prompt batch may hold this many (query, key) pairs, and ...
 _MAX_PAIRS = 2**23
@@ -20,6 +22,8 @@ _MAX_PAIRS = 2**23
 _MAX_WASTE = 2.0
 #: keys (or values) gathered for one call may have this many elements (256 MiB in float32)
 _MAX_GATHERED = 2**26
+#: the keys of a decoding batch are padded to a multiple of this; a sum over another number of keys is rounded otherwise
+_KEYS = 16
 
 
 def _is_plain(encoder_lens: Any, is_cross_attn: bool, sliding_window_size: int | None) -> bool:
@@ -31,7 +35,8 @@ def _gather_cache(
     cache: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, valid: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """[B, heads, S, head] from a cache [slots, heads, head]; `valid` [B, S] marks the positions that exist."""
-    slots = req_to_token[req_pool_indices, : valid.shape[1]].long().masked_fill(~valid, 0)
+    known = req_to_token[req_pool_indices, : valid.shape[1]].long()
+    slots = pad(known, (0, valid.shape[1] - known.shape[1])).masked_fill(~valid, 0)
     return cache[slots].transpose(1, 2).to(dtype)
 
 
@@ -54,32 +59,36 @@ def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> Tensor:
-        longest = int(seq_lens.max())
-        gathered = seq_lens.shape[0] * longest * k_cache.shape[1:].numel()
-        if causal or gathered > _MAX_GATHERED or not _is_plain(encoder_lens, is_cross_attn, sliding_window_size):
+        if causal or not _is_plain(encoder_lens, is_cross_attn, sliding_window_size):
             return one_by_one(
                 self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
                 encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size,
             )  # fmt: skip
-        valid = torch.arange(longest) < seq_lens[:, None]
-        keys = _gather_cache(k_cache, req_to_token, req_pool_indices, valid, query.dtype)
-        values = _gather_cache(v_cache, req_to_token, req_pool_indices, valid, query.dtype)
-        attended = scaled_dot_product_attention(
-            query[:, :, None],
-            keys,
-            values,
-            attn_mask=valid[:, None, None, :],
-            scale=scaling,
-            enable_gqa=enable_gqa,
-        )
-        output.copy_(attended[:, :, 0])
+        longest = -(-int(seq_lens.max()) // _KEYS) * _KEYS
+        at_once = max(1, _MAX_GATHERED // (longest * k_cache.shape[1:].numel()))
+        for part in map(slice, range(0, len(seq_lens), at_once), range(at_once, len(seq_lens) + at_once, at_once)):
+            valid = torch.arange(longest) < seq_lens[part, None]
+            keys = _gather_cache(k_cache, req_to_token, req_pool_indices[part], valid, query.dtype)
+            values = _gather_cache(v_cache, req_to_token, req_pool_indices[part], valid, query.dtype)
+            attended = scaled_dot_product_attention(
+                query[part, :, None],
+                keys,
+                values,
+                attn_mask=valid[:, None, None, :],
+                scale=scaling,
+                enable_gqa=enable_gqa,
+            )
+            output[part] = attended[:, :, 0]
         return output
 
     return decode
 
 
-def batched_extend(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The backend's extend (B prompts, each with or without a cached prefix) in one attention call."""
+def batched_extend(one_by_one: Callable[..., Tensor], *, exact: Callable[[], bool]) -> Callable[..., Tensor]:
+    """The backend's extend (B prompts, each with or without a cached prefix) in one attention call.
+
+    `exact`: whether each prompt is to be computed by itself.
+    """
 
     def extend(
         self: Any,
@@ -105,6 +114,7 @@ def batched_extend(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
         useful_pairs = int((extend_seq_lens.long() * seq_lens.long()).sum())
         if (
             batch == 1
+            or exact()
             or not causal
             or not _is_plain(encoder_lens, is_cross_attn, sliding_window_size)
             or batch * longest_key * k_cache.shape[1:].numel() > _MAX_GATHERED

@@ -34,6 +34,13 @@ _ENVIRONMENT = {
     # SGLang's other HTTP server, which knows nothing of the keys.
     "SGLANG_RUST_SERVER": "0",
 }
+#: memory is reserved for the longest answer of every request: one that is computed again, because it had to make room
+#: for another, gets other rounding errors
+_DETERMINISTIC_ENVIRONMENT = {
+    "SGLANG_INIT_NEW_TOKEN_RATIO": "1.0",
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "1.0",
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(2**30),
+}
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # One thread: more gain little for a small model, and collapse when the cores are shared with the trainer.
@@ -73,6 +80,7 @@ class EngineSpec:
         random_seed: SGLang's seed.
         routed_experts: Whether requests may ask which experts computed each token.
         compared: Whether its weights will be compared with the trainer's.
+        deterministic: Whether a request's tokens and log-probs must not depend, to the last bit, on other requests.
         fork_server: Address of the host's `ForkServer`; CPU only.
         keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
@@ -87,6 +95,7 @@ class EngineSpec:
     random_seed: int | None = None
     routed_experts: bool = False
     compared: bool = False
+    deterministic: bool = False
     fork_server: Path | None = None
     keys: EngineKeys | None = None
 
@@ -176,6 +185,8 @@ def _shared_memory_files(group: int | None) -> set[Path]:
 def server_environment(spec: EngineSpec) -> dict[str, str]:
     """What is added to the environment of the server."""
     environment = _ENVIRONMENT | loopback_only(spec.host)
+    if spec.deterministic:
+        environment |= _DETERMINISTIC_ENVIRONMENT
     if spec.device == "cpu":
         environment |= _CPU_ENVIRONMENT
         if spec.tp_size > 1:
@@ -209,8 +220,18 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
     if spec.compared:
         # On GPUs, the shared experts of some models are stored among the routed ones unless this is set.
         defaults["--disable-shared-experts-fusion"] = None
+    if spec.deterministic:
+        # What is cached, and how a prompt is cut into chunks, depends on earlier and other requests.
+        defaults |= {
+            "--enable-deterministic-inference": None,
+            "--disable-radix-cache": None,
+            "--chunked-prefill-size": "-1",
+        }
     if spec.device == "cuda":
         return defaults
+    if spec.deterministic:
+        # SGLang would derive a negative share from the size of the chunks.
+        defaults["--mem-fraction-static"] = "0.8"
     return defaults | {
         # A request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower). On GPUs this costs
         # much more, so there it is the user's choice.

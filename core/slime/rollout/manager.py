@@ -14,6 +14,7 @@ import numpy as np
 
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
+from slime.observe.metrics import tells_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.rollout.boundaries import OldestFirst
@@ -86,6 +87,9 @@ class RolloutManager:
         )
         self._pipeline = self._build.pipeline()
         self._evaluates_only = evaluates_only
+        #: with --deterministic, the metrics of rollouts that are not trained on yet, by number: if one of them is
+        #: formed again from a checkpoint, without generating anything, it has these
+        self._metrics: dict[int, dict[str, float]] = {}
         if not evaluates_only:
             self._prepare_training()
         self._evaluation = self._build.evaluation(self._pipeline)
@@ -172,6 +176,9 @@ class RolloutManager:
         rollout.tracebacks = self._pipeline.generator.tracebacks()
         if self._pipeline.scorer is not None:
             rollout.tracebacks += self._pipeline.scorer.tracebacks()
+        if self._config.run.deterministic:
+            rollout.metrics |= self._metrics.get(number, {})
+            self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not tells_time(name)}
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
         rollout.findings = self._build.passive.rollout_done()
@@ -219,15 +226,18 @@ class RolloutManager:
     def trained(self, done: int) -> None:
         """Release the groups of rollouts 0 to `done` - 1, which have been trained on."""
         self._ledger.trained(done)
+        self._metrics = {number: metrics for number, metrics in self._metrics.items() if number >= done}
 
     def state(self, done: int) -> dict[str, Any]:
         """The state needed to continue after `done` rollouts, JSON-ready: see `PromptLedger.state`."""
         filters = {slot: None if chosen is None else chosen.state() for slot, chosen in self._filters.items()}
-        return {**self._ledger.state(done), "filters": filters}
+        ready = [[number, metrics] for number, metrics in self._metrics.items() if number >= done]
+        return {**self._ledger.state(done), "filters": filters, "metrics": ready}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`; the next rollout may have any number."""
         self._ledger.load(state)
+        self._metrics = dict(state.get("metrics", ()))
         for slot, chosen in self._filters.items():
             if chosen is not None:
                 chosen.load(state["filters"][slot])

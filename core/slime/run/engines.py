@@ -139,6 +139,7 @@ class Engines:
             random_seed=self._config.data.rollout_seed + index,
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,
+            deterministic=self._config.run.deterministic,
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
         )

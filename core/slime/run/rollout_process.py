@@ -71,16 +71,23 @@ async def build_rollout_process(
         evaluates_only=evaluates_only,
     )
     await manager.start()
-    return RolloutProcess(manager, client, keys)
+    return RolloutProcess(manager, client, keys, one_at_a_time=config.run.deterministic)
 
 
 class RolloutProcess:
     """The object in the rollout process whose methods the driver calls."""
 
     def __init__(
-        self, manager: RolloutManager, client: HttpPolicyClient | None = None, keys: EngineKeys | None = None
+        self,
+        manager: RolloutManager,
+        client: HttpPolicyClient | None = None,
+        keys: EngineKeys | None = None,
+        *,
+        one_at_a_time: bool = False,
     ) -> None:
+        """`one_at_a_time`: begin a rollout only when the one before it is complete."""
         self.manager = manager
+        self._one_at_a_time = one_at_a_time
         self._client = client
         self._keys = keys
         #: the rollout whose prompts were taken last
@@ -118,6 +125,9 @@ class RolloutProcess:
             await self._turns.wait_for(lambda: self._taken == after)
             self.manager.trained(trained)
             generation = asyncio.ensure_future(self.manager.generate(number))
+            if self._one_at_a_time:
+                # Which prompts it needs to replace dropped ones must not depend on how far another rollout is.
+                await asyncio.wait([generation])
             await asyncio.sleep(0)  # until its first wait, by which time it has taken its prompts
             self._taken = number
             self._turns.notify_all()

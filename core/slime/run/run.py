@@ -205,7 +205,10 @@ class Run:
             return
         self._trainer.call("load", checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
         self._rollout.call("load", checkpoint.rollout_part, doing="restoring the rollout state")
-        self._weight_version = checkpoint.weight_version
+        # The engines had the checkpoint's weights already, unless they get them every few rollouts only. The first sync
+        # sends these weights again, as the same version.
+        synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
+        self._weight_version = checkpoint.weight_version - synced
         self._add_versions(checkpoint.trained_at)
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
@@ -334,11 +337,16 @@ class Run:
     def sync_weights(self) -> None:
         """Send the trainer's weights to every engine, as the next version.
 
-        Waits for a running evaluation first, so that its results are of one version.
+        Waits for a running evaluation first, so that its results are of one version; with `--deterministic` also for
+        the rollouts that are being generated: where in an answer new weights come would depend on the time.
         """
         if "engines" not in self._roles:
             return
         self.finish_evaluation()
+        if self.config.run.deterministic:
+            with self._timed("time/wait_rollout"):
+                for pending in self._generating.values():
+                    self._wait_rollout(pending, "generating")
         self._weight_version += 1
         self._add_versions({self._weight_version: self._rollouts_trained})
         version = str(self._weight_version)

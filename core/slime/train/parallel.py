@@ -29,6 +29,8 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     Raises:
         TrainerError: The ranks did not meet within `--distributed-timeout-minutes`.
     """
+    if config.run.deterministic:
+        _require_determinism()
     minutes = config.cluster.distributed_timeout_minutes
     # Ray shows a GPU process only its own device, so that is number 0.
     device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")
@@ -64,6 +66,17 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     # Without dropout the cheap tracker (no state per region) draws the same numbers.
     model_parallel_cuda_manual_seed(config.run.seed, inference_rng_tracker=True, force_reset_rng=True)
     return device
+
+
+def _require_determinism() -> None:
+    """Make torch use deterministic algorithms only; an operation that has none raises an error that names it."""
+    # Read by cuBLAS, NCCL and TransformerEngine when they start.
+    os.environ |= {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NCCL_ALGO": "Ring",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    }
+    torch.use_deterministic_algorithms(True)
 
 
 def _store(master: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> TCPStore:

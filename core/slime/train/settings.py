@@ -142,6 +142,7 @@ def _transformer(
             f"{did_you_mean(str(activation), _ACTIVATIONS)}"
         )
     fields |= {
+        "deterministic_mode": config.run.deterministic or bool(stated.get("deterministic_mode")),
         "activation_func": _ACTIVATIONS[activation],
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
