@@ -12,7 +12,7 @@ import pytest
 from slime.cli.main import main
 from slime.cli.train import how_to_continue
 from slime.config import RunConfig
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import SlimeError
 
 STARTED = time.localtime(1_000_000)

@@ -13,13 +13,13 @@ from slime.config import PluginOptions, RunConfig, config_from_toml, load_config
 from slime.config.eval_options import EvalOptions, EvalSetOptions
 from slime.config.options import (
     AlgorithmOptions,
-    CheckpointOptions,
     ComponentChoice,
     DataOptions,
     RewardOptions,
     RolloutOptions,
     RunOptions,
 )
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import ConfigError
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20)

@@ -12,7 +12,8 @@ from tests.plugins.local_runs import build, run_config, write
 from tests.support.prompt_files import FORMATS, Letters, numbered, write_rows
 
 from slime.config import RunConfig
-from slime.config.options import AlgorithmOptions, CheckpointOptions, DataOptions, RolloutOptions
+from slime.config.options import AlgorithmOptions, DataOptions, RolloutOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError, DataError
 from slime.plugin import Context, NoOptions
 from slime.rollout.boundaries import CheckedSource

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slime.config import RunConfig
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import ConfigError, PluginNotFoundError
 from slime.plugins.plugin_set import survey_plugins
 from slime.testing.check import check_component

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.loop import save_where_due
 
 

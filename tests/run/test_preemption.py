@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from slime.config import RunConfig
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import PreemptedError
 from slime.run.preemption import Preemption
 
@@ -22,7 +22,7 @@ STEP = """
 import signal, subprocess, time
 from pathlib import Path
 from slime.config import RunConfig
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.run.preemption import Preemption
 from slime.run.signals import ending_on_signals
 

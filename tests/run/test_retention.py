@@ -19,7 +19,7 @@ from tests.run.test_checkpoint_damage import commit, save, writer_for
 from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.run import checkpoint_writer
 from slime.run.checkpoint import checkpoints_in, intact_checkpoint, read_checkpoint
 from slime.run.checkpoint_writer import CheckpointWriter

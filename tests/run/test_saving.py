@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from slime.config import load_config
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError
 from slime.run import saving
 from slime.run.checkpoint import intact_checkpoint, read_checkpoint
@@ -205,7 +205,7 @@ def test_a_run_deletes_nothing_before_it_has_written_a_checkpoint(
 ) -> None:
     for done in (1, 2, 3):
         saver.save(done, done, {}, background=False)
-    saver.newest = None  # as in a run that continues this one
+    saver.newest_done = None  # as in a run that continues this one
     for done in (1, 2, 3):
         retention.evaluated(done, {"eval/held": 0.1 * done})
     saver.delete_superfluous()

@@ -17,7 +17,7 @@ from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 
 from slime.config import RunConfig
-from slime.config.options import SyncOptions
+from slime.config.weight_options import SyncOptions
 from slime.engine.server import EngineServer
 from slime.run.engines import engine_options
 from slime.weights import create_transport

@@ -19,7 +19,7 @@ from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor
 
-from slime.config.options import SyncOptions
+from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer

@@ -15,7 +15,7 @@ from tests.support.model_folders import Folders
 from tests.support.tiny_models import transformers_model
 from torch import Tensor
 
-from slime.config.options import SyncOptions
+from slime.config.weight_options import SyncOptions
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer

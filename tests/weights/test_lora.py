@@ -13,7 +13,7 @@ from tests.train.adapters import ALPHA, RANK, write_adapter
 
 from slime.architecture import Architecture
 from slime.config import RunConfig, config_problems
-from slime.config.options import LoraOptions
+from slime.config.weight_options import LoraOptions
 from slime.errors import CheckpointError, ConfigError
 from slime.weights.lora import Lora, adapter_shapes, lora_of, peft_config
 

@@ -15,7 +15,7 @@ from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from torch import Tensor
 
-from slime.config.options import SyncOptions
+from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.kit.models import attention_rules, embedding_rules

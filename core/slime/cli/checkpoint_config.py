@@ -15,13 +15,13 @@ from slime.config.eval_options import EvalOptions
 from slime.config.flags import SGLANG, Setting, Settings
 from slime.config.options import (
     AlgorithmOptions,
-    CheckpointOptions,
     ComponentOptions,
     DataOptions,
     RewardOptions,
     RolloutOptions,
 )
 from slime.config.run_file import parse_run_file
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError, ConfigError
 from slime.plugins.reference import Reference
 from slime.run.checkpoint import Checkpoint, intact_checkpoint

@@ -29,15 +29,14 @@ from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import Flag, Setting, Settings
 from slime.config.options import (
     AlgorithmOptions,
-    CheckpointOptions,
     ComponentOptions,
     DataOptions,
-    LoraOptions,
     RewardOptions,
     RolloutOptions,
 )
 from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
+from slime.config.weight_options import CheckpointOptions, LoraOptions
 from slime.run.checkpoint import Checkpoint
 
 _USAGE = """\

@@ -11,7 +11,7 @@ from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.redaction import redacted
 from slime.weights.lora import adapter_shapes, lora_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from slime.config.values import Arity, ValueType
 
-#: targets of flags besides the sections of `slime.config.options`
+#: targets of flags besides the sections of `slime.config.options` and `weight_options`
 MEGATRON, SGLANG, UNAVAILABLE = "megatron", "sglang", "unavailable"
 #: prefix of the target of a component's options; the name of its slot follows
 COMPONENT = "component:"

@@ -16,18 +16,16 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from slime.config.eval_options import EvalOptions
 from slime.config.options import (
     AlgorithmOptions,
-    CheckpointOptions,
     ClusterOptions,
     ComponentOptions,
     DataOptions,
-    LoraOptions,
     PluginOptions,
     RewardOptions,
     RolloutOptions,
     RunOptions,
     Section,
-    SyncOptions,
 )
+from slime.config.weight_options import CheckpointOptions, LoraOptions, SyncOptions
 from slime.errors import ConfigError
 from slime.plugins.kinds import SLOTS
 from slime.redaction import redacted

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from slime.config.options import CheckpointOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from slime.weights.mapping import first_names, wrong_names
 from slime.weights.stored import FLOATS, StoredTensor, read_header
 
 if TYPE_CHECKING:
-    from slime.config.options import LoraOptions
+    from slime.config.weight_options import LoraOptions
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime.architecture import Architecture
-from slime.config.options import SyncOptions
+from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.ports import LOOPBACK
 from slime.weights.transports.disk import DiskTransport

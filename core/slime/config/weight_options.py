@@ -1,0 +1,94 @@
+"""Options of the weights: models and checkpoints, adapters, and updates of the engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slime.config.options import PathText, Section
+from slime.config.ranges import Count, Seconds
+
+
+class CheckpointOptions(Section):
+    """Models and checkpoints."""
+
+    hf_checkpoint: PathText | None = None
+    """Hugging Face model folder: architecture, weights and tokenizer (required)."""
+    model_family: str | None = None
+    """Model family component; default: the one for `model_type` in config.json of --hf-checkpoint."""
+    trust_remote_code: bool = False
+    """Let Python files in the folder of --hf-checkpoint run, as a tokenizer that is code needs; also in the engines."""
+    check_weights: Literal["sample", "all"] = "sample"
+    """Look for NaN and infinity in a sample of every tensor of the model folders, or in all their numbers, before the
+    start."""
+    initial_megatron_checkpoint: PathText | None = None
+    """Start from the weights of this slime checkpoint, with a new optimizer."""
+    ref_load: PathText | None = None
+    """Hugging Face folder of the reference model; default: the initial weights."""
+    save: PathText | None = None
+    """Folder for checkpoints."""
+    save_interval: int | None = Field(default=None, ge=1)
+    """Save a checkpoint every N rollouts, and after the last."""
+    async_save: bool = False
+    """Write checkpoints while training continues, from a copy in host memory; the run ends once the last is written."""
+    save_keep_last: Count | None = None
+    """Delete older checkpoints once a new one is complete, and keep this many; default: keep all."""
+    save_keep_every: Count | None = None
+    """With --save-keep-last, also keep each checkpoint after a multiple of this many rollouts."""
+    save_keep_best: str | None = None
+    """With --save-keep-last, also keep the checkpoint with the highest value of this metric of metrics.jsonl, as
+    eval/NAME; with NAME:min, the lowest."""
+    preemption_timeout_s: Seconds = 300.0
+    """After SIGTERM, seconds to finish the step, save a checkpoint and end; then the run ends without them."""
+    load: PathText | None = None
+    """Resume from the newest checkpoint in this folder."""
+    skip_damaged_checkpoints: bool = False
+    """If the checkpoint of --load is damaged, resume from the newest intact one before it."""
+    save_hf: PathText | None = None
+    """Export the final weights to this folder in Hugging Face format. With {rollout} in its name, which is filled in,
+    also the weights at every --save-interval."""
+
+    @property
+    def best_metric(self) -> tuple[str, bool] | None:
+        """The metric of --save-keep-best, and whether lower is better."""
+        if self.save_keep_best is None:
+            return None
+        name, _, direction = self.save_keep_best.rpartition(":")
+        return (name, direction == "min") if direction in ("min", "max") else (self.save_keep_best, False)
+
+    @property
+    def exports_each(self) -> bool:
+        """Whether --save-hf names another folder for every rollout."""
+        return self.save_hf is not None and self.save_hf.format(rollout=0) != self.save_hf.format(rollout=1)
+
+
+class LoraOptions(Section):
+    """Low-rank adapters (LoRA), trained instead of the whole model."""
+
+    lora_rank: Count | None = None
+    """Train adapters of this rank and freeze the model; default: train all weights."""
+    lora_alpha: float | None = Field(default=None, gt=0, le=1e6)
+    """The adapters' update of a weight is multiplied by this / --lora-rank; default: the rank."""
+    lora_targets: list[str] = Field(default=["all-linear"])
+    """Modules with adapters, by their Hugging Face names or the ends of them (q_proj), or all-linear."""
+    lora_load: PathText | None = None
+    """Start from the adapters in this PEFT folder, which states rank, alpha and modules."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Only 0: with dropout, log-probs of the same tokens would differ from pass to pass."""
+
+
+class SyncOptions(Section):
+    """Weight updates from the trainer to the engines."""
+
+    update_weight_transport: Literal["distributed", "tensor", "disk"] = "distributed"
+    """How weights are sent: by broadcast, through shared memory (without GPUs), or through a shared folder."""
+    update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
+    """Maximum number of bytes to send at a time."""
+    check_weight_update_equal: bool = False
+    """Verify after every update that the engines hold exactly the trainer's weights."""
+    inflight_kv: Literal["recompute", "keep"] = "recompute"
+    """KV cache of requests in flight at a weight update (with --async): recompute it with the new weights, or keep it;
+    keep turns the engines' prefix cache off."""
+    weight_sync_timeout_s: Seconds = 600.0
+    """Time limit for one update, in seconds."""
