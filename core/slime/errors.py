@@ -86,6 +86,19 @@ class EngineStartError(EngineError):
     exit_code = 2
 
 
+class NoEngineError(EngineError):
+    """No engine took a request, so nothing was generated: it may be sent again."""
+
+
+class GarbledAnswerError(EngineError):
+    """An engine answered a request with something else than a response."""
+
+    def __init__(self, message: str, url: str = "") -> None:
+        """`url`: the engine, if it was asked directly; else the router."""
+        super().__init__(message)
+        self.url = url
+
+
 class RequestRefusedError(SlimeError, ValueError):
     """A healthy engine refuses one request (too long, malformed): the sample is at fault, not the engine."""
 

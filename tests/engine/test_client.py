@@ -19,7 +19,7 @@ from tests.support.engines import wait_until_running
 
 from slime.engine.client import DirectEngines, HttpPolicyClient
 from slime.engine.server import EngineServer
-from slime.errors import DeadlineError, EngineError, RequestRefusedError
+from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
 PROMPT = [40, 41, 42, 43]
@@ -196,6 +196,54 @@ def test_a_request_that_waits_for_its_turn_is_aborted_without_being_sent(
     assert stub.requests == 2
     assert sent.finish_reason == "stop"
     assert [(one.tokens, one.finish_reason, one.weight_versions) for one in others] == [([], "abort", [])] * 2
+
+
+def test_while_no_engine_is_connected_requests_wait(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer()))
+
+    async def run() -> list[Generation]:
+        async with HttpPolicyClient(stub.url, timeout_s=20) as client:
+            client.connect(stub.url, [])
+            client.limit(0)
+            asked = [asyncio.ensure_future(client.generate(PROMPT, ONE, rid=name * 32)) for name in "ab"]
+            await asyncio.sleep(0.2)
+            await client.abort(["a" * 32])  # no engine is there to be told
+            assert stub.requests == 0
+            client.connect(stub.url, [stub.url])
+            client.limit(2)
+            return await asyncio.gather(*asked)
+
+    aborted, answered = asyncio.run(run())
+    assert (aborted.finish_reason, answered.finish_reason) == ("abort", "stop")
+    assert stub.requests == 1
+
+
+def test_without_an_engine_a_direct_request_is_not_sent(faulty_engine: Callable[..., FaultyEngine]) -> None:
+    stub = faulty_engine(lambda _: (200, answer()))
+
+    async def run() -> None:
+        async with HttpPolicyClient(stub.url, timeout_s=20) as client:
+            client.connect(stub.url, [])
+            await client.generate(PROMPT, ONE, direct=True)
+
+    with pytest.raises(NoEngineError, match="no engine is there"):
+        asyncio.run(run())
+    assert stub.requests == 0
+
+
+def test_an_engine_that_garbles_an_answer_is_named_if_it_is_asked_directly(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    stub = faulty_engine(lambda _: (200, answer()[:-9]))
+
+    async def run() -> None:
+        async with HttpPolicyClient("http://127.0.0.1:9", timeout_s=20) as client:
+            client.connect("http://127.0.0.1:9", [stub.url])
+            await client.generate(PROMPT, ONE, direct=True)
+
+    with pytest.raises(GarbledAnswerError, match="not one of SGLang's /generate") as caught:
+        asyncio.run(run())
+    assert caught.value.url == stub.url
 
 
 def test_an_engine_that_rejects_an_abort_is_named(faulty_engine: Callable[..., FaultyEngine]) -> None:

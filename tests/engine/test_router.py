@@ -17,7 +17,7 @@ from tests.support.engines import READY_S, cpu_engine, running
 from slime.engine.client import HttpPolicyClient
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, NoEngineError
 from slime.kit.processes import living_members
 from slime.plugin import Generation, SamplingParams
 
@@ -170,6 +170,27 @@ def test_without_living_engines_the_client_soon_gets_an_error(router: Callable[.
     front.stop()
     log = front.log_path.read_text()
     assert "request failed" in log and "\x1b" not in log  # no colours in a file
+
+
+def test_requests_go_to_the_engines_in_use_and_are_not_repeated_if_the_clients_do_that(
+    faulty_engine: Callable[..., FaultyEngine], tmp_path: Path
+) -> None:
+    stubs = [faulty_engine(lambda _: None) for _ in range(2)]  # accept requests, and close the connection
+    first, second = (stub.url for stub in stubs)
+    front = RouterServer([first, second], log_path=tmp_path / "router.log", repeats=False)
+    with running(front):
+        for urls, asked in (([first], (1, 0)), ([first, second], None), ([second], (0, 1))):
+            front.use(urls)
+            assert {worker["url"] for worker in front.workers()} == set(urls)
+            before = [stub.requests for stub in stubs]
+            with pytest.raises(EngineError, match="status 500"):
+                generate(front.url, [None])
+            after = [stub.requests for stub in stubs]
+            assert asked is None or (after[0] - before[0], after[1] - before[1]) == asked
+            assert sum(after) == sum(before) + 1
+        front.use([])
+        with pytest.raises(NoEngineError, match="status 503"):
+            generate(front.url, [None])
 
 
 def test_a_router_in_front_of_a_missing_engine_is_not_ready(closed_port: int, tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def memory_maps(group: int) -> Iterator[str]:
             yield Path(f"/proc/{pid}/maps").read_text()
 
 
+def shared_memory_of(group: int) -> set[Path]:
+    """The files of shared memory in which an engine reports its load."""
+    return {Path(p) for maps in memory_maps(group) for p in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
+
+
 def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(tiny_model: Path, tmp_path: Path) -> None:
     server = cpu_engine(tiny_model, tmp_path)
     with running(server):
@@ -51,8 +56,7 @@ def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(ti
         assert group is not None
         assert server.control.server_info()["model_path"] == str(tiny_model)
         assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
-        maps = "".join(memory_maps(group))
-        shared = {Path(p) for p in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
+        shared = shared_memory_of(group)
         scratch = Path(psutil.Process(group).environ()["TMPDIR"])
         assert shared and all(p.exists() for p in shared) and scratch.is_dir()
     assert living_members(group) == []
@@ -99,6 +103,8 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
     with running(server):
         group = server.pid
         assert group is not None
+        shared = shared_memory_of(group)
+        assert shared
         if victim == "server":
             os.kill(group, signal.SIGKILL)
         else:
@@ -108,6 +114,7 @@ def test_sigkill_of_any_part_is_noticed_with_log_lines(
         assert failure is not None and "Last lines of" in failure
         assert ("fired up" if victim == "server" else "crashed") in failure
         assert living_members(group) == []
+    assert not any(path.exists() for path in shared)
 
 
 PARENT = """

@@ -22,7 +22,7 @@ import orjson
 from yarl import URL
 
 from slime.engine.keys import EngineKeys, bearer
-from slime.errors import DeadlineError, EngineError, RequestRefusedError
+from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
 
@@ -109,6 +109,8 @@ class DirectEngines:
 _SESSIONS = 2**16
 #: header by which the router keeps the requests of one session on one engine
 _SESSION_HEADER = "X-SMG-Routing-Key"
+#: status with which the router answers while it has no engine
+_UNAVAILABLE = 503
 _HEADERS = {"Content-Type": "application/json"}
 _EXCERPT = 500
 _SEED_BITS = 63
@@ -164,15 +166,16 @@ class HttpPolicyClient:
         self._routed_layers = routed_layers
         self._session: aiohttp.ClientSession | None = None
 
-    def connect(self, base_url: str, engines: Sequence[str] = ()) -> None:
+    def connect(self, base_url: str, engines: Sequence[str] | None = None) -> None:
         """Send later requests to the router (or engine) at `base_url`, and aborts to each of `engines`.
 
-        A router cannot abort, and only the router knows which engine has which request. Without engines, aborts go to
-        `base_url`.
+        A router cannot abort, and only the router knows which engine has which request. If `engines` is None,
+        `base_url` is the only one.
         """
+        engines = (base_url,) if engines is None else engines
         self._url = URL(base_url.rstrip("/") + "/generate")
-        self._engine_urls = [URL(url.rstrip("/") + "/generate") for url in engines or (base_url,)]
-        self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines or (base_url,)]
+        self._engine_urls = [URL(url.rstrip("/") + "/generate") for url in engines]
+        self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines]
         self._direct = DirectEngines(len(self._engine_urls))
 
     def limit(self, requests: int) -> None:
@@ -196,7 +199,13 @@ class HttpPolicyClient:
             await session.close()
 
     async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
+        self,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        session: str | None = None,
+        rid: str | None = None,
+        direct: bool = False,
     ) -> Generation:
         """One response to `tokens`; see `slime.plugin.PolicyClient`.
 
@@ -207,9 +216,12 @@ class HttpPolicyClient:
             sampling: Sampling parameters.
             session: Requests of one session go to the same engine.
             rid: Name of the request, for `abort`.
+            direct: Ask an engine directly, so that an error names it.
 
         Raises:
             RequestRefusedError: If the request is invalid.
+            GarbledAnswerError: If the answer is none.
+            NoEngineError: If no engine takes it.
             EngineError: If the engine fails.
             DeadlineError: After `timeout_s`.
         """
@@ -225,7 +237,7 @@ class HttpPolicyClient:
                 if self._unsent.pop(name, False):
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:
-                    with self._chosen(session, direct=routed) as url:
+                    with self._chosen(session, direct=routed or direct) as url:
                         async with asyncio.timeout(self._timeout_s):
                             answer = await self._post(url, body, headers)
                 except TimeoutError:
@@ -247,6 +259,8 @@ class HttpPolicyClient:
         if not direct:
             yield self._url
             return
+        if not self._engine_urls:
+            raise NoEngineError(f"POST {self._url}: no engine is there to take the request")
         with self._direct.engine(session) as index:
             yield self._engine_urls[index]
 
@@ -300,11 +314,13 @@ class HttpPolicyClient:
                         text = answer[:_EXCERPT].decode(errors="replace")
                         refused = 400 <= response.status < 500
                         kind = RequestRefusedError if refused else EngineError
+                        if response.status == _UNAVAILABLE:
+                            kind = NoEngineError
                         raise kind(f"POST {url}: status {response.status}, answer: {text}")
                     return answer
             except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
                 if attempt >= _CONNECT_ATTEMPTS:
-                    raise EngineError(f"POST {url}: no connection in {attempt} attempts ({error})") from error
+                    raise NoEngineError(f"POST {url}: no connection in {attempt} attempts ({error})") from error
             except aiohttp.ClientError as error:
                 raise EngineError(
                     f"POST {url}: the connection was lost before the answer came "
@@ -340,9 +356,10 @@ class HttpPolicyClient:
                 versions = []
         except (ValueError, KeyError, TypeError) as error:
             text = answer[:_EXCERPT].decode(errors="replace")
-            raise EngineError(
+            raise GarbledAnswerError(
                 f"POST {url}: the answer is not one of SGLang's /generate with log-probs "
-                f"({type(error).__name__}: {error}): {text}"
+                f"({type(error).__name__}: {error}): {text}",
+                str(url.origin()),
             ) from error
         if None in log_probs:
             raise EngineError(

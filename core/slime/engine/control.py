@@ -18,13 +18,14 @@ _EXCERPT = 500
 
 
 def call(
-    method: Literal["GET", "POST"],
+    method: Literal["GET", "POST", "DELETE"],
     server: str,
     path: str,
     body: Any | None = None,
     *,
     timeout_s: float,
     key: str | None = None,
+    success: int = 200,
 ) -> dict[str, Any]:
     """One HTTP call to `server` (http://HOST:PORT) over a new connection, with the server's `key` if it has one.
 
@@ -33,7 +34,8 @@ def call(
 
     Raises:
         DeadlineError: If there is no answer within `timeout_s`.
-        EngineError: For any status but 200, an answer with `"success": false`, and a server that cannot be reached.
+        EngineError: For any status but `success`, an answer with `"success": false`, and a server that cannot be
+            reached.
     """
     request = f"{method} {server}{path}"
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)
@@ -54,7 +56,7 @@ def call(
         answer = None
     if not isinstance(answer, dict):
         answer = {}
-    if response.status != 200 or answer.get("success") is False:
+    if response.status != success or answer.get("success") is False:
         raise EngineError(f"{request}: status {response.status}, answer: {text[:_EXCERPT]}")
     return answer
 

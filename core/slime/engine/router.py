@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slime.engine.control import call
 from slime.engine.keys import EngineKeys
@@ -19,11 +20,18 @@ from slime.kit.processes import Child
 #: client's deadline is the only one.
 _REQUEST_TIMEOUT_S = 7 * 24 * 3600
 _CALL_TIMEOUT_S = 30.0
+#: seconds in which it forgets an engine, or begins to use one; it needs 0.1
+_CHANGE_S = 10.0
+_POLL_S = 0.02
 
 
-def router_arguments(worker_urls: Sequence[str], host: str, port: int, keys: EngineKeys | None) -> dict[str, Any]:
+def router_arguments(
+    worker_urls: Sequence[str], host: str, port: int, keys: EngineKeys | None, *, repeats: bool = True
+) -> dict[str, Any]:
     """The fields of sglang-router's `RouterArgs` that differ from its defaults, with the reason for each."""
     locked: dict[str, Any] = {}
+    if not repeats:
+        locked["disable_retries"] = True
     if keys is not None:
         # It asks its clients for this key, and shows it to the engines.
         locked["api_key"] = keys.api
@@ -75,8 +83,21 @@ class RouterServer(SupervisedProcess):
         port: int = 0,
         log_path: Path,
         host: str = LOOPBACK,
+        repeats: bool = True,
     ) -> None:
+        """Describe the router; `start` starts it.
+
+        Args:
+            worker_urls: The engines that it knows from the beginning.
+            keys: Its own and the engines' keys; None if they have none.
+            port: Port to listen on; 0: a free one.
+            log_path: Where its output goes.
+            host: Address to listen on.
+            repeats: Whether it repeats requests that an engine failed to answer, on another engine. Its clients learn
+                nothing of that.
+        """
         self._worker_urls = list(worker_urls)
+        self._repeats = repeats
         self._keys = keys
         self._host = host
         self.port = port or free_port(host)
@@ -85,7 +106,7 @@ class RouterServer(SupervisedProcess):
 
     def launch(self) -> Child:
         """Start the process."""
-        arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys)
+        arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys, repeats=self._repeats)
         return launch_child("router", [], secret=arguments, env=os.environ, log_path=self.log_path)
 
     def stop(self, grace_s: float = 0.0) -> None:
@@ -102,9 +123,42 @@ class RouterServer(SupervisedProcess):
             return False
         return healthy.issuperset(self._worker_urls)
 
-    def workers(self) -> list[dict[str, Any]]:
+    def use(self, urls: Sequence[str]) -> None:
+        """Send requests to these engines and to no other from now on; those in flight are not touched.
+
+        If the router does not run, or is not ready, it does so once it is started again.
+
+        Raises:
+            EngineError: It does not answer, or has not changed in time.
+        """
+        self._worker_urls = list(urls)
+        if self.pid is None:
+            return
+        deadline = time.monotonic() + _CHANGE_S
+        known = {worker["url"]: worker for worker in self.workers(_CHANGE_S)}
+        for url in known.keys() - set(urls):
+            self._tell("DELETE", f"/workers/{known[url]['id']}")
+        for url in set(urls) - known.keys():
+            self._tell("POST", "/workers", {"url": url})
+        while {w["url"] for w in self.workers(_CHANGE_S) if w["is_healthy"] or w["url"] in known} != set(urls):
+            if time.monotonic() > deadline:
+                raise EngineError(f"{self.name} did not change its list of engines in {_CHANGE_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def workers(self, timeout_s: float = _CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """The engines it knows: `url`, `id`, `is_healthy`, `load` and more."""
-        key = None if self._keys is None else self._keys.admin
-        answer = call("GET", self.url, "/workers", timeout_s=_CALL_TIMEOUT_S, key=key)
-        workers: list[dict[str, Any]] = answer.get("workers", [])
+        workers: list[dict[str, Any]] = self._tell("GET", "/workers", timeout_s=timeout_s).get("workers", [])
         return workers
+
+    def _tell(
+        self,
+        method: Literal["GET", "POST", "DELETE"],
+        path: str,
+        body: Any | None = None,
+        *,
+        timeout_s: float = _CHANGE_S,
+    ) -> dict[str, Any]:
+        """A call of its control plane. It accepts changes, with status 202, and makes them a moment later."""
+        key = None if self._keys is None else self._keys.admin
+        success = 200 if method == "GET" else 202
+        return call(method, self.url, path, body, timeout_s=timeout_s, key=key, success=success)

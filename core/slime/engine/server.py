@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -125,6 +125,7 @@ class EngineServer(SupervisedProcess):
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._shared_memory: set[Path] = set()
 
     def launch(self) -> Child:
         """Start the process."""
@@ -146,6 +147,12 @@ class EngineServer(SupervisedProcess):
         environment = {**os.environ, **environment}
         return launch_child("engine", arguments, secret=keys, env=environment, log_path=self.log_path)
 
+    def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
+        """Return once it answers requests: see `SupervisedProcess.wait_ready`."""
+        super().wait_ready(timeout_s, watch)
+        # Read while it lives: processes that have been killed tell nothing.
+        self._shared_memory = _shared_memory_files(self.pid)
+
     def is_ready(self) -> bool:
         """Whether it answers requests."""
         try:
@@ -160,7 +167,7 @@ class EngineServer(SupervisedProcess):
         Args:
             grace_s: Seconds between SIGTERM and SIGKILL; None: what the device needs.
         """
-        leftovers = _shared_memory_files(self.pid)
+        leftovers, self._shared_memory = self._shared_memory | _shared_memory_files(self.pid), set()
         on_gpu = self.spec.device == "cuda"
         super().stop(grace_s=(_CUDA_GRACE_S if on_gpu else 0.0) if grace_s is None else grace_s)
         if self._reserved is not None:
