@@ -19,7 +19,8 @@ from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
 from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import AbortablePolicy, BatchContext
+from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext
+from slime.rollout.repeats import repeat_limit_s
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class ComponentBuilder:
             timeout_s=timeout_s or self.config.rollout.rollout_timeout_s,
             concurrency=self.slots,
             passive=self.passive if resolved.use.eval_set is None else None,
+            grace_s=GRACE_S + (repeat_limit_s(self.config) if self.config.cluster.use_fault_tolerance else 0.0),
         )
         self.generators.append(generator)
         return generator

@@ -20,7 +20,7 @@ from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.raised import report
 from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark
-from slime.rollout.policy_session import AbortablePolicy, BatchContext, PolicySession
+from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
@@ -49,6 +49,7 @@ class SampleGenerator:
         timeout_s: float,
         concurrency: int | FairSlots,
         passive: PassiveChecks | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         """
         Args:
@@ -57,6 +58,7 @@ class SampleGenerator:
             timeout_s: Seconds without progress after which a sample fails.
             concurrency: Maximum number of samples in flight, or the slots shared with other generators.
             passive: Compares trained tokens with the policy's answers in the first rollouts.
+            grace_s: Seconds that a request to the engines may take beyond `timeout_s`.
         """
         self._generator = generator
         self._health = health
@@ -64,6 +66,7 @@ class SampleGenerator:
         self._timeout_s = timeout_s
         self._slots = FairSlots(concurrency) if isinstance(concurrency, int) else concurrency
         self._passive = PassiveChecks() if passive is None else passive
+        self._grace_s = grace_s
 
     def for_evaluation(self) -> SampleGenerator:
         """The same generator with a separate error budget for evaluations."""
@@ -108,7 +111,7 @@ class SampleGenerator:
     async def _generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
         asked = Snapshot.of(sample)
         recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
-        session = PolicySession(context, self._timeout_s, recorded)
+        session = PolicySession(context, self._timeout_s, recorded, self._grace_s)
         fault = None
         try:
             async with session.deadline:

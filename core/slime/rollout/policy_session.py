@@ -120,6 +120,7 @@ class PolicySession:
 
     __slots__ = (
         "_context",
+        "_grace_s",
         "_loop_time",
         "_timeout_s",
         "cut_short",
@@ -130,15 +131,23 @@ class PolicySession:
         "waiting",
     )
 
-    def __init__(self, context: BatchContext, timeout_s: float, recorded: list[Generation] | None = None) -> None:
+    def __init__(
+        self,
+        context: BatchContext,
+        timeout_s: float,
+        recorded: list[Generation] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
         """
         Args:
             context: Context of the sample's batch.
             timeout_s: Seconds without progress after which `deadline` expires.
             recorded: List that receives copies of all answers, to compare them with the trained tokens.
+            grace_s: Seconds that a request may take beyond `timeout_s`.
         """
         self._context = context
         self._timeout_s = timeout_s
+        self._grace_s = grace_s
         self._loop_time = asyncio.get_running_loop().time
         #: to be entered around the generator's call
         self.deadline = asyncio.timeout(timeout_s)
@@ -155,7 +164,7 @@ class PolicySession:
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
-        self._move_deadline(GRACE_S)
+        self._move_deadline(self._grace_s)
         self._context.engine_clock.start()
         self.waiting += 1
         try:

@@ -17,6 +17,7 @@ from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
+from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
@@ -60,10 +61,13 @@ async def build_rollout_process(
             vocab_size=description["vocab_size"],
             routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
         )
+    repeating = None
+    if client is not None and config.cluster.use_fault_tolerance:
+        repeating = RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only)
     manager = RolloutManager(
         config,
         plugins,
-        client,
+        repeating or client,
         run_dir,
         tokenizer,
         engine_url=engine_url,
@@ -71,7 +75,7 @@ async def build_rollout_process(
         evaluates_only=evaluates_only,
     )
     await manager.start()
-    return RolloutProcess(manager, client, keys, one_at_a_time=config.run.deterministic)
+    return RolloutProcess(manager, client, keys, repeating, one_at_a_time=config.run.deterministic)
 
 
 class RolloutProcess:
@@ -82,6 +86,7 @@ class RolloutProcess:
         manager: RolloutManager,
         client: HttpPolicyClient | None = None,
         keys: EngineKeys | None = None,
+        repeating: RepeatingPolicy | None = None,
         *,
         one_at_a_time: bool = False,
     ) -> None:
@@ -90,17 +95,32 @@ class RolloutProcess:
         self._one_at_a_time = one_at_a_time
         self._client = client
         self._keys = keys
+        self._repeating = repeating
+        #: URL of each engine so far -> how many requests it runs at once
+        self._capacities: dict[str, int] = {}
         #: the rollout whose prompts were taken last
         self._taken: int | None = None
         self._turns = asyncio.Condition()
 
-    async def connect(self, router_url: str, engine_urls: list[str]) -> None:
-        """Connect to the engines at `engine_urls`, which are behind the router at `router_url`."""
+    async def connect(self, router_url: str, engine_urls: list[str]) -> int:
+        """Connect to the engines at `engine_urls`, which are behind the router at `router_url`.
+
+        May be called again with more or fewer of them; without any, requests wait.
+
+        Returns:
+            How many requests were sent again since the last call.
+        """
         assert self._client is not None
         self._client.connect(router_url, engine_urls)
-        engines = [EngineControl(url, self._keys) for url in engine_urls]
-        capacities = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in engines))
-        self._client.limit(int(sum(capacities) * _IN_FLIGHT))
+        new = [EngineControl(url, self._keys) for url in engine_urls if url not in self._capacities]
+        found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
+        self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
+        self._client.limit(int(sum(self._capacities[url] for url in engine_urls) * _IN_FLIGHT))
+        return 0 if self._repeating is None else self._repeating.take_repeated()
+
+    async def garbling(self) -> list[str]:
+        """URLs of the engines that answer requests with something else than a response."""
+        return [] if self._repeating is None else self._repeating.garbling()
 
     async def progress(self) -> tuple[int, int]:
         """See `RolloutManager.progress`."""

@@ -1,0 +1,129 @@
+"""Requests that an engine failed to answer are sent again: the generators that made them only see a slower answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from slime.errors import EngineError, GarbledAnswerError, NoEngineError, SlimeError
+from slime.plugin import Generation, SamplingParams
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.engine.client import HttpPolicyClient
+
+logger = logging.getLogger(__name__)
+
+#: how often a request is sent that engines took and failed; one that kills its engine must not do so for ever
+MOST_FAILURES = 5
+#: answers that are none, after which an engine is at fault, and not a request
+MOST_GARBLED = 3
+#: SGLang's name for the version of weights that it has read from the model folder
+_OF_MODEL_FOLDER = "default"
+#: seconds until a request is sent again; doubled each time. A dead engine gets new requests until the driver has
+#: noticed, which takes a second
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
+#: meta of an aborted request that no engine has any more
+_ABORTED = {"finish_reason": {"type": "abort", "message": "aborted after its engine had failed"}}
+
+
+def repeat_limit_s(config: RunConfig) -> float:
+    """Seconds in which an engine is there again: it starts, and waits for the trainer, which sends it the weights."""
+    return config.cluster.startup_timeout_s + config.cluster.step_timeout_s + config.sync.weight_sync_timeout_s
+
+
+class RepeatingPolicy:
+    """Implements `AbortablePolicy` over a client, whose failed requests it repeats, with the same sampling seed.
+
+    A request that no engine takes waits until one does. One that an engine took and failed, by ending or with an
+    answer that is none, is sent `MOST_FAILURES` times. What an engine refuses, or does not answer in time, is not
+    repeated.
+    """
+
+    def __init__(self, policy: HttpPolicyClient, *, limit_s: float, trained: bool = True) -> None:
+        """
+        Args:
+            policy: Where requests are sent.
+            limit_s: Seconds after its first failure in which a request is sent again.
+            trained: Whether the engines' weights come from a trainer. An answer of those of the model folder does not
+                count then: the connection to an engine may have been tried again when it had just been restarted.
+        """
+        self._trained = trained
+        self._policy = policy
+        self._limit_s = limit_s
+        #: name that the caller knows -> name at the engines, of requests in progress. Each attempt has its own: after
+        #: the end of the router, the engines still work on the one before.
+        self._names: dict[str, str] = {}
+        self._aborted: set[str] = set()
+        self._repeated = 0
+        #: URL of an engine -> answers of it that were none
+        self._garbled: Counter[str] = Counter()
+
+    def garbling(self) -> list[str]:
+        """URLs of the engines that have garbled `MOST_GARBLED` answers, which are counted anew from now on."""
+        found = [url for url, count in self._garbled.items() if count >= MOST_GARBLED]
+        for url in found:
+            del self._garbled[url]
+        return found
+
+    def take_repeated(self) -> int:
+        """How many requests were sent again since the last call."""
+        repeated, self._repeated = self._repeated, 0
+        return repeated
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str
+    ) -> Generation:
+        """One response; `rid` names the request for `abort`."""
+        self._names[rid] = rid
+        try:
+            return await self._generate(tokens, sampling, session, rid)
+        finally:
+            del self._names[rid]
+            self._aborted.discard(rid)
+
+    async def _generate(
+        self, tokens: Sequence[int], sampling: SamplingParams, session: str | None, rid: str
+    ) -> Generation:
+        failures, wait_s, failed_at, direct = 0, _FIRST_WAIT_S, 0.0, False
+        while True:
+            try:
+                name = self._names[rid]
+                answer = await self._policy.generate(tokens, sampling, session=session, rid=name, direct=direct)
+                if not self._trained or _OF_MODEL_FOLDER not in answer.weight_versions:
+                    return answer
+                raise NoEngineError("the engine that answered has not got its weights yet")
+            except EngineError as error:
+                if isinstance(error, GarbledAnswerError):
+                    self._garbled[error.url] += direct
+                    direct = True  # only an engine that is asked directly can be told from the others
+                failed_at = failed_at or time.monotonic()
+                failures += not isinstance(error, NoEngineError)
+                waited_s = time.monotonic() - failed_at
+                if failures >= MOST_FAILURES or waited_s > self._limit_s:
+                    raise EngineError(
+                        f"{failures} engines took this request and failed, and it was repeated for {waited_s:.0f} s;"
+                        f" allowed are {MOST_FAILURES - 1} and {self._limit_s:.0f} s. The last failure: {error}"
+                    ) from error
+                if rid not in self._aborted:
+                    logger.info("a request is sent again in %.2f s: %s", wait_s, error)
+                    await asyncio.sleep(wait_s)
+            if rid in self._aborted:
+                return Generation([], [], "abort", [], _ABORTED)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            self._repeated += self._names[rid] == rid
+            self._names[rid] = uuid.uuid4().hex
+
+    async def abort(self, rids: Collection[str]) -> None:
+        """Abort these requests: see `AbortablePolicy`. Those of an engine that has just ended have ended with it."""
+        known = [rid for rid in rids if rid in self._names]
+        self._aborted.update(known)
+        try:
+            await self._policy.abort([self._names.get(rid, rid) for rid in rids])
+        except SlimeError as error:
+            logger.info("an engine did not take an abort, and is restarted if it has ended: %s", error)
