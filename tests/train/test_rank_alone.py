@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from tests.train.harness import Centred, make_batch, make_config
 
 from slime.architecture import Architecture
 from slime.data import TrainBatch
+from slime.engine.control import EngineControl
 from slime.plugin import Advantages, EstimatorBatch
 from slime.train import rank as module
 from slime.train.forward import Pipeline
@@ -26,10 +27,14 @@ class Transport:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, list[str]]] = []
+        self.connected: list[list[str]] = []
         self.closed = 0
 
     def send(self, named: Iterator[tuple[str, torch.Tensor]], *, version: str) -> None:
         self.sent.append((version, [name for name, _ in named]))
+
+    def connect(self, engines: Sequence[EngineControl]) -> None:
+        self.connected.append([engine.url for engine in engines])
 
     def close(self) -> None:
         self.closed += 1
@@ -103,6 +108,15 @@ def test_every_rank_gathers_and_the_first_sends(number: int, made: list[Transpor
     assert rank.gathered == ["a", "b"] * 2
     sent = [[("1", ["a", "b"]), ("2", ["a", "b"])]] if number == 0 else []  # over one connection
     assert [transport.sent for transport in made] == sent
+
+
+def test_a_rank_connects_anew_when_engines_were_lost_or_restarted(made: list[Transport], tmp_path: Path) -> None:
+    rank, a, b = OneRank(0, tmp_path), "http://127.0.0.1:1", "http://127.0.0.1:2"
+    for urls, restarts in (([a, b], 0), ([a, b], 0), ([a], 1), ([a, b], 1), ([a, b], 1), ([a, b], 2)):
+        rank.sync_weights(urls, None, 1, "1", restarts)
+    [transport] = made
+    assert transport.connected == [[a], [a, b], [a, b]]
+    assert len(transport.sent) == 6
 
 
 def test_a_rank_disconnects_from_the_engines_when_it_ends(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +59,7 @@ def _transport(
     scratch: Path,
     *,
     also: Sequence[EngineControl] = (),
+    repeated: bool = False,
     **options: object,
 ) -> WeightTransport:
     settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
@@ -67,6 +70,7 @@ def _transport(
         hf_folder=folder,
         scratch=scratch,
         on_gpu=False,
+        repeated=repeated,
     )
 
 
@@ -342,6 +346,35 @@ def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
     _engine_log_probs(one_rank_engine)
 
 
+#: an engine's side of a group of two
+MEMBER = """
+import sys, datetime
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+seconds = datetime.timedelta(seconds=30)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), 2, timeout=seconds, wait_for_workers=False)
+for part in ("two", "two/", "cpu/"):
+    store = distributed_c10d.PrefixStore(part, store)
+group = distributed_c10d.ProcessGroupGloo(store, 1, 2, seconds)
+sys.stdin.read()
+"""
+
+
+def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None:
+    group = BroadcastGroup(name="two", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
+    member = subprocess.Popen([sys.executable, "-c", MEMBER, str(group.port)], stdin=subprocess.PIPE)
+    try:
+        group.join(deadline=time.monotonic() + 60, watch=lambda: None)
+        member.kill()
+        member.wait()
+        with pytest.raises(WeightSyncError, match="the broadcast to the engines failed"):
+            group.broadcast([torch.zeros(2**22)], deadline=time.monotonic() + 30, watch=lambda: None)
+    finally:
+        member.kill()
+        member.communicate()
+        group.close()
+
+
 @pytest.fixture
 def dead_engine() -> Iterator[EngineControl]:
     """An address where nothing listens, and nobody else will."""
@@ -370,6 +403,32 @@ def test_a_dead_engine_is_named_and_the_other_continues(
     transport = _transport(one_rank_engine, name, folder, tmp_path)
     transport.send(iter(_weights(folder).items()), version="one")
     _assert_serves(one_rank_engine, folder, "one")
+    transport.close()
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_engines_wait_for_a_sync_that_is_repeated(
+    one_rank_engine: EngineServer, dead_engine: EngineControl, model_folder: Folders, tmp_path: Path, name: str
+) -> None:
+    folder = model_folder("qwen3", seed=2)
+    transport = _transport(one_rank_engine, name, folder, tmp_path, also=[dead_engine], repeated=True)
+    with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead_engine.url}"):
+        transport.send(iter(_weights(folder).items()), version="first")
+    answered = threading.Event()
+
+    def ask() -> None:
+        _engine_log_probs(one_rank_engine)
+        answered.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    # It would answer in milliseconds, perhaps from weights of which a part is new.
+    assert not answered.wait(1.0)
+    transport.connect([one_rank_engine.control])
+    transport.send(iter(_weights(folder).items()), version="again")
+    asking.join(30)
+    assert answered.is_set()
+    _assert_serves(one_rank_engine, folder, "again")
     transport.close()
 
 

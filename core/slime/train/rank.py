@@ -112,6 +112,8 @@ class MegatronRank:
             layer_specs=None if folder is None else self._models.layer_specs(Path(folder)),
         )
         self._transport: WeightTransport | None = None
+        #: the engines that it sends to, and how often some were started again
+        self._connected: tuple[tuple[str, ...], int] = (), 0
         self._rollouts_seen = 0
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, master=master
@@ -314,7 +316,9 @@ class MegatronRank:
         self.policy.finish_param_gather()
         return named_adapters(self.policy.chunks, self._lora, self._architecture)
 
-    def sync_weights(self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str) -> int:
+    def sync_weights(
+        self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str, restarts: int = 0
+    ) -> int:
         """Bring the engines to the policy's weights: every rank gathers, rank 0 sends.
 
         Layers for multi-token prediction are not sent: the engines' model has no place for them.
@@ -324,6 +328,7 @@ class MegatronRank:
             keys: Keys of the engines; None if they have none.
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
+            restarts: How often engines have been started again, each of which is to be connected to anew.
 
         Returns:
             Bytes that were sent to each engine, on rank 0; 0 on the others.
@@ -334,17 +339,24 @@ class MegatronRank:
         if self._rank != 0:
             drain(weights)
             return 0
-        if self._transport is None:
-            assert self._run_dir is not None
+        connected = tuple(engine_urls), restarts
+        if self._transport is None or connected != self._connected:
             ep_size = self.config.sglang.get("ep_size", 1)
-            self._transport = create_transport(
-                self.config.sync,
-                [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls],
-                model=model,
-                hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
-                scratch=self._run_dir / "weights",
-                on_gpu=self.config.on_gpu,
-            )
+            engines = [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls]
+            if self._transport is None:
+                assert self._run_dir is not None
+                self._transport = create_transport(
+                    self.config.sync,
+                    engines,
+                    model=model,
+                    hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
+                    scratch=self._run_dir / "weights",
+                    on_gpu=self.config.on_gpu,
+                    repeated=self.config.cluster.use_fault_tolerance,
+                )
+            else:
+                self._transport.connect(engines)
+            self._connected = connected
         sent = 0
 
         def counted() -> Iterator[tuple[str, Tensor]]:

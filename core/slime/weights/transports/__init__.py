@@ -32,6 +32,7 @@ def create_transport(
     hf_folder: Path,
     scratch: Path,
     on_gpu: bool,
+    repeated: bool = False,
 ) -> WeightTransport:
     """The transport of `--update-weight-transport` to these engines, for training rank 0.
 
@@ -42,12 +43,17 @@ def create_transport(
         hf_folder: Its folder.
         scratch: Folder for the versions of the disk transport, readable by the engines.
         on_gpu: Whether the weights are on a GPU.
+        repeated: Whether a failed sync is repeated.
     """
     check = None
     if options.check_weight_update_equal:
         check = WeightCheck(model, {engine.tp_size for engine in engines}, ep_size=engines[0].ep_size)
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
-    common |= {"joined": joined_by_engines(model), "keep_kv": options.inflight_kv == "keep"}
+    common |= {
+        "joined": joined_by_engines(model),
+        "repeated": repeated,
+        "keep_kv": options.inflight_kv == "keep",
+    }
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
         case "distributed":

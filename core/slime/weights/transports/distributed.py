@@ -223,7 +223,11 @@ class BroadcastGroup:
                         "--weight-sync-timeout-s sets the limit."
                     )
                 time.sleep(_POLL_S)
-            work.wait()
+            try:
+                work.wait()
+            except RuntimeError as error:  # of gloo or NCCL: an engine has ended
+                watch()
+                raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
 
     def close(self) -> None:
         """End the group. Pending broadcasts are abandoned, here and at the engines."""

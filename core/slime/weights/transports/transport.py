@@ -150,6 +150,8 @@ class WeightTransport(ABC):
         joined: Sets of tensors that engines must get in one call.
         keep_kv: Let requests in flight keep the KV cache of the old weights. Only for engines without a prefix cache,
             which could not be flushed.
+        repeated: Whether a failed sync is repeated. The engines are paused until then: a part of their weights may be
+            new, and no token may come from such a mixture.
     """
 
     engines: Sequence[EngineControl]
@@ -157,6 +159,12 @@ class WeightTransport(ABC):
     check: WeightCheck | None = None
     joined: Sequence[Sequence[str]] = ()
     keep_kv: bool = False
+    repeated: bool = False
+
+    def connect(self, engines: Sequence[EngineControl]) -> None:
+        """Send to these engines from now on. Some may have been started again since the last sync."""
+        self.close()
+        self.engines = engines
 
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
@@ -165,7 +173,7 @@ class WeightTransport(ABC):
         end, so that ranks that take part in gathering it never wait.
 
         Raises:
-            WeightSyncError: With engine and phase. Engines that still answer are resumed.
+            WeightSyncError: With engine and phase. Engines that still answer are resumed, unless the sync is repeated.
         """
         with drained(named):
             self._update(named if self.check is None else self.check.observe(named), version)
@@ -178,8 +186,8 @@ class WeightTransport(ABC):
     def _paused(self, *, session: bool) -> Iterator[Fleet]:
         """Engines paused for an update by the body; afterwards they are checked, flushed and resumed.
 
-        After a failure, sessions are closed and engines resumed if they answer. The original error is raised, with
-        notes on what could not be cleaned up.
+        After a failure, sessions are closed and engines resumed (see `repeated`) if they answer. The original error is
+        raised, with notes on what could not be cleaned up.
 
         Args:
             session: Whether to open a weight update session around the body, which updates from memory need.
@@ -205,7 +213,11 @@ class WeightTransport(ABC):
         except BaseException as error:
             if open_session:
                 fleet.clean_up("ending the update", lambda engine: engine.end_weight_update())
-            for failure in fleet.clean_up("resuming", lambda engine: engine.resume()):
+            if self.repeated:  # some may not be paused yet
+                failures = fleet.clean_up("pausing", lambda engine: engine.pause())
+            else:
+                failures = fleet.clean_up("resuming", lambda engine: engine.resume())
+            for failure in failures:
                 error.add_note(f"and then {failure}")
             raise
         finally:
