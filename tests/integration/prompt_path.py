@@ -30,6 +30,7 @@ WATCHERS = (
     "run/engines.py",
     "run/host_watch.py",
     "run/ray_session.py",
+    "run/recovery.py",
     "run/watch.py",
 )
 BEGIN, END = "<!-- traced: begin -->", "<!-- traced: end -->"

@@ -105,6 +105,32 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     assert recording.calls[-1][1] == {"run_dir": tmp_path, "outcome": "finished"}
 
 
+def test_restarts_are_lines_metrics_and_a_fact_of_the_end(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    observer.part_lost("engine", "engine 1", "engine 1's scheduler (pid 7) has ended.\nLast lines of x.log:\noops")
+    observer.part_back("engine 1", 13.21, 1)
+    observer.part_lost("router", "the router", "router: was killed. Last lines of router.log:\nend")
+    observer.part_back("the router", 0.5, 5)
+    observer.step_finished(0, STEP)
+    observer.step_finished(1, STEP)
+    observer.run_finished("finished")
+    first, second = read_metrics(tmp_path)
+    assert {name: first[name] for name in first if "restart" in name} == {
+        "restarts/engine": 1.0,
+        "restarts/router": 1.0,
+        "restarts/seconds": pytest.approx(13.71),
+    }
+    assert not any("restart" in name for name in second)
+    text = out.getvalue()
+    assert "restarting engine 1 (1 of 3 restarts): engine 1's scheduler (pid 7) has ended.\n" in text
+    assert "engine 1 is back after 13.2 s, 1 request repeated\n" in text
+    assert "restarting the router (2 of 3 restarts): router: was killed.\n" in text
+    assert "the router is back after 0.5 s, 5 requests repeated\n" in text
+    assert "restarted: 1 engine, 1 router" in text
+    log = (tmp_path / "logs" / "driver.log").read_text()
+    assert "Last lines of x.log:\noops" in log and "engine 1 is back" in log
+
+
 def test_a_sink_that_cannot_write_is_reported_once_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

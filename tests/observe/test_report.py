@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime.observe.metrics import MetricsWriter
-from slime.observe.report import smoothed, write_report
+from slime.observe.report import restarts, smoothed, write_report
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -27,6 +27,16 @@ def test_a_run_with_rewards_gets_both_pictures(tmp_path: Path) -> None:
         writer.write(8, {"eval/held": 0.75, "rollout/reward_mean": float("nan")})
     write_report(tmp_path)
     assert png_size(tmp_path / "reward_curve.png") == png_size(tmp_path / "phases.png") == (1170, 650)
+
+
+def test_steps_with_restarts_are_marked(tmp_path: Path) -> None:
+    rows = [{"step": 0}, {"step": 1, "restarts/engine": 2.0}, {"step": 2, "restarts/seconds": 1.0}, {"step": 3}]
+    assert restarts([*rows, {"step": 4, "restarts/router": 1.0}]) == [1, 4]
+    with closing(MetricsWriter(tmp_path)) as writer:
+        for row in rows:
+            writer.write(row.pop("step"), {**row, "time/step": 1.0})
+    write_report(tmp_path)
+    assert png_size(tmp_path / "phases.png") == (1170, 650)
 
 
 def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slime.kit.processes import pulse
@@ -27,6 +29,7 @@ import hashlib, itertools, sys, time
 from slime.kit.processes.pulse import PULSE
 print(PULSE.start({HANG_S}), flush=True)
 """
+NAMES = ("engine 1's supervisor", "engine 1's scheduler", "engine 10's supervisor")
 KEEPS_THE_INTERPRETER = "print('in it', file=sys.stderr); time.sleep(1); sum(itertools.count())"
 #: hashing lets other threads run
 COMPUTES = "block = bytes(2**28)\nwhile True: hashlib.sha256(block)"
@@ -91,6 +94,17 @@ def test_a_process_that_ended_is_named_with_its_pid_host_and_log(start: Start) -
     text = trouble.describe()
     assert text.startswith(f"part 1 (pid {ended.pid} on {os.uname().nodename}) has ended")
     assert str(ended.log) in text and "out of luck" in text
+
+
+def test_what_is_killed_is_watched_no_longer(start: Start) -> None:
+    parts = [replace(start("time.sleep(60)"), name=name, kind="engine") for name in NAMES]
+    watch = watching(*parts)
+    os.kill(parts[1].pid, signal.SIGSTOP)
+    watch.kill("engine 1")
+    assert [part.name for part in watch.parts] == ["engine 10's supervisor"]
+    wait_for(lambda: [psutil.Process(part.pid).status() for part in parts[:2]] == [psutil.STATUS_ZOMBIE] * 2)
+    assert psutil.Process(parts[2].pid).status() != psutil.STATUS_ZOMBIE
+    assert watch.look(at_once=True) == []
 
 
 def test_what_a_process_says_is_read_also_after_it_has_said_more(monkeypatch: pytest.MonkeyPatch) -> None:

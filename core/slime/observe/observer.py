@@ -109,7 +109,7 @@ class RunObserver:
         self._steps = 0
         #: rollouts that were trained on when the present attempt began, and are now
         self._began = self._done = 0
-        #: how often the run, or parts of it, were restarted: "run"
+        #: how often the run, or parts of it, were restarted: "run", "engine", "router"
         self.restarts: Counter[str] = Counter()
         self._restarted: dict[str, float] = {}
         #: one line for each restart of the run
@@ -191,6 +191,26 @@ class RunObserver:
             self.terminal.say((told, "yellow"), always=True)
         with self._sink("logs"):
             begin_in_logs(self._run_dir)
+
+    def part_lost(self, kind: str, part: str, how: str) -> None:
+        """An engine or the router, `part`, is in trouble and is restarted; only the first line of `how` is shown."""
+        first = how.partition("\n")[0]
+        self.restarts[kind] += 1
+        self._restarted[f"restarts/{kind}"] = self._restarted.get(f"restarts/{kind}", 0.0) + 1
+        most = self._config.cluster.max_restarts
+        with self._sink("terminal"):
+            first = first.partition(" Last lines of ")[0]
+            what = f"{part} ({self.restarts.total()} of {most} restarts): {first}"
+            self.terminal.say(("restarting ", "yellow"), printable(what), always=True)
+        logger.warning("%s", how, extra=_FILE_ONLY)
+
+    def part_back(self, part: str, seconds: float, repeated: int) -> None:
+        """A part that was restarted is in service again, after so many requests were sent again."""
+        self._restarted["restarts/seconds"] = self._restarted.get("restarts/seconds", 0.0) + seconds
+        requests = "1 request" if repeated == 1 else f"{repeated} requests"
+        with self._sink("terminal"):
+            text = f"{part} is back after {seconds:.1f} s, {requests} repeated"
+            self.terminal.say((text, "yellow"), always=True)
 
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The run folder exists and the processes have started."""

@@ -18,6 +18,7 @@ _LEGEND: dict[str, Any] = {
     "frameon": True, "framealpha": 0.9, "edgecolor": "none", "fontsize": 9, "labelcolor": _INK
 }  # fmt: skip
 _TRAIN, _EVALS = "#2a7f9e", ("#d1495b", "#8e5ea2", "#e0902f", "#4f7942")
+_RESTART = "#33383d"
 _PHASES = (
     ("time/wait_rollout", "generate and score", "#4c9fbe"),
     ("time/train", "train", "#e0902f"),
@@ -39,6 +40,11 @@ def series(rows: Sequence[dict[str, Any]], metric: str) -> tuple[list[int], list
     """The steps at which `metric` was recorded and finite, and its values."""
     pairs = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def restarts(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """The steps in which a part of the run was restarted."""
+    return [row["step"] for row in rows if any(row.get(f"restarts/{kind}") for kind in ("engine", "router", "run"))]
 
 
 def write_report(run_dir: Path) -> None:
@@ -132,6 +138,8 @@ def _draw_phases(rows: Sequence[dict[str, Any]], run_dir: Path) -> None:
             base = [low + value for low, value in zip(base, values, strict=True)]
     rest = [max(0.0, row["time/step"] - used) for row, used in zip(timed, base, strict=True)]
     axes.bar(steps, rest, bottom=base, width=1.0, color="#b5bbc0", label="everything else")
+    for number, step in enumerate(restarts(timed)):
+        axes.axvline(step, color=_RESTART, linewidth=1.2, linestyle=(0, (4, 2)), label="" if number else "restart")
     # One slow step, usually the first, would flatten all others.
     totals = sorted(max(row["time/step"], used) for row, used in zip(timed, base, strict=True))
     axes.set_ylim(0, min(totals[-1], 2.5 * totals[len(totals) // 2]) * 1.08)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
@@ -16,7 +17,7 @@ from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
-from slime.errors import EngineError, EngineStartError, SlimeError
+from slime.errors import DeadlineError, EngineError, EngineStartError, SlimeError
 from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
 from slime.run.host_watch import Part
@@ -25,6 +26,13 @@ from slime.run.workers import PendingCall, Watch, Workers, node_address
 
 #: seconds between two questions to a server
 ASK_S = 2.0
+#: how the router is called
+ROUTER = "the router"
+#: seconds that a router being started gets for an answer
+_ROUTER_S = 2.0
+#: of Ray's resource that every node has of itself: what uses it is placed there
+_A_LITTLE = 0.001
+_FACTORY = "slime.run.engines:EngineProcess"
 
 
 class EngineProcess(EngineServer):
@@ -106,7 +114,9 @@ class Engines:
         self._fork_server: ForkServer | None = None
         self._router: RouterServer | None = None
         self._reserved: ReservedPort | None = None
-        self._failures: PendingCall | None = None
+        self._placement: Sequence[dict[str, Any]] = ()
+        #: index of each engine that runs -> the question, if one is open, whether it has ended
+        self._running: dict[int, PendingCall | None] = {}
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
         """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router."""
@@ -115,10 +125,11 @@ class Engines:
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
             self._fork_server.start()
+        self._placement = placement
         self._workers.start(placement)
         timeout_s = self._config.cluster.startup_timeout_s
         engines = [(index, self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
-        self._workers.build("slime.run.engines:EngineProcess", engines, timeout_s=timeout_s + 5)
+        self._workers.build(_FACTORY, engines, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
         if (port := self._config.cluster.router_port) is None:
@@ -148,38 +159,102 @@ class Engines:
         """Wait for all engines and start the router; `watch` is called meanwhile."""
         self._workers.wait_built(watch)
         self.urls = self._workers.call("address", doing="starting the engines")
+        self._running = dict.fromkeys(range(len(self.urls)))
         self._router = RouterServer(
-            self.urls, self.keys, port=self._port, host=self._host, log_path=self._log_dir / "router.log"
+            self.urls,
+            self.keys,
+            port=self._port,
+            host=self._host,
+            log_path=self._log_dir / "router.log",
+            # A request that kills engines may be repeated a few times only, so only one place may do so.
+            repeats=not self._config.cluster.use_fault_tolerance,
         )
-        self._router.start()
-        if self._router.pid is not None:
-            self._watch.add(Part("the router", "router", self._router.pid, self._router.log_path, supervised=True))
+        self._start_router(self._router)
         self._router.wait_ready(self._config.cluster.startup_timeout_s, watch)
 
-    def check_alive(self) -> None:
-        """Raise `EngineError` if an engine or the router has ended.
+    def _start_router(self, router: RouterServer) -> None:
+        router.start()
+        if router.pid is not None:
+            self._watch.add(Part(ROUTER, "router", router.pid, router.log_path, supervised=True))
 
-        Never blocks: each call reads the answers to the question that an earlier call sent.
+    def lost(self) -> list[tuple[str, SlimeError]]:
+        """The engines (`engine 1`) and the router (`ROUTER`) that have ended since they were started, and how.
+
+        Never blocks: each call reads the answers to the questions that an earlier call sent.
         """
-        if self._failures is None:
-            self._failures = self._ask_failures() if self.urls else None
-        elif self._failures.finished:
-            answered, self._failures = self._failures, None
-            if failures := self._failures_in(answered):
-                raise EngineError(failures[0])
+        found: list[tuple[str, SlimeError]] = []
+        for index, asked in self._running.items():
+            if asked is None:
+                self._running[index] = self._ask(index)
+            elif asked.finished:
+                self._running[index] = None
+                try:
+                    failures = self._failures_in(index, asked)
+                except SlimeError as error:  # its supervisor has ended
+                    found.append((engine_name(index), error))
+                else:
+                    found += [(engine_name(index), EngineError(failure)) for failure in failures]
+        return found + [(ROUTER, EngineError(failure)) for failure in self._router_failures()]
 
     def failures(self) -> list[str]:
         """How each dead engine, and the router, ended: to explain errors that this caused in other processes."""
-        return self._failures_in(self._ask_failures())
+        asked = [(index, self._ask(index)) for index in self._running]
+        failures = [failure for index, question in asked for failure in self._failures_in(index, question)]
+        return failures + self._router_failures()
 
-    def _failures_in(self, asked: PendingCall) -> list[str]:
-        failures = _named(asked.wait())
-        if self._router is not None and (failure := self._router.failure()) is not None:
-            failures.append(f"router: {failure}")
-        return failures
+    def _ask(self, index: int) -> PendingCall:
+        return self._workers.begin("failure", doing="checking the engines", timeout_s=5.0, only=index)
 
-    def _ask_failures(self) -> PendingCall:
-        return self._workers.begin("failure", doing="checking the engines", timeout_s=5.0)
+    def _failures_in(self, index: int, asked: PendingCall) -> list[str]:
+        return [f"{engine_name(index)}: {failure}" for failure in asked.wait() if failure is not None]
+
+    def _router_failures(self) -> list[str]:
+        failure = None if self._router is None else self._router.failure()
+        return [] if failure is None else [f"router: {failure}"]
+
+    # --- restarts: see slime.run.recovery -----------------------------------------------------------
+
+    def begin_end(self, index: int) -> PendingCall:
+        """Begin to end an engine in trouble, with everything that it started; it may not answer."""
+        self._running.pop(index, None)
+        return self._workers.begin_close(index)
+
+    def begin_start(self, index: int) -> PendingCall:
+        """Kill what is left of an engine, and begin to start it again, at the same address."""
+        self._watch.kill(engine_name(index))
+        address, options = urlsplit(self.urls[index]), self._placement[index]
+        if self._reachable and "scheduling_strategy" not in options:
+            options = {**options, "resources": {f"node:{address.hostname}": _A_LITTLE}}
+        spec = replace(self._spec(index), port=int(address.port or 0))
+        timeout_s = self._config.cluster.startup_timeout_s
+        arguments = (index, spec, self._reachable, timeout_s)
+        return self._workers.renew(index, options, _FACTORY, arguments, timeout_s=timeout_s + 5)
+
+    def started(self, index: int) -> None:
+        """An engine runs again: `lost` looks after it."""
+        self._running[index] = None
+
+    def route(self, urls: Sequence[str]) -> None:
+        """Let the router send requests to these engines only. Raises `EngineError` or `DeadlineError`."""
+        if self._router is not None:
+            self._router.use(urls)
+
+    def restart_router(self, urls: Sequence[str]) -> None:
+        """Kill the router and start it again, at the same address, in front of these engines."""
+        assert self._router is not None
+        self._watch.kill(ROUTER)
+        self._router.stop()
+        self._router.use(urls)
+        self._start_router(self._router)
+
+    def router_ready(self) -> bool:
+        """Whether the router answers."""
+        assert self._router is not None
+        try:
+            self._router.workers(timeout_s=_ROUTER_S)
+        except (EngineError, DeadlineError):
+            return False
+        return True
 
     def stop(self) -> None:
         """End router, engines and their processes."""
@@ -194,5 +269,6 @@ class Engines:
             self._fork_server = None
 
 
-def _named(failures: list[str | None]) -> list[str]:
-    return [f"engine {index}: {failure}" for index, failure in enumerate(failures) if failure is not None]
+def engine_name(index: int) -> str:
+    """How messages call an engine."""
+    return f"engine {index}"

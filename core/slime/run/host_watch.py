@@ -66,6 +66,11 @@ class Part:
     #: of the processes of an engine: their process group, which is the id of the HTTP server
     group: int | None = None
 
+    @property
+    def owner(self) -> str:
+        """`engine 1` of `engine 1's scheduler`; the name of a part that is one process."""
+        return self.name.partition("'s ")[0] if self.kind == "engine" else self.name
+
 
 @dataclass(frozen=True)
 class Trouble:
@@ -128,6 +133,15 @@ class HostWatch:
             self._records[part.pid] = _Record(part, psutil.Process(part.pid))
         except psutil.NoSuchProcess:
             self._records[part.pid] = _Record(part, None)
+
+    def kill(self, owner: str) -> None:
+        """SIGKILL what is left of an engine or the router, and watch it no longer: it is started again."""
+        for pid, record in [one for one in self._records.items() if one[1].part.owner == owner]:
+            if record.process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    record.process.kill()
+            self._complete.discard(pid)
+            del self._records[pid]
 
     def look(self, *, syncing: bool = False, at_once: bool = False) -> list[Trouble]:
         """What is wrong now.

@@ -32,6 +32,7 @@ from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
 from slime.run.preemption import Preemption
 from slime.run.ray_session import Placement, place
+from slime.run.recovery import Recovery
 from slime.run.retention import Retention
 from slime.run.saving import Saver
 from slime.run.signals import uninterrupted
@@ -80,7 +81,6 @@ class Run:
         self._placement: Placement | None = None
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
         self._engines = Engines(config, run_dir, watch)
-        watch.supervise(self._engines.check_alive)
         self._preemption = preemption
         if preemption is not None:
             watch.supervise(preemption.check)
@@ -95,6 +95,9 @@ class Run:
             watch=watch,
             enlist=watch.enlist("rollout"),
             asynchronous=True,
+        )
+        self._recovery = Recovery(
+            config, self._engines, watch, self._rollout, observer, trains="trainer" in self._roles
         )
         self._saver: Saver | None = None
         self._retention = Retention(config.checkpoint)
@@ -186,6 +189,7 @@ class Run:
                 timeout_s=self.config.cluster.startup_timeout_s,
             )
         self._trainer.wait_built(self._starting("trainer"))
+        self._recovery.begin()
 
     def _starting(self, part: str) -> Watch:
         """What is checked and shown while the run waits for `part`."""
@@ -278,6 +282,8 @@ class Run:
                 self._asked_progress = self._rollout.begin("progress", doing=pending.doing)
             if self._saver is not None:
                 self._saver.finish(wait=False)  # the ranks have nothing else to do now
+            if self._recovery.waiting:
+                self._catch_up(evaluating=activity == "evaluating" or self._evaluating is not None)
 
         [result] = replace(pending, watch=watch).wait()
         return result
@@ -347,20 +353,39 @@ class Run:
             with self._timed("time/wait_rollout"):
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
-        self._weight_version += 1
-        self._add_versions({self._weight_version: self._rollouts_trained})
+        with self._timed("time/sync_weights"):
+            self._send_weights(next_version=True)
+
+    def _send_weights(self, *, next_version: bool) -> None:
+        if next_version:
+            self._weight_version += 1
+            self._add_versions({self._weight_version: self._rollouts_trained})
         version = str(self._weight_version)
-        with self._timed("time/sync_weights"), self._watch.during_sync():
-            of_ranks: list[int] = self._trainer.call(
-                "sync_weights",
-                self._engines.urls,
-                self._engines.keys,
-                self._engines.tp_size,
-                version,
-                doing=f"syncing weights (version {version})",
-                timeout_s=self.config.sync.weight_sync_timeout_s,
-            )
-        self._synced["synced_bytes"] = float(sum(of_ranks))
+
+        def send(urls: list[str], restarts: int) -> list[int]:
+            with self._watch.during_sync():
+                return self._trainer.call(
+                    "sync_weights",
+                    urls,
+                    self._engines.keys,
+                    self._engines.tp_size,
+                    version,
+                    restarts,
+                    doing=f"syncing weights (version {version})",
+                    timeout_s=self.config.sync.weight_sync_timeout_s,
+                )
+
+        self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))
+
+    def _catch_up(self, *, evaluating: bool) -> None:
+        """Send the weights while the trainer is idle, so that engines that were restarted can serve.
+
+        The version is the one that the others have, unless the trainer's weights are newer. During an evaluation, whose
+        responses are of one version, newer ones are sent only if no engine is left.
+        """
+        newer = self._trained_at[self._weight_version] != self._rollouts_trained
+        if not (newer and evaluating and self._recovery.any_serves):
+            self._send_weights(next_version=newer)
 
     def _add_versions(self, trained_at: dict[int, int]) -> None:
         """Remember weight versions, and tell the rollout process before it can get samples of them."""

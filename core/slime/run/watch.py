@@ -39,6 +39,8 @@ _ERRORS: dict[Kind, type[SlimeError]] = {
     "engine": EngineError,
     "router": EngineError,
 }
+#: kinds of parts that can be started again while the run goes on
+_RESTARTED: tuple[Kind, ...] = ("engine", "router")
 #: a part in trouble, and what makes the message about it
 Found: TypeAlias = tuple[Trouble, Callable[[], str]]
 _NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
@@ -61,6 +63,8 @@ class RunWatch:
         self._own_ray: set[Part] = set()
         self._looked_at = 0.0
         self._syncing = False
+        #: called for an engine or the router in trouble, with what makes the message about it
+        self._restart: Callable[[str, Callable[[], str]], None] | None = None
 
     def add(self, part: Part) -> None:
         """Watch a process of this machine."""
@@ -85,6 +89,20 @@ class RunWatch:
         """Call `check` before every look; it raises if what it supervises has ended."""
         self._supervisors.append(check)
 
+    def restart_with(self, restart: Callable[[str, Callable[[], str]], None]) -> None:
+        """Call `restart` for an engine or the router in trouble, as long as no other part is, instead of raising.
+
+        Its arguments are `Part.owner`, and what makes the message. It may raise.
+        """
+        self._restart = restart
+
+    def kill(self, owner: str) -> None:
+        """SIGKILL what is left of the engine or the router, and watch it no longer: see `HostWatch.kill`."""
+        self._here.kill(owner)
+        for actor in self._others.values():
+            actor.kill.remote(owner)
+        self._unknown = [entry for entry in self._unknown if not entry[0].startswith(f"{owner}'s ")]
+
     @contextmanager
     def during_sync(self) -> Iterator[None]:
         """In the body weights are sent, and an engine's scheduler waits for them."""
@@ -102,7 +120,12 @@ class RunWatch:
         for check in self._supervisors:
             check()
         self._meet()
-        self._raise(self._look(at_once=False))
+        found = self._look(at_once=False)
+        if self._restart is None or any(trouble.part.kind not in _RESTARTED for trouble, _ in found):
+            self._raise(found)
+            return
+        for trouble, describe in found:
+            self._restart(trouble.part.owner, describe)
 
     def explain(self) -> SlimeError | None:
         """The part in trouble that explains an error, if there is one. A stopped part counts at once."""
@@ -195,6 +218,10 @@ class RemoteWatch:
         parent = psutil.Process(os.getppid())
         if parent.name() in _RAY_DAEMONS:
             self._watch.add(Part(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
+
+    def kill(self, owner: str) -> None:
+        """See `HostWatch.kill`."""
+        self._watch.kill(owner)
 
     def look(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
         """What is wrong, and the message for each."""

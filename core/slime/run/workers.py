@@ -270,15 +270,18 @@ class Workers:
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
         """Start one process per entry of `placement`, Ray's options for it; returns at once."""
-        actor = ray.remote(self._actor_class)
-        hang_s, own_ray = self._config.cluster.hang_timeout_s, self._config.cluster.ray_address is None
         for index, options in enumerate(placement):
             log_path = self._log_path.with_name(self._log_path.name.format(index=index))
-            self._actors.append(actor.options(**options).remote(log_path, hang_s, own_ray))
-            if self._enlist is not None:
-                self._enlist(index, log_path, self._actors[-1].identify.remote())
+            self._actors.append(self._launch(index, options, log_path))
             name = f"{_NAMES.get(self._role, self._role)} {index}" if "{index}" in self._log_path.name else self._role
             self._parts.append((name, log_path))
+
+    def _launch(self, index: int, options: dict[str, Any], log_path: Path) -> Any:
+        hang_s, own_ray = self._config.cluster.hang_timeout_s, self._config.cluster.ray_address is None
+        actor = ray.remote(self._actor_class).options(**options).remote(log_path, hang_s, own_ray)
+        if self._enlist is not None:
+            self._enlist(index, log_path, actor.identify.remote())
+        return actor
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""
@@ -299,6 +302,25 @@ class Workers:
         refs = [actor.build.remote(factory, *args) for actor, args in zip(self._actors, arguments, strict=True)]
         self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
 
+    def begin_close(self, index: int) -> PendingCall:
+        """Begin to close the object of one process, which may be in trouble and not answer."""
+        return PendingCall([self._actors[index].close.remote()], f"ending {self._parts[index][0]}", 0.0)
+
+    def renew(
+        self, index: int, options: dict[str, Any], factory: str, arguments: tuple[Any, ...], *, timeout_s: float
+    ) -> PendingCall:
+        """Kill one process, start another in its place, and begin to build its object; see `start` and `build`."""
+        ray.kill(self._actors[index])
+        name, log_path = self._parts[index]
+        actor = self._actors[index] = self._launch(index, options, log_path)
+        built = PendingCall(
+            [actor.build.remote(factory, *arguments)], f"starting {name}", timeout_s, parts=[(name, log_path)]
+        )
+        refs = list(self._building.refs)
+        refs[index] = built.refs[0]
+        self._building = replace(self._building, refs=refs)
+        return built
+
     def check_building(self) -> None:
         """Raise the error of a process whose object could not be built; never blocks."""
         self._building.check()
@@ -308,7 +330,13 @@ class Workers:
         replace(self._building, watch=watch or self._watch).wait()
 
     def begin(
-        self, method: str, *args: Any, doing: str, timeout_s: float | None = None, watch: Watch | None = None
+        self,
+        method: str,
+        *args: Any,
+        doing: str,
+        timeout_s: float | None = None,
+        watch: Watch | None = None,
+        only: int | None = None,
     ) -> PendingCall:
         """Call `method` of every process's object without waiting.
 
@@ -318,11 +346,13 @@ class Workers:
             doing: What the call does, for messages.
             timeout_s: Deadline, counted from `PendingCall.wait`; default: `--step-timeout-s`.
             watch: Called while waiting, instead of the workers' own.
+            only: The index of the one process that is called.
         """
         name = f"{self._role}.{method}"  # in `ps` and in Ray's dashboard
-        refs = [actor.call.options(name=name).remote(method, *args) for actor in self._actors]
+        chosen = slice(None) if only is None else slice(only, only + 1)
+        refs = [actor.call.options(name=name).remote(method, *args) for actor in self._actors[chosen]]
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
-        return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts)
+        return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts[chosen])
 
     def call(self, method: str, *args: Any, doing: str, timeout_s: float | None = None) -> list[Any]:
         """Call `method` of every process's object and wait for the results, in order: see `begin`."""

@@ -1,0 +1,274 @@
+"""Engines and the router that are lost are restarted within the budget; weights reach an engine before requests do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from slime.config import RunConfig
+from slime.config.options import ClusterOptions
+from slime.errors import EngineError, EngineStartError, SlimeError, WeightSyncError
+from slime.run import recovery
+from slime.run.engines import ROUTER
+from slime.run.recovery import Recovery
+
+URLS = ["http://a", "http://b"]
+
+
+class Call:
+    """A stand-in for a call to a process, which finishes when told."""
+
+    timeout_s = 60.0
+
+    def __init__(self, error: SlimeError | None = None, *, finished: bool = True, result: Any = None) -> None:
+        self.error, self.finished, self.result = error, finished, result
+
+    def wait(self) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return [self.result]
+
+
+class FaultyEngines:
+    """Fault injection: a stand-in for the engines and the router, which end when a test says so."""
+
+    url = "http://router"
+
+    def __init__(self) -> None:
+        self.urls = list(URLS)
+        self.events: list[str] = []
+        self.routed = list(URLS)
+        self.ended: list[tuple[str, SlimeError]] = []
+        #: how the next starts end
+        self.starts: list[Call] = []
+        self.router_answers = True
+        self.deaf: EngineError | None = None
+
+    def lost(self) -> list[tuple[str, SlimeError]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def begin_end(self, index: int) -> Call:
+        self.events.append(f"end {index}")
+        return Call()
+
+    def begin_start(self, index: int) -> Call:
+        self.events.append(f"start {index}")
+        return self.starts.pop(0) if self.starts else Call()
+
+    def started(self, index: int) -> None:
+        self.events.append(f"started {index}")
+
+    def route(self, urls: Sequence[str]) -> None:
+        if self.deaf is not None:
+            raise self.deaf
+        self.routed = list(urls)
+
+    def restart_router(self, urls: Sequence[str]) -> None:
+        self.deaf, self.routed = None, list(urls)
+        self.events.append("restart router")
+
+    def router_ready(self) -> bool:
+        return self.router_answers
+
+
+class Rollouts:
+    """A stand-in for the rollout process."""
+
+    def __init__(self) -> None:
+        self.connected = list(URLS)
+        self.garbling: list[str] = []
+
+    def call(self, method: str, url: str, urls: Sequence[str], **_: Any) -> list[int]:
+        assert (method, url) == ("connect", FaultyEngines.url)
+        self.connected = list(urls)
+        return [2]
+
+    def begin(self, method: str, **_: Any) -> Call:
+        assert method == "garbling"
+        return Call(result=self.garbling)
+
+
+class Watch:
+    """A stand-in for the watch of a run, which looks when called."""
+
+    def __init__(self) -> None:
+        self.checks: list[Callable[[], None]] = []
+        self.restart: Any = None
+
+    def supervise(self, check: Callable[[], None]) -> None:
+        self.checks.append(check)
+
+    def restart_with(self, restart: Any) -> None:
+        self.restart = restart
+
+    def __call__(self) -> None:
+        for check in self.checks:
+            check()
+
+
+class Told:
+    """A stand-in for the observer: what it was told."""
+
+    def __init__(self) -> None:
+        self.restarts: Counter[str] = Counter()
+        self.lost: list[str] = []
+        self.back: list[tuple[str, int]] = []
+
+    def part_lost(self, kind: str, part: str, how: str) -> None:
+        self.restarts[kind] += 1
+        self.lost.append(f"{part}: {how}")
+
+    def part_back(self, part: str, seconds: float, repeated: int) -> None:
+        assert seconds >= 0
+        self.back.append((part, repeated))
+
+
+class Bench:
+    """A recovery among stand-ins."""
+
+    def __init__(self, *, tolerant: bool = True, max_restarts: int = 3, trains: bool = True) -> None:
+        config = RunConfig(cluster=ClusterOptions(use_fault_tolerance=tolerant, max_restarts=max_restarts))
+        self.engines, self.rollouts, self.watch, self.told = FaultyEngines(), Rollouts(), Watch(), Told()
+        parts: Any = self.engines, self.watch, self.rollouts, self.told
+        self.recovery = Recovery(config, *parts, trains=trains)
+        self.recovery.begin()
+
+    def end(self, owner: str, error: SlimeError | None = None) -> None:
+        """A part ends, and the watch looks until it is noticed, ended and started again."""
+        self.engines.ended.append((owner, error or EngineError(f"{owner} was killed\nlast lines")))
+        for _ in range(3):
+            self.watch()
+
+    def sync(self, send: Callable[[list[str], int], None] | None = None) -> list[list[str]]:
+        """The engines that each attempt to send weights reaches."""
+        reached: list[list[str]] = []
+
+        def sent(urls: list[str], restarts: int) -> None:
+            reached.append(urls)
+            if send is not None:
+                send(urls, restarts)
+
+        self.recovery.sync(sent)
+        return reached
+
+
+def test_an_engine_that_was_restarted_gets_requests_only_after_weights() -> None:
+    bench = Bench()
+    bench.end("engine 1")
+    assert bench.engines.events == ["end 1", "start 1", "started 1"]
+    assert bench.engines.routed == bench.rollouts.connected == ["http://a"]
+    assert bench.recovery.waiting and bench.told.back == []
+    seen: list[tuple[list[str], int]] = []
+    bench.sync(lambda _, restarts: seen.append((list(bench.engines.routed), restarts)))
+    assert seen == [(["http://a"], 1)]  # it has no requests during the sync, and the ranks know that it is a new one
+    assert bench.engines.routed == bench.rollouts.connected == URLS
+    assert bench.told.back == [("engine 1", 4)] and not bench.recovery.waiting
+    assert bench.told.lost == ["engine 1: engine 1 was killed\nlast lines"]
+
+
+def test_without_a_trainer_it_gets_requests_at_once() -> None:
+    bench = Bench(trains=False)
+    bench.end("engine 0")
+    assert bench.engines.routed == URLS and bench.told.back == [("engine 0", 4)]
+
+
+def test_what_is_lost_is_restarted_once_however_often_it_is_reported() -> None:
+    bench = Bench()
+    bench.engines.starts = [Call(finished=False)]
+    bench.end("engine 1")
+    bench.end("engine 1")
+    bench.watch.restart("engine 1", lambda: "engine 1's detokenizer has ended")
+    assert bench.engines.events == ["end 1", "start 1"] and bench.told.restarts == {"engine": 1}
+
+
+@pytest.mark.parametrize(("tolerant", "budget"), [(False, 3), (True, 0)], ids=["off", "no budget"])
+def test_without_fault_tolerance_or_restarts_left_the_error_is_raised(tolerant: bool, budget: int) -> None:
+    bench = Bench(tolerant=tolerant, max_restarts=budget)
+    with pytest.raises(EngineError, match=r"^engine 1 was killed\nlast lines") as caught:
+        bench.end("engine 1")
+    assert ("0 of 0 restarts (--max-restarts) are used up" in str(caught.value)) == tolerant
+    assert bench.engines.events == [] and bench.engines.routed == URLS
+
+
+def test_engines_and_router_share_the_budget() -> None:
+    bench = Bench(max_restarts=2)
+    bench.end("engine 1")
+    bench.end(ROUTER)
+    with pytest.raises(EngineError, match=r"2 of 2 restarts \(--max-restarts\) are used up"):
+        bench.end("engine 0")
+
+
+def test_an_engine_that_does_not_start_is_tried_again_and_then_its_error_ends_the_run() -> None:
+    bench = Bench(max_restarts=2)
+    bench.engines.starts = [Call(EngineStartError("port taken")) for _ in range(2)]
+    with pytest.raises(EngineStartError, match=r"^port taken\n"):
+        for _ in range(3):
+            bench.end("engine 0")
+    assert bench.engines.events == ["end 0", "start 0"] * 2
+
+
+def test_the_router_is_restarted_in_front_of_the_engines_that_serve() -> None:
+    bench = Bench()
+    bench.engines.starts = [Call(finished=False)]
+    bench.end("engine 0")
+    bench.engines.router_answers = False
+    bench.end(ROUTER)
+    assert bench.engines.events[-1] == "restart router" and bench.engines.routed == ["http://b"]
+    assert bench.told.back == []
+    bench.engines.router_answers = True
+    bench.watch()
+    assert bench.told.back == [(ROUTER, 4)] and bench.rollouts.connected == ["http://b"]
+
+
+def test_a_router_that_cannot_be_told_is_restarted() -> None:
+    bench = Bench()
+    bench.engines.deaf = EngineError("the router did not change its list")
+    bench.end("engine 0")
+    assert "restart router" in bench.engines.events and bench.engines.routed == ["http://b"]
+    assert bench.told.restarts == {"engine": 1, "router": 1}
+
+
+def test_an_engine_that_answers_with_garbage_is_restarted() -> None:
+    bench = Bench()
+    bench.rollouts.garbling = ["http://b"]
+    bench.watch()
+    bench.rollouts.garbling = []
+    bench.watch()
+    assert bench.engines.events[0] == "end 1"
+    assert bench.told.lost == ["engine 1: engine 1 at http://b answers requests with something else than a response"]
+
+
+def test_a_sync_during_which_an_engine_is_lost_is_repeated() -> None:
+    bench = Bench()
+
+    def send(urls: list[str], restarts: int) -> None:
+        if restarts == 0 and len(urls) == 2:
+            bench.end("engine 1")
+            raise WeightSyncError("the connection was lost")
+
+    # By the second time it runs again.
+    assert bench.sync(send) == [URLS, URLS]
+    assert bench.told.back == [("engine 1", 4)]
+
+
+def test_a_sync_that_reached_an_engine_before_its_restart_does_not_put_it_into_service() -> None:
+    bench = Bench()
+    bench.sync(lambda *_: bench.end("engine 1"))
+    assert bench.engines.routed == ["http://a"] and bench.recovery.waiting
+    bench.sync()
+    assert bench.engines.routed == URLS
+
+
+def test_a_sync_that_fails_by_itself_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_NOTICED_S", 0.0)
+    bench = Bench()
+
+    def send(*_: Any) -> None:
+        raise WeightSyncError("wrong shape")
+
+    with pytest.raises(WeightSyncError, match="wrong shape"):
+        bench.sync(send)
