@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
+from slime.run import watch as module
 from slime.run.host_watch import Kind, Part
 from slime.run.watch import RunWatch
 
@@ -60,6 +61,26 @@ def test_a_dead_part_ends_the_wait(kind: Kind, error: type[SlimeError], watch: R
     kill(sleeper("the part", kind))
     with pytest.raises(error, match=r"^the part \(pid \d+ on \S+\) has ended"):
         watch()
+
+
+def test_what_can_be_restarted_is_handed_over_unless_another_part_is_in_trouble(
+    watch: RunWatch, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    lost: list[tuple[str, str]] = []
+    watch.restart_with(lambda owner, why: lost.append((owner, why())))
+    trainer = sleeper("trainer rank 0", "trainer")
+    kill(sleeper("engine 1's scheduler", "engine"), sleeper("the router", "router"))
+    watch()
+    assert [owner for owner, _ in lost] == ["engine 1", "the router"]
+    assert lost[0][1].startswith("engine 1's scheduler (pid ")
+    watch.kill("engine 1")
+    watch()
+    assert [owner for owner, _ in lost] == ["engine 1", "the router", "the router"]
+    kill(trainer)
+    with pytest.raises(SlimeError, match="Also in trouble: the router"):
+        watch()
+    assert len(lost) == 3
 
 
 def test_without_ray_the_others_end_too_so_ray_is_named(watch: RunWatch, sleeper: Sleeper) -> None:
