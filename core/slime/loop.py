@@ -27,12 +27,13 @@ def train_synchronously(run: Run) -> None:
     if evaluates_before_training(run):
         run.evaluate(run.first_rollout)
     for number in range(run.first_rollout, run.config.num_rollout):
+        run.stop_if_preempted(number)  # after SIGTERM
         run.start_step()
         rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
         run.sync_weights()  # trainer -> engines, version + 1
         run.finish_step(rollout, metrics)
-        run.stop_if_preempted(number + 1)  # after SIGTERM
+        run.stop_if_preempted(number + 1)
         if evaluation_due(run, number + 1):
             run.evaluate(number + 1)
         save_where_due(run, done=number + 1)
@@ -41,16 +42,17 @@ def train_synchronously(run: Run) -> None:
 def train_asynchronously(run: Run) -> None:
     """As above, but up to `--async-buffer-size` later rollouts are generated while one is trained on.
 
-    With `--max-staleness` a rollout waits for weights that are fresh enough to generate it. The engines keep
-    their running requests over a weight sync, so a response may span several weight versions; every sample records
-    which. Evaluations run alongside generation and training, up to the next
-    sync, which waits for them: their responses are of one version.
+    With `--max-staleness` a rollout waits for weights that are fresh enough to generate it. The engines keep their
+    running requests over a weight sync, so a response may span several weight versions; every sample records which.
+    Evaluations run alongside generation and training, up to the next sync, which waits for them: their responses are
+    of one version.
     """
     run.sync_weights()
     if evaluates_before_training(run):
         run.start_evaluation(run.first_rollout)
     started, ahead = run.first_rollout, run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
+        run.stop_if_preempted(number)
         run.start_step()
         while started < min(number + 1 + ahead, run.config.num_rollout) and run.fresh_enough(started):
             run.start_generation(started)
@@ -76,8 +78,10 @@ def evaluation_due(run: Run, done: int) -> bool:
 
 
 def evaluates_before_training(run: Run) -> bool:
-    """Whether the held-out sets are scored before the first step."""
-    return run.config.evaluation.eval_interval is not None and not run.config.evaluation.skip_eval_before_train
+    """Whether the held-out sets are scored before the first step. A run that was ended before it could score them after
+    its last step does that when it is resumed."""
+    options, missed = run.config.evaluation, run.first_rollout > 0 and evaluation_due(run, run.first_rollout)
+    return options.eval_interval is not None and (missed or not options.skip_eval_before_train)
 
 
 def save_where_due(run: Run, *, done: int) -> None:

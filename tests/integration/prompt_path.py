@@ -29,6 +29,7 @@ WATCHERS = (
     "engine/router.py",
     "run/engines.py",
     "run/host_watch.py",
+    "run/preemption.py",
     "run/ray_session.py",
     "run/recovery.py",
     "run/watch.py",

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,19 +40,28 @@ ARRIVAL_S = 2.0
 
 def server_of(run: SlimeRun, log: str) -> psutil.Process:
     """The process of a run that writes to this log and leads its process group."""
-    [found] = [
-        process
-        for process in processes_marked(run.mark)
-        if output_of(process).endswith(f"/logs/{log}") and os.getpgid(process.pid) == process.pid
-    ]
-    return found
+    found = []
+    for process in processes_marked(run.mark):
+        with suppress(ProcessLookupError):  # it has just ended
+            if output_of(process).endswith(f"/logs/{log}") and os.getpgid(process.pid) == process.pid:
+                found.append(process)
+    [server] = found
+    return server
 
 
 def scheduler_of(run: SlimeRun, engine: int) -> psutil.Process:
     """The scheduler of an engine. Its title covers the mark of the run."""
-    members = map(psutil.Process, living_members(server_of(run, f"engine-{engine}.log").pid))
-    [found] = [process for process in members if command_of(process)[:1] == ["sglang::scheduler"]]
-    return found
+    members = living_members(server_of(run, f"engine-{engine}.log").pid)
+    found = []
+    for pid in members:
+        with suppress(psutil.Error):  # it has just ended
+            process = psutil.Process(pid)
+            # A process that it has forked has its title for a moment.
+            titles = [command_of(one)[:1] for one in (process, *process.parents()[:1])]
+            if titles[0] == ["sglang::scheduler"] != titles[-1]:
+                found.append(process)
+    [scheduler] = found
+    return scheduler
 
 
 def samples_of(run: SlimeRun, rollout: int) -> list[dict[str, object]]:
@@ -72,7 +82,8 @@ def test_engines_and_router_are_restarted_and_no_sample_is_lost_or_of_old_weight
 
     let_finish(1)
     run = slime_train(
-        "--num-rollout", "4", "--rollout-num-gpus", "2", "--use-fault-tolerance", "--rollout-max-response-len", "300",
+        "--num-rollout", "4", "--rollout-num-gpus", "2", "--use-fault-tolerance", "--max-restarts", "6",
+        "--rollout-max-response-len", "300",
         "--advantage-estimator", "grpo", "--custom-rm-path", f"{reward}:reward_func", "--lr", "1e-2",
         "--entropy-coef", "0.1", "--sglang-preferred-sampling-params", ENDLESS, reward=False,
     )  # fmt: skip

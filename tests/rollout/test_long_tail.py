@@ -21,8 +21,7 @@ from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.prompts import PromptLedger
-from slime.rollout.record import Rollout
-from slime.rollout.weight_age import MAX_REGENERATIONS, WeightAges
+from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges
 
 #: the longest response, in tokens; half of them have at most 20
 LIMIT = 600

@@ -49,6 +49,7 @@ class FaultyClient:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are repeated without waiting."""
     monkeypatch.setattr(repeats, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(repeats, "OUTAGE_S", 0.0)
 
 
 def ask(client: Any, limit_s: float = 60.0) -> tuple[Generation, RepeatingPolicy]:
@@ -73,6 +74,12 @@ def test_a_request_that_engines_fail_again_and_again_is_given_up() -> None:
     with pytest.raises(EngineError, match=f"^{MOST_FAILURES} engines took this request and failed.*killed the engine"):
         ask(client)
     assert len(client.asked) == MOST_FAILURES
+
+
+def test_failures_of_one_outage_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "OUTAGE_S", 1000.0)
+    client = FaultyClient(*[EngineError("it has ended, and the router does not know")] * (3 * MOST_FAILURES))
+    assert ask(client)[0] is ANSWER
 
 
 def test_a_request_waits_for_an_engine_that_takes_it_until_the_limit() -> None:

@@ -19,7 +19,7 @@ from slime.rollout.collect import Collector
 from slime.rollout.pipeline import GroupProgress, Pipeline, SampleGenerator
 from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger
-from slime.rollout.weight_age import STALE, WeightAges
+from slime.rollout.record import STALE, WeightAges
 from slime.types import Group, Sample, Status
 
 

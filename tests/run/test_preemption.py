@@ -42,12 +42,12 @@ child.kill()
 
 def start(**values: object) -> subprocess.Popen[str]:
     program = [sys.executable, "-c", STEP.format(**values)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_the_step_ends_and_more_signals_change_nothing() -> None:
-    with start(timeout_s=100, step_ends="time.sleep(0.5) is None") as run:
-        assert run.stdout is not None and run.stderr is not None
+    with start(timeout_s=100, step_ends="input() == ''") as run:
+        assert run.stdin is not None and run.stdout is not None and run.stderr is not None
         run.stdout.readline()
         run.terminate()
         assert run.stderr.readline() == (
@@ -55,6 +55,8 @@ def test_the_step_ends_and_more_signals_change_nothing() -> None:
         )
         run.terminate()
         assert run.stderr.readline().startswith("slime: SIGTERM again: still ending the run")
+        run.stdin.write("\n")
+        run.stdin.flush()
         assert run.wait(60) == 0
         assert run.stdout.read() == "saved\n"
 

@@ -74,6 +74,14 @@ def _of_folder(folder: Path, words: Sequence[str]) -> RunConfig:
 
 def _of_command(words: Sequence[str]) -> RunConfig:
     """The configuration of a complete command line, continued if its run folder, or its `--save`, has a state of it."""
+    config = _continued(words)
+    if config.checkpoint.load is not None or not config.checkpoint.skip_damaged_checkpoints:
+        return config
+    # There is nothing to skip yet, so the flag would be refused.
+    return config.with_options("checkpoint", skip_damaged_checkpoints=False)
+
+
+def _continued(words: Sequence[str]) -> RunConfig:
     config = read_config(words)
     name = config.run.run_name
     if name is None:
@@ -125,7 +133,8 @@ def _newest(saved: RunConfig, folder: Path) -> str | None:
     root, load = Path(saved.checkpoint.save or folder / "checkpoints"), saved.checkpoint.load
     latest = root / LATEST
     if not latest.exists():
-        return str(root) if checkpoints_in(root) else load
+        # A run that was killed a moment before it could write `latest` has a complete checkpoint.
+        return next((str(path) for path in checkpoints_in(root)), load)
     went_back = load is not None and Path(load).parent.resolve() == root.resolve()
     return load if went_back and latest.stat().st_mtime < (folder / CONFIG).stat().st_mtime else str(root)
 

@@ -416,6 +416,22 @@ def deterministic(config: RunConfig) -> Iterator[str]:
             f"--deterministic excludes --over-sampling-batch-size {options.over_sampling_batch_size} without a buffer"
             " filter: the batch is made of what finishes first. Drop one of them, or choose a --buffer-filter"
         )
+    if options.async_mode and (options.max_reuse or options.buffer_filter or options.buffer_filter_path):
+        yield (
+            "--deterministic with --async excludes --max-reuse and buffer filters: a resumed run would choose other"
+            " groups for the batches that were ready when it was saved"
+        )
+    chunk = config.sglang.get("chunked_prefill_size")
+    if chunk is not None and chunk > 0:
+        yield (
+            f"--deterministic excludes --sglang-chunked-prefill-size {chunk}: how a prompt is cut depends on other"
+            " requests"
+        )
+    if (share := config.sglang.get("schedule_conservativeness")) is not None and share < 1:
+        yield (
+            f"--deterministic excludes --sglang-schedule-conservativeness {share}: a request that has to make room for"
+            " another is computed again, with other rounding errors. Use at least 1"
+        )
     if options.async_mode and (save := config.checkpoint.save_interval) is not None and save % every:
         yield (
             f"--deterministic: --save-interval {save} is not a multiple of --update-weights-interval {every}: a resumed"

@@ -114,12 +114,15 @@ def pad_small_products() -> None:
 def padded(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`product(rows, weight, ...)` with at least 8 rows for each thread of torch."""
 
-    def multiply(rows: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def multiply(*args: Any, **kwargs: Any) -> Tensor:
+        if len(args) < 2 or kwargs.get("out") is not None:
+            return product(*args, **kwargs)
+        rows, weight, *others = args
         least = 8 * torch.get_num_threads()
-        if rows.dim() != 2 or weight.dim() != 2 or not 0 < rows.shape[0] < least or kwargs.get("out") is not None:
-            return product(rows, weight, *args, **kwargs)
+        if rows.dim() != 2 or weight.dim() != 2 or not 0 < rows.shape[0] < least:
+            return product(*args, **kwargs)
         filled = torch.nn.functional.pad(rows, (0, 0, 0, least - rows.shape[0]))
-        return product(filled, weight, *args, **kwargs)[: rows.shape[0]]
+        return product(filled, weight, *others, **kwargs)[: rows.shape[0]]
 
     return multiply
 

@@ -100,9 +100,9 @@ def earlier_metrics(checkpoint: Path, run_dir: Path, done: int) -> list[dict[str
     ]
 
 
-def tells_time(name: str) -> bool:
-    """Whether a metric measures how long something took, so that it differs between runs that are otherwise equal."""
-    return name.startswith("time/") or name.endswith(("_per_s", "/seconds_mean", "unix_time"))
+def depends_on_time(name: str) -> bool:
+    """Whether a metric depends on how long something took, so that it differs between runs that are otherwise equal."""
+    return name.startswith("time/") or name.endswith(("_per_s", "/seconds_mean", "unix_time", "rollout/ready"))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

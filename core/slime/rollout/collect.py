@@ -15,8 +15,7 @@ from slime.rollout.failures import common_reasons
 from slime.rollout.open_batch import OpenBatch
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.prompts import GroupState, PromptLedger
-from slime.rollout.record import Rollout
-from slime.rollout.weight_age import STALE, WeightAges
+from slime.rollout.record import STALE, Rollout, WeightAges
 from slime.types import Group, Sample
 
 

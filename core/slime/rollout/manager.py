@@ -14,7 +14,7 @@ import numpy as np
 
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
-from slime.observe.metrics import tells_time
+from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.rollout.boundaries import OldestFirst
@@ -24,10 +24,9 @@ from slime.rollout.evaluation import EvalReport
 from slime.rollout.failures import PassiveChecks, common_reasons
 from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
-from slime.rollout.record import Rollout, oldest_weights, rollout_metrics
+from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
 from slime.rollout.tasks import all_or_first_error
-from slime.rollout.weight_age import MAX_REGENERATIONS, WeightAges
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -178,7 +177,7 @@ class RolloutManager:
             rollout.tracebacks += self._pipeline.scorer.tracebacks()
         if self._config.run.deterministic:
             rollout.metrics |= self._metrics.get(number, {})
-            self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not tells_time(name)}
+            self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not depends_on_time(name)}
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
         rollout.findings = self._build.passive.rollout_done()

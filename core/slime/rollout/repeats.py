@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections import Counter
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: how often a request is sent that engines took and failed; one that kills its engine must not do so for ever
 MOST_FAILURES = 5
+#: seconds in which one engine's end may fail a request again and again
+OUTAGE_S = 5.0
 #: answers that are none, after which an engine is at fault, and not a request
 MOST_GARBLED = 3
 #: SGLang's name for the version of weights that it has read from the model folder
@@ -41,8 +44,9 @@ class RepeatingPolicy:
     """Implements `AbortablePolicy` over a client, whose failed requests it repeats, with the same sampling seed.
 
     A request that no engine takes waits until one does. One that an engine took and failed, by ending or with an
-    answer that is none, is sent `MOST_FAILURES` times. What an engine refuses, or does not answer in time, is not
-    repeated.
+    answer that is none, is sent until it has failed `MOST_FAILURES` times; failures within `OUTAGE_S` count once,
+    because the router goes on sending to an engine that has ended until it is told. What an engine refuses, or does
+    not answer in time, is not repeated.
     """
 
     def __init__(self, policy: HttpPolicyClient, *, limit_s: float, trained: bool = True) -> None:
@@ -91,6 +95,7 @@ class RepeatingPolicy:
         self, tokens: Sequence[int], sampling: SamplingParams, session: str | None, rid: str
     ) -> Generation:
         failures, wait_s, failed_at, direct = 0, _FIRST_WAIT_S, 0.0, False
+        counted_at = -math.inf
         while True:
             try:
                 name = self._names[rid]
@@ -103,8 +108,11 @@ class RepeatingPolicy:
                     self._garbled[error.url] += direct
                     direct = True  # only an engine that is asked directly can be told from the others
                 failed_at = failed_at or time.monotonic()
-                failures += not isinstance(error, NoEngineError)
-                waited_s = time.monotonic() - failed_at
+                now = time.monotonic()
+                garbled, outage = isinstance(error, GarbledAnswerError), now - counted_at < OUTAGE_S
+                if garbled or not (outage or isinstance(error, NoEngineError)):
+                    failures, counted_at = failures + 1, now
+                waited_s = now - failed_at
                 if failures >= MOST_FAILURES or waited_s > self._limit_s:
                     raise EngineError(
                         f"{failures} engines took this request and failed, and it was repeated for {waited_s:.0f} s;"

@@ -59,6 +59,7 @@ class CheckpointWriter:
             with suppress(CheckpointError):  # the run will report it
                 self._initial = read_checkpoint(Path(initial)).path.resolve()
         self._deleting: list[threading.Thread] = []
+        self._being_deleted: set[Path] = set()
 
     def begin(self, rollouts_done: int) -> Path:
         """Make a temporary folder for the parts of trainer ranks and rollout process. Raises `CheckpointError`.
@@ -66,9 +67,11 @@ class CheckpointWriter:
         Deletes those that a killed run left: each may be as large as a checkpoint.
         """
         temporary = self._partial(rollouts_done)
+        if temporary in self._being_deleted:
+            self.close()
         with writing(temporary):
             replaced = [path for path in self._root.glob(".rollout_*.replaced") if _is_replaced(path)]
-            for left in (*self._root.glob(".rollout_*.partial"), *replaced):
+            for left in {*self._root.glob(".rollout_*.partial"), *replaced} - self._being_deleted:
                 shutil.rmtree(left, ignore_errors=True)
             make_folder(temporary / TRAINER_PART)
         return temporary
@@ -165,6 +168,7 @@ class CheckpointWriter:
 
     def _delete_in_background(self, aside: Sequence[Path]) -> None:
         """Delete folders that have lost their names, in a thread."""
+        self._being_deleted.update(aside)
         thread = threading.Thread(target=self._delete, args=(aside,), name="delete-checkpoints", daemon=True)
         self._deleting = [*(one for one in self._deleting if one.is_alive()), thread]
         thread.start()
@@ -174,6 +178,7 @@ class CheckpointWriter:
             sync_folder(self._root)  # a half deleted checkpoint must not have its name back after a power failure
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
+        self._being_deleted.difference_update(folders)
 
     def close(self) -> None:
         """Wait until the files are deleted, for `_DELETE_S` seconds at most."""

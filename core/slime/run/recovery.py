@@ -210,6 +210,8 @@ class Recovery:
         self._serve()
         repeated, self._repeated = self._repeated, 0
         for owner in owners:
+            if owner in self._lost:
+                continue  # again, meanwhile
             self._observer.part_back(owner, time.monotonic() - since[owner], repeated)
             repeated = 0
 

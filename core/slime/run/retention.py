@@ -51,11 +51,17 @@ class Retention:
     rollout N - 1, the last that it was trained on, for other metrics.
     """
 
-    def __init__(self, options: CheckpointOptions) -> None:
+    def __init__(
+        self, options: CheckpointOptions, eval_interval: int | None = None, num_rollout: int | None = None
+    ) -> None:
+        """The rule that `options` state, in a run that is evaluated at multiples of `eval_interval` and at its end."""
+        self._eval_interval, self._num_rollout = eval_interval, num_rollout
         self._last, self._every = options.save_keep_last, options.save_keep_every
         self._metric, self._lower = options.best_metric or ("", False)
         #: from the step of a row to its checkpoint: evaluations are numbered as checkpoints are, rollouts from 0
         self._shift = 0 if self._metric.startswith("eval/") else 1
+        #: whether the metric is reported with each step
+        self.by_step = bool(self._metric) and self._shift == 1
         self._scores: dict[int, float] = {}
         #: the checkpoint that the run continues, and those that it has written itself
         self._continued, self._own = -1, set[int]()
@@ -86,13 +92,17 @@ class Retention:
 
     def _may_get_score(self, number: int) -> bool:
         """Whether the score is not known, and was not passed over: evaluations may finish after the checkpoint."""
+        due = number in (self._num_rollout, self._continued)
+        if self._shift == 0 and self._eval_interval and number % self._eval_interval and not due:
+            return False
+        if self._reported_before >= 0 and number < self._continued:
+            return False  # the run that could score it has ended
         reported = self._reported if number > self._continued else self._reported_before
         return number not in self._scores and number > reported
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of one step, by the names of metrics.jsonl."""
-        if self._metric and self._shift == 1:
-            self._report(step + 1, metrics)
+        self._report(step + 1, metrics)
 
     def evaluated(self, done: int, metrics: Mapping[str, float]) -> None:
         """The metrics of the evaluation after `done` rollouts."""

@@ -100,7 +100,7 @@ class Run:
             config, self._engines, watch, self._rollout, observer, trains="trainer" in self._roles
         )
         self._saver: Saver | None = None
-        self._retention = Retention(config.checkpoint)
+        self._retention = Retention(config.checkpoint, config.evaluation.eval_interval, config.rollout.num_rollout)
         self._weight_version = 0
         self._rollouts_trained = 0
         #: weight version -> rollouts that had been trained on when the engines got it
@@ -381,10 +381,17 @@ class Run:
         """Send the weights while the trainer is idle, so that engines that were restarted can serve.
 
         The version is the one that the others have, unless the trainer's weights are newer. During an evaluation, whose
-        responses are of one version, newer ones are sent only if no engine is left.
+        responses are of one version, newer ones are sent only if no engine is left; with `--deterministic` nothing is
+        sent as long as another engine serves, because running requests would be interrupted.
         """
         newer = self._trained_at[self._weight_version] != self._rollouts_trained
-        if not (newer and evaluating and self._recovery.any_serves):
+        deterministic = self.config.run.deterministic
+        if newer and deterministic and not self._recovery.any_serves:
+            raise EngineError(
+                "the last engine was lost while rollouts of older weights were generated: with --deterministic they"
+                " cannot go on with newer ones"
+            )
+        if not ((deterministic or (newer and evaluating)) and self._recovery.any_serves):
             self._send_weights(next_version=newer)
 
     def _add_versions(self, trained_at: dict[int, int]) -> None:
@@ -438,12 +445,17 @@ class Run:
     def stop_if_preempted(self, rollouts_done: int) -> None:
         """After SIGTERM: save a checkpoint, and end the run unless this was its last step.
 
+        With `--deterministic` only when the engines have the newest weights, because a resumed run gives them those.
+
         Raises:
             PreemptedError: The checkpoint is complete.
         """
-        if not self._is_preempted:
+        current = self._trained_at.get(self._weight_version, rollouts_done) == rollouts_done
+        if not self._is_preempted or (self.config.run.deterministic and not current):
             return
-        self.save(rollouts_done)
+        self.finish_save()
+        if rollouts_done > self.first_rollout:
+            self.save(rollouts_done)
         if rollouts_done < self.config.num_rollout:
             raise PreemptedError(f"preempted: ended by SIGTERM after {rollouts_done} rollouts, all of them saved")
 
@@ -478,4 +490,5 @@ class Run:
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)
-        self._retention.step_finished(rollout.number, with_prefix(metrics))
+        if self._retention.by_step:
+            self._retention.step_finished(rollout.number, with_prefix(metrics))
