@@ -74,13 +74,21 @@ def test_generation_waits_for_weights_within_the_bound(
     assert max(driven.ahead) == min(bound, buffer)
 
 
-def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("newest_trained_at", "first_sync"),
+    [(4, {3: 4}), (3, {4: 4})],
+    ids=["the engines had the saved weights", "the engines had older weights"],
+)
+def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(
+    tmp_path: Path, newest_trained_at: int, first_sync: dict[int, int]
+) -> None:
     config = RunConfig()
+    saved_ages = {1: 0, 2: 2, 3: newest_trained_at}
     run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace(resumed=lambda *_: None))  # type: ignore[arg-type]
     calls: list[tuple[Any, ...]] = []
     run._rollout = SimpleNamespace(call=lambda *call, **_: calls.append(call))
     run._trainer = SimpleNamespace(call=lambda *_, **__: [0])
     saved = {"trainer_part": tmp_path, "rollout_part": tmp_path, "path": tmp_path, "rollouts_done": 4}
-    run._load(SimpleNamespace(**saved, weight_version=3, trained_at={1: 0, 2: 2, 3: 4}))
+    run._load(SimpleNamespace(**saved, weight_version=3, trained_at=saved_ages))
     run.sync_weights()
-    assert calls == [("load", tmp_path), ("weights_added", {1: 0, 2: 2, 3: 4}), ("weights_added", {4: 4})]
+    assert calls == [("load", tmp_path), ("weights_added", saved_ages), ("weights_added", first_sync)]
