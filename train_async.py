@@ -4,4 +4,4 @@ import sys
 
 from slime.cli.main import main
 
-sys.exit(main(["train", "--async", *sys.argv[1:]]))
+sys.exit(main(["train", "--async=true", *sys.argv[1:]]))

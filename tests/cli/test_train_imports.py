@@ -56,3 +56,12 @@ def test_the_scripts_run_the_command(script: str, more: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("slime: error: ")
     assert ("does not support colocation" in done.stderr) is bool(more)
+
+
+def test_train_async_takes_a_run_file(tmp_path: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text("[rollout]\nnum-rollouts = 2\n")
+    command = [sys.executable, str(ROOT / "train_async.py"), str(run_file), "--colocate"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    assert "did you mean" in done.stderr.lower() and "num-rollouts" in done.stderr

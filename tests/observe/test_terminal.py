@@ -64,6 +64,17 @@ def test_new_metrics_cause_a_new_header() -> None:
     assert ["loss" in header for header in headers] == [False, True]
 
 
+def test_a_step_without_a_weight_sync_keeps_the_header() -> None:
+    shown, file = terminal(LOG_WIDTH)
+    no_sync = {name: value for name, value in METRICS.items() if name != "time/sync_weights"}
+    for step in range(8):
+        shown.step_finished(step, METRICS if step % 2 else no_sync)
+    rows = [line.split() for line in file.getvalue().splitlines()]
+    headers = [row for row in rows if row[:2] == ["step", "reward"]]
+    assert ["sync" in header for header in headers] == [False, True]
+    assert [row.count("·") for row in rows[-7:]] == [0, 1, 0, 1, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -124,7 +124,9 @@ class StepLine:
     def __init__(self, last_step: int | None) -> None:
         """`last_step`: shown behind the step, as in `3/59`."""
         self._last_step = last_step
-        #: columns that the last step had numbers for, and those of them that fit
+        #: metrics of columns that some step had numbers for: not every step syncs weights
+        self._seen: set[str] = set()
+        #: their columns, and those of them that fit
         self._present: list[Column] = []
         self._shown: list[Column] = []
         self._step_width = max(len(self._step_text(last_step or 9999)), len("step"))
@@ -138,7 +140,8 @@ class StepLine:
     def lines(self, step: int, metrics: Mapping[str, float], width: int) -> Iterator[Text]:
         """The line of one step, below a header if one is due; a legend precedes the first header."""
         metrics = {**metrics, **self._left(step, metrics)}
-        present = [column for column in COLUMNS if column.metric in metrics]
+        self._seen |= metrics.keys()
+        present = [column for column in COLUMNS if column.metric in self._seen]
         if "rollout/reward_mean" not in metrics:  # supervised: the loss is what one looks at
             present = [replace(c, rank=0, style="bold green") if c.metric == "train/loss" else c for c in present]
         if "rollout/ready" in metrics:  # asynchronous: what is left to wait for is not what generating took
