@@ -22,7 +22,10 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "rollout-num-gpus": ("8", ""),
     "rollout-num-gpus-per-engine": ("2", ""),
     "distributed-timeout-minutes": ("10", ""),
-    "use-fault-tolerance": (None, "also restarts the whole run, from its newest checkpoint"),
+    "use-fault-tolerance": (
+        None,
+        "restarts the whole run, from its newest checkpoint; engines are restarted without it",
+    ),
     "update-weight-transport": ("disk", "`nccl` is called `distributed`"),
     "update-weight-buffer-size": ("1000000", ""),
     "update-weights-interval": ("2", ""),

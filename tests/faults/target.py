@@ -64,6 +64,7 @@ class Bench:
         command += ["--hf-checkpoint", str(self.folder / "model"), "--prompt-data", str(self.folder / "prompts.jsonl")]
         command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
         command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3", "--entropy-coef", "0.1"]
+        command += ["--no-use-fault-tolerance"]  # how it is found and named, not how it is mended
         for flag, default in {
             "--advantage-estimator": "grpo",
             "--num-rollout": "100000",

@@ -58,7 +58,7 @@ def test_a_killed_driver_leaves_no_processes(slime_train: Start) -> None:
 
 
 def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
-    run = slime_train("--num-rollout", "100000")
+    run = slime_train("--num-rollout", "100000", "--no-use-fault-tolerance")
     run.wait_for_output(r"\b1/\d")
     engines = [p for p in processes_marked(run.mark) if "slime.engine.launch" in " ".join(command_of(p))]
     assert engines

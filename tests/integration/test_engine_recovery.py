@@ -1,4 +1,4 @@
-"""With --use-fault-tolerance, engines and the router that die or hang are restarted while the run goes on."""
+"""Engines and the router that die or hang are restarted while the run goes on."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_engines_and_router_are_restarted_and_no_sample_is_lost_or_of_old_weight
 
     let_finish(1)
     run = slime_train(
-        "--num-rollout", "4", "--rollout-num-gpus", "2", "--use-fault-tolerance", "--max-restarts", "6",
+        "--num-rollout", "4", "--rollout-num-gpus", "2", "--max-restarts", "6",
         "--rollout-max-response-len", "300",
         "--advantage-estimator", "grpo", "--custom-rm-path", f"{reward}:reward_func", "--lr", "1e-2",
         "--entropy-coef", "0.1", "--sglang-preferred-sampling-params", ENDLESS, reward=False,

@@ -92,7 +92,9 @@ def lost(count: int) -> list[SlimeError]:
     return [ProcessDiedError(f"rank {number} died\nits log") for number in range(count)]
 
 
-def run(attempts: Attempts, folder: Path, *, stopped: bool = False, tolerant: bool = True, budget: int = 2) -> None:
+def run(
+    attempts: Attempts, folder: Path, *, stopped: bool = False, tolerant: bool | None = True, budget: int = 2
+) -> None:
     config = RunConfig(cluster=ClusterOptions(use_fault_tolerance=tolerant, max_restarts=budget))
     run_with_restarts(attempts, config, RunObserver(config, folder), unless=lambda: stopped)
 
@@ -129,9 +131,11 @@ def test_it_continues_from_the_newest_intact_checkpoint_of_the_run(tmp_path: Pat
     assert newest_intact(tmp_path / "rollout_000012") is None
 
 
-@pytest.mark.parametrize(("stopped", "tolerant", "budget"), [(True, True, 2), (False, False, 2), (False, True, 0)])
+@pytest.mark.parametrize(
+    ("stopped", "tolerant", "budget"), [(True, True, 2), (False, False, 2), (False, None, 2), (False, True, 0)]
+)
 def test_a_run_that_was_stopped_or_has_no_budget_ends(
-    tmp_path: Path, stopped: bool, tolerant: bool, budget: int
+    tmp_path: Path, stopped: bool, tolerant: bool | None, budget: int
 ) -> None:
     attempts = Attempts(*lost(9))
     with pytest.raises(ProcessDiedError) as caught:

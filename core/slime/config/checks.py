@@ -99,7 +99,7 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         lambda c: c.aborts_surplus,
         "--over-sampling-batch-size above --rollout-batch-size and without a buffer filter: nothing is aborted",
     ),
-    (("max_restarts",), lambda c: c.cluster.use_fault_tolerance, "--use-fault-tolerance"),
+    (("max_restarts",), lambda c: c.restarts_engines, "restarts, which --no-use-fault-tolerance switches off"),
     (("tool_key", "apply_chat_template_kwargs"), lambda c: c.data.apply_chat_template, "--apply-chat-template"),
     (("kl_loss_coef", "use_unbiased_kl"), lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
     (

@@ -137,10 +137,11 @@ class ClusterOptions(Section):
     """Time limit for one phase of a step, in seconds."""
     hang_timeout_s: Seconds = 20.0
     """Seconds without a sign of life after which a process of the run counts as hung."""
-    use_fault_tolerance: bool = False
-    """Restart what dies or hangs: an engine alone, or the whole run from its newest checkpoint."""
+    use_fault_tolerance: bool | None = None
+    """Restart the whole run from its newest checkpoint if a part dies or hangs that cannot be restarted alone. Engines
+    and the router can, and are by default; --no-use-fault-tolerance restarts nothing."""
     max_restarts: int = Field(default=3, ge=0)
-    """Maximum number of restarts in a run (with --use-fault-tolerance)."""
+    """Maximum number of restarts in a run."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
     """Timeout of collective operations between ranks, in minutes."""
     threads_per_rank: Count | None = None

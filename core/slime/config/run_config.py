@@ -202,6 +202,16 @@ class RunConfig(BaseModel):
         return device == "cuda" or (device == "auto" and nvidia_devices() > 0)
 
     @property
+    def restarts_engines(self) -> bool:
+        """Whether an engine or the router that dies or hangs is restarted while the run goes on."""
+        return self.cluster.use_fault_tolerance is not False
+
+    @property
+    def restarts_run(self) -> bool:
+        """Whether the run starts again from its newest checkpoint if it loses any other part."""
+        return self.cluster.use_fault_tolerance is True
+
+    @property
     def keeps_groups(self) -> bool:
         """Whether finished groups may stay in the buffer and then come from older weights than the trainer's."""
         return self.over_samples or bool(self.stated(*KEEPING_OPTIONS))

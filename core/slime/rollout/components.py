@@ -128,7 +128,7 @@ class ComponentBuilder:
             timeout_s=timeout_s or self.config.rollout.rollout_timeout_s,
             concurrency=self.slots,
             passive=self.passive if resolved.use.eval_set is None else None,
-            grace_s=GRACE_S + (repeat_limit_s(self.config) if self.config.cluster.use_fault_tolerance else 0.0),
+            grace_s=GRACE_S + (repeat_limit_s(self.config) if self.config.restarts_engines else 0.0),
         )
         self.generators.append(generator)
         return generator

@@ -167,7 +167,7 @@ class Engines:
             host=self._host,
             log_path=self._log_dir / "router.log",
             # A request that kills engines may be repeated a few times only, so only one place may do so.
-            repeats=not self._config.cluster.use_fault_tolerance,
+            repeats=not self._config.restarts_engines,
         )
         self._start_router(self._router)
         self._router.wait_ready(self._config.cluster.startup_timeout_s, watch)

@@ -86,7 +86,7 @@ class Recovery:
 
     def begin(self) -> None:
         """From now on, restart what is lost."""
-        if self._config.cluster.use_fault_tolerance:
+        if self._config.restarts_engines:
             self._active = True
             self._watch.restart_with(self.restart)
 

@@ -82,7 +82,7 @@ def run_with_restarts(
     Raises:
         SlimeError: What the last attempt raised; a note lists the restarts before it.
     """
-    budget = config.cluster.max_restarts if config.cluster.use_fault_tolerance else 0
+    budget = config.cluster.max_restarts if config.restarts_run else 0
     causes: list[str] = []
     trying = config
     while True:

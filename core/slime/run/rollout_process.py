@@ -62,7 +62,7 @@ async def build_rollout_process(
             routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
         )
     repeating = None
-    if client is not None and config.cluster.use_fault_tolerance:
+    if client is not None and config.restarts_engines:
         repeating = RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only)
     manager = RolloutManager(
         config,

@@ -352,7 +352,7 @@ class MegatronRank:
                     hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
                     scratch=self._run_dir / "weights",
                     on_gpu=self.config.on_gpu,
-                    repeated=self.config.cluster.use_fault_tolerance,
+                    repeated=self.config.restarts_engines,
                 )
             else:
                 self._transport.connect(engines)
