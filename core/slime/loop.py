@@ -93,9 +93,16 @@ def save_where_due(run: Run, *, done: int) -> None:
     options, last = run.config.checkpoint, done == run.config.num_rollout
     run.finish_save(wait=False)
     if last or (options.save_interval and done % options.save_interval == 0):
+        run.finish_evaluation(before=done)  # a run that is continued from here does not repeat it
         run.save(done)
-        if options.save_hf is not None and (last or options.exports_each):
-            run.export_hf(Path(options.save_hf.format(rollout=done)))
+        export_where_due(run, done)
+
+
+def export_where_due(run: Run, done: int) -> None:
+    """Export to `--save-hf` after the last rollout, and at other checkpoints if it names a folder for each."""
+    options = run.config.checkpoint
+    if options.save_hf is not None and (done == run.config.num_rollout or options.exports_each):
+        run.export_hf(Path(options.save_hf.format(rollout=done)))
 
 
 # --- called by the commands: Ctrl-C and SIGTERM end each cleanly; errors propagate after clean-up ----------------
@@ -109,10 +116,12 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
         observer.starting("Ray")
         with ray_session(config), Run(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
             (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
+            if run.first_rollout == config.num_rollout:  # an earlier attempt ended after its last checkpoint
+                export_where_due(run, config.num_rollout)
 
     outcome = "failed"
     try:
-        with ending_on_signals(preemption) as interrupted:
+        with preemption.explaining(), ending_on_signals(preemption) as interrupted:
             run_with_restarts(attempt, config, observer, unless=lambda: preemption.asked or interrupted.is_set())
         outcome = "finished"
     except (KeyboardInterrupt, PreemptedError):

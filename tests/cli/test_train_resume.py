@@ -135,6 +135,28 @@ def test_a_finished_run_is_left_alone(slime: Slime, interrupted: Loop, trained: 
     assert len(interrupted.configs) == runs + 1
 
 
+def test_a_run_that_was_ended_before_its_last_evaluation_is_evaluated(
+    slime: Slime, words: list[str], loop: Loop, tmp_path: Path
+) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"prompt": "q", "label": "a"}\n')
+    loop.saves = 4
+    evaluated = ("--eval-prompt-data", "held", str(held), "--eval-interval", "2")
+    assert slime(*words, *evaluated, "--run-name", "run").code == 130
+    loop.saves = None
+    metrics = RUN / "metrics.jsonl"
+    metrics.write_text('{"step": 2, "eval/held": 0.5}\n{"step": 3, "train/loss": 1.0}\n')
+    (RUN / "run.lock").unlink()
+    planned = slime("train", "--resume", str(RUN), "--dry-run")
+    assert planned.code == 0 and "only the evaluation after the last rollout is made" in planned.out
+    assert loop.configs[1:] == []
+    assert slime("train", "--resume", str(RUN)).code == 0
+    assert loop.configs[1].checkpoint.load == str(RUN / "checkpoints")
+    (RUN / "run.lock").unlink()  # as if it had been killed at its very end
+    metrics.write_text(metrics.read_text() + '{"step": 4, "eval/held": 0.5}\n')
+    assert "nothing is left to do" in slime("train", "--resume", str(RUN)).out
+
+
 def test_a_second_process_is_refused(slime: Slime, words: list[str], interrupted: Loop) -> None:
     with RunLock(RUN) as lock:
         lock.write()

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
+from slime.run import checkpoint_files
 from slime.run.checkpoint import Fallback, intact_checkpoint, intact_or_before, read_checkpoint
-from slime.run.checkpoint_files import digest_of_json
+from slime.run.checkpoint_files import digest_of_json, telling_progress
 from slime.run.checkpoint_writer import CheckpointWriter
 
 WEIGHTS = bytes(range(256)) * 8
@@ -166,6 +168,23 @@ def test_a_damaged_pointer_is_named_with_the_newest_intact_checkpoint(
     harm(root / "latest")
     with pytest.raises(CheckpointError, match=rf"(?s){message}.*intact checkpoint is {root}/rollout_000006: --load"):
         intact_checkpoint(root, "--load {}")
+
+
+def test_a_long_comparison_says_how_far_it_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    intact_checkpoint(root, "--load {}")
+    assert capfd.readouterr().err == "", "a short one says nothing"
+    monkeypatch.setattr(checkpoint_files, "TELL_S", 0.01)
+    told, line = "", f"slime: comparing {root} with its hashes: 1.5 of 3.0 GiB"
+    with telling_progress(root, 3 * 2**30) as count:
+        count(2**30)
+        count(2**29)
+        deadline = time.monotonic() + 60
+        while line not in told.splitlines() and time.monotonic() < deadline:
+            time.sleep(0.01)
+            told += capfd.readouterr().err
+    assert line in told.splitlines()
 
 
 def test_if_none_is_intact_that_is_said(root: Path) -> None:

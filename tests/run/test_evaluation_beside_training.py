@@ -12,6 +12,8 @@ from slime import loop
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.options import RolloutOptions
+from slime.config.weight_options import CheckpointOptions
+from slime.errors import PreemptedError
 from slime.plugins.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.run.run import Run
@@ -100,6 +102,39 @@ def test_only_one_evaluation_runs_at_a_time(tmp_path: Path) -> None:
     run.start_evaluation(1)
     run.start_evaluation(2)
     assert events == ["evaluation 1", "report 1", "evaluation 2"]
+
+
+def saving_run(events: list[str], tmp_path: Path) -> Any:
+    """A run that is evaluated after two rollouts and saved after three, with no weight sync in between."""
+    run, _ = run_with(events, tmp_path)
+    rollout = run.config.rollout.model_copy(update={"update_weights_interval": 4})
+    evaluation = run.config.evaluation.model_copy(update={"eval_interval": 2, "skip_eval_before_train": True})
+    checkpoint = CheckpointOptions(save="ckpt", save_interval=3)
+    run.config = run.config.model_copy(update={"rollout": rollout, "evaluation": evaluation, "checkpoint": checkpoint})
+    run.save = lambda done: events.append(f"save {done}")
+    return run
+
+
+def test_a_checkpoint_waits_for_the_evaluation_of_earlier_weights(tmp_path: Path) -> None:
+    events: list[str] = []
+    loop.train_asynchronously(saving_run(events, tmp_path))
+    assert events[4:8] == ["evaluation 2", "train 2", "report 2", "save 3"]
+    assert events[-3:] == ["evaluation 4", "save 4", "report 4"]
+
+
+def test_a_preempted_run_saves_and_then_finishes_the_evaluation_of_earlier_weights(tmp_path: Path) -> None:
+    events: list[str] = []
+    run = saving_run(events, tmp_path)
+    run._preemption = SimpleNamespace(asked=False)
+
+    def train(number: int) -> None:
+        events.append(f"train {number}")
+        run._preemption.asked = number == 2
+
+    run.train = train
+    with pytest.raises(PreemptedError, match="after 3 rollouts"):
+        loop.train_asynchronously(run)
+    assert events[4:] == ["evaluation 2", "train 2", "save 3", "report 2"]
 
 
 def test_an_error_of_an_evaluation_is_raised_by_the_wait_for_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.weight_options import CheckpointOptions
-from slime.errors import PreemptedError
+from slime.errors import PluginError, PreemptedError, ProcessDiedError, SlimeError
 from slime.run.preemption import Preemption
 
 #: a run whose main thread waits; it ends after its step if the step ends
@@ -92,15 +92,39 @@ def preemption() -> Iterator[Preemption]:
     made.close()
 
 
-def test_it_is_accepted_in_the_loop_of_a_run_that_saves(preemption: Preemption) -> None:
+def test_it_is_accepted_from_the_loop_of_a_run_that_saves_on(preemption: Preemption) -> None:
     assert not preemption.accepts
     with preemption.accepted():
         assert preemption.accepts and not preemption.asked
-        preemption.ask()
-    assert preemption.accepts and preemption.asked  # until the run has ended
+    assert preemption.accepts and not preemption.asked  # while processes end, and start again
     without = Preemption(RunConfig(), Path("outputs/run"))
     with without.accepted():
         assert not without.accepts
+
+
+def test_a_run_that_starts_again_ends_at_once(preemption: Preemption) -> None:
+    with preemption.accepted():
+        pass
+    assert preemption.ask() == "slime: SIGTERM: ending the run, within 1000 s"
+    with pytest.raises(PreemptedError, match="while the run started again"):
+        preemption.check()
+
+
+def test_what_is_lost_after_sigterm_is_told_as_the_end_that_was_asked_for(preemption: Preemption) -> None:
+    def lose(error: SlimeError) -> None:
+        with preemption.explaining():
+            raise error
+
+    with pytest.raises(ProcessDiedError):
+        lose(ProcessDiedError("the rank died"))
+    with preemption.accepted():
+        preemption.ask()
+    with pytest.raises(PreemptedError, match=r"what was saved before is complete. Before the end: the rank died$"):
+        lose(ProcessDiedError("the rank died\nits log"))
+    with pytest.raises(PluginError):  # which would come again
+        lose(PluginError("the reward raises"))
+    with pytest.raises(PreemptedError, match=r"^preempted: after 3 rollouts$"):
+        lose(PreemptedError("preempted: after 3 rollouts"))
 
 
 def test_a_step_that_does_not_end_is_given_up_in_time_for_an_orderly_end(
@@ -108,9 +132,10 @@ def test_a_step_that_does_not_end_is_given_up_in_time_for_an_orderly_end(
 ) -> None:
     preemption.check()
     now = time.monotonic()
-    preemption.ask()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 984)
-    preemption.check()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 986)
-    with pytest.raises(PreemptedError, match="the step did not end in time after SIGTERM"):
+    with preemption.accepted():
+        preemption.ask()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 984)
         preemption.check()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 986)
+        with pytest.raises(PreemptedError, match="the step did not end in time after SIGTERM"):
+            preemption.check()

@@ -65,12 +65,18 @@ class Preflight:
     checkpoint: Checkpoint | None  #: of --load
     #: why and where --load continues from an earlier checkpoint than the one that it names
     fallback: Fallback | None
+    #: whether a resumed run has not been evaluated after its last rollout
+    unevaluated: bool
+
+    @property
+    def trained(self) -> bool:
+        """Whether --load continues from a checkpoint after the last rollout."""
+        return self.checkpoint is not None and self.checkpoint.is_last(self.config)
 
     @property
     def finished(self) -> Checkpoint | None:
         """The checkpoint of a run in which everything is trained, and of which only the model is exported."""
-        last = self.checkpoint is not None and self.checkpoint.is_last(self.config)
-        return self.checkpoint if last else None
+        return self.checkpoint if self.trained and not self.unevaluated else None
 
     @property
     def export_folder(self) -> Path:
@@ -98,6 +104,7 @@ def preflight(
     trains: bool = True,
     serves_checkpoint: bool = False,
     resumes: bool = False,
+    unevaluated: bool = False,
 ) -> Preflight:
     """Check a resolved configuration.
 
@@ -109,6 +116,7 @@ def preflight(
         trains: Whether there are training ranks.
         serves_checkpoint: Whether engines start from the weights of a checkpoint instead of the model folder.
         resumes: Whether the run goes on in its own folder.
+        unevaluated: Whether it lacks the evaluation after its last rollout.
 
     Raises:
         ConfigError: One error with every problem found.
@@ -139,7 +147,7 @@ def preflight(
                 f" with --resume {run_dir}"
             )
         problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    found = _check_checkpoints(config, run_dir, checked.plugins, problems)
+    found = _check_checkpoints(config, run_dir, checked.plugins, problems, unevaluated=unevaluated)
     stop_on(problems)
     assert model is not None
     fallback = found if isinstance(found, Fallback) else None
@@ -158,7 +166,9 @@ def preflight(
         too_much = memory_note(config, model.architecture, critic=critic, with_engines=with_engines)
         notes += [] if too_much is None else [too_much]
     checkpoint = found.checkpoint if isinstance(found, Fallback) else found
-    return Preflight(config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback)
+    return Preflight(
+        config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback, unevaluated
+    )
 
 
 def _used(run_dir: Path) -> bool:
@@ -240,7 +250,7 @@ def _check_data(
 
 
 def _check_checkpoints(
-    config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str]
+    config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str], *, unevaluated: bool
 ) -> Checkpoint | Fallback | None:
     """Check the checkpoints to start from and the folders to write to, and that the run may continue that of --load.
 
@@ -267,8 +277,9 @@ def _check_checkpoints(
             else intact_checkpoint(folder, "--load {}, or add --skip-damaged-checkpoints")
         )
         checkpoint = found.checkpoint if isinstance(found, Fallback) else found
-        # A run with other problems cannot be compared. A finished one is only exported.
-        if not problems and not (checkpoint.is_last(config) and config.checkpoint.save_hf is not None):
+        # A run with other problems cannot be compared. A finished one is only exported or evaluated.
+        left = config.checkpoint.save_hf is not None or unevaluated
+        if not problems and not (checkpoint.is_last(config) and left):
             checkpoint.require_continuable(config)
             plugins.check_resume(checkpoint.plugins, config)
             if (difference := checkpoint.other_reference(config)) is not None:

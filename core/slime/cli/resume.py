@@ -15,6 +15,7 @@ from slime.config.choices import override
 from slime.config.command_line import CommandLine
 from slime.config.run_file import read_run_file
 from slime.errors import CheckpointError, ConfigError
+from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint import LATEST, STATE, checkpoints_in, read_checkpoint
 from slime.run.run_lock import finished_rollouts
 
@@ -148,6 +149,19 @@ def _saved_by(root: Path, name: str) -> bool:
         return False
 
 
+def lacks_evaluation(config: RunConfig, folder: Path) -> bool:
+    """Whether the evaluation after the last rollout is missing among the metrics of the run in `folder`.
+
+    A run may be killed, or preempted, between its last checkpoint and the end of that evaluation.
+    """
+    if config.evaluation.eval_interval is None:
+        return False
+    with suppress(OSError):
+        rows = read_metrics(folder)
+        return not any(row["step"] == config.num_rollout and eval_set_names(row) for row in rows)
+    return False
+
+
 def is_finished(config: RunConfig, folder: Path) -> bool:
     """Whether nothing is left to do of the run in `folder`: all is trained, and exported if `--save-hf` is set."""
     total = config.rollout.num_rollout
@@ -155,7 +169,7 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         return False
     if finished_rollouts(folder) >= max(total, 1):
         return True
-    if config.checkpoint.load is None or config.checkpoint.save_hf is not None:
+    if config.checkpoint.load is None or config.checkpoint.save_hf is not None or lacks_evaluation(config, folder):
         return False
     with suppress(CheckpointError):
         return read_checkpoint(Path(config.checkpoint.load)).is_last(config)

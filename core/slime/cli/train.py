@@ -12,7 +12,7 @@ from pathlib import Path
 from slime.cli.checkpoint_config import exporting_config
 from slime.cli.plan import plan_text
 from slime.cli.preflight import Preflight, preflight
-from slime.cli.resume import CONFIG, is_finished, resumed_config, split_resume
+from slime.cli.resume import CONFIG, is_finished, lacks_evaluation, resumed_config, split_resume
 from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
@@ -60,8 +60,11 @@ def run(argv: Sequence[str]) -> int:
                 return 0
             if config.checkpoint.load is None:
                 notes.append(f"{folder} has no checkpoint yet: the run starts from the beginning, in the same folder")
-        checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes)
+        unevaluated = resumes and lacks_evaluation(config, folder)
+        checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes, unevaluated=unevaluated)
         notes += checked.notes
+        if checked.trained and unevaluated:
+            notes.append("nothing is left to train: only the evaluation after the last rollout is made")
         if checked.finished is not None:
             notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
         if _DRY_RUN in argv:

@@ -114,7 +114,8 @@ class RunObserver:
         self._restarted: dict[str, float] = {}
         #: one line for each restart of the run
         self._retold: list[str] = []
-        self._overheads: list[float] = []
+        #: the sum of the kernel overheads of steps, and how many there were
+        self._overhead, self._overheads = 0.0, 0
         if records:
             with self._sink("metrics.jsonl"):
                 self._metrics = MetricsWriter(run_dir)
@@ -253,7 +254,7 @@ class RunObserver:
         self._restarted.clear()
         if "time/step" in row:
             row["time/kernel_overhead"] = kernel_overhead(row["time/step"], row)
-            self._overheads.append(row["time/kernel_overhead"])
+            self._overhead, self._overheads = self._overhead + row["time/kernel_overhead"], self._overheads + 1
         self._steps += 1
         self._done = step + 1
         with self._sink("terminal"):
@@ -306,8 +307,7 @@ class RunObserver:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.restarts.items())
             facts.append(f"restarted: {kinds}")
         if self._overheads:
-            mean = sum(self._overheads) / len(self._overheads)
-            facts.append(f"kernel overhead {100 * mean:.1f}% of a step")
+            facts.append(f"kernel overhead {100 * self._overhead / self._overheads:.1f}% of a step")
         with self._sink("terminal"):
             for told in self._retold:
                 self.terminal.say(told, always=True)

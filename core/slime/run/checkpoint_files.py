@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,12 @@ from typing import Any
 from typing_extensions import TypedDict  # pydantic checks it, and needs this one before Python 3.12
 
 from slime.errors import CheckpointError, disk_problem
+from slime.run.signals import say
 
+#: seconds between two lines about files that are being compared
+TELL_S = 5.0
+#: bytes that are hashed at once
+_PART = 2**22
 #: sizes above this are not those of a description, but of something that fills the memory
 _LARGEST_DESCRIPTION = 64 * 2**20
 #: damaged files named in a message
@@ -59,8 +65,9 @@ def check_files(root: Path, files: Mapping[str, FileRecord]) -> None:
     """
     problems = [problem for name, record in files.items() if (problem := _wrong_size(root, name, record))]
     if not problems:
-        with ThreadPoolExecutor(_threads()) as pool:
-            held = pool.map(_record, (root / name for name in files))
+        total = sum(record["bytes"] for record in files.values())
+        with ThreadPoolExecutor(_threads()) as pool, telling_progress(root, total) as count:
+            held = pool.map(lambda name: _record(root / name, count), files)
             problems = [
                 f"{name} was changed after it was saved (its sha256 is {now['sha256'][:12]}, was {was['sha256'][:12]})"
                 for (name, was), now in zip(files.items(), held, strict=True)
@@ -69,6 +76,37 @@ def check_files(root: Path, files: Mapping[str, FileRecord]) -> None:
     if problems:
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         raise CheckpointError(f"checkpoint {root} is damaged: {'; '.join(problems[:_NAMED])}{more}.")
+
+
+@contextmanager
+def telling_progress(root: Path, total: int) -> Iterator[Callable[[int], None]]:
+    """Tell the user every few seconds how much of a checkpoint has been read in the body.
+
+    Args:
+        root: The checkpoint.
+        total: Its size in bytes.
+
+    Yields:
+        What counts bytes that were read; any thread may call it.
+    """
+    read, over, lock = 0, threading.Event(), threading.Lock()
+
+    def count(size: int) -> None:
+        nonlocal read
+        with lock:
+            read += size
+
+    def tell() -> None:
+        while not over.wait(TELL_S):
+            say(f"slime: comparing {root} with its hashes: {read / 2**30:.1f} of {total / 2**30:.1f} GiB")
+
+    telling = threading.Thread(target=tell, name="tell-progress", daemon=True)
+    telling.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        telling.join()
 
 
 def read_description(path: Path) -> str:
@@ -172,11 +210,16 @@ def _flushed(path: Path) -> FileRecord:
     return _record(path)
 
 
-def _record(path: Path) -> FileRecord:
+def _record(path: Path, count: Callable[[int], None] | None = None) -> FileRecord:
+    """The record of a file as it is now; `count` is called with the number of bytes of each part that was hashed."""
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return FileRecord(bytes=stream.tell(), sha256=digest)
+            while part := stream.read(_PART):
+                digest.update(part)
+                if count is not None:
+                    count(len(part))
+            return FileRecord(bytes=stream.tell(), sha256=digest.hexdigest())
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slime.config import RunConfig
-from slime.errors import PreemptedError
+from slime.errors import PreemptedError, SlimeError
+from slime.run.restarts import is_curable
 from slime.run.signals import end_at_once, say
 
 #: at most this much of the time, in seconds and as a share, is kept for ending all processes in order
@@ -27,7 +28,8 @@ class Preemption:
         self._timeout_s = config.checkpoint.preemption_timeout_s
         self._saves = config.checkpoint.save is not None
         self._run_dir = run_dir
-        self._accepting = False
+        #: whether the run was in its loop before, and is now
+        self._begun = self._in_loop = False
         self._asked_at: float | None = None
         self._last_resort = threading.Timer(self._timeout_s, self._end_at_once)
         self._last_resort.daemon = True
@@ -39,17 +41,36 @@ class Preemption:
 
     @contextmanager
     def accepted(self) -> Iterator[None]:
-        """In the body, the loop of a run that saves, SIGTERM asks the run to end."""
-        self._accepting = self._saves
+        """In the body, the loop of a run, SIGTERM asks the run to end after its step, if it saves.
+
+        From then on SIGTERM asks the run to end at any time, also while it ends or starts again.
+        """
+        self._begun = self._in_loop = self._saves
         try:
             yield
         finally:
-            self._accepting = False
+            self._in_loop = False
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """What the body raises after SIGTERM because something was lost is told as the end that was asked for.
+
+        Batch systems may send SIGTERM to all processes, and Ray's end by it.
+        """
+        try:
+            yield
+        except SlimeError as error:
+            if not self.asked or not is_curable(error, first=False):
+                raise
+            cause = str(error).partition("\n")[0]
+            raise PreemptedError(
+                f"preempted: ended by SIGTERM; what was saved before is complete. Before the end: {cause}"
+            ) from error
 
     @property
     def accepts(self) -> bool:
         """Whether SIGTERM asks the run to end; otherwise it interrupts the run like Ctrl-C."""
-        return self._accepting or self.asked
+        return self._begun or self.asked
 
     def ask(self) -> str:
         """Ask the run to end after its current step; the answer for the user."""
@@ -57,12 +78,16 @@ class Preemption:
             return "slime: SIGTERM again: still ending the run; Ctrl-C ends it without waiting for the step"
         self._asked_at = time.monotonic()
         self._last_resort.start()
+        if not self._in_loop:
+            return f"slime: SIGTERM: ending the run, within {self._timeout_s:g} s"
         return f"slime: SIGTERM: saving a checkpoint after this step, then ending, within {self._timeout_s:g} s"
 
     def check(self) -> None:
         """Called during every wait of the run: raises if the step has to be given up, so that the run ends in time."""
         if self._asked_at is None:
             return
+        if not self._in_loop:
+            raise PreemptedError("preempted: ended by SIGTERM while the run started again; what was saved is complete")
         ending_s = min(_ENDING_S, _ENDING_SHARE * self._timeout_s)
         if time.monotonic() > self._asked_at + self._timeout_s - ending_s:
             raise PreemptedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +27,7 @@ from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
 from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.record import Rollout
+from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
@@ -396,7 +397,7 @@ class Run:
 
     def _add_versions(self, trained_at: dict[int, int]) -> None:
         """Remember weight versions, and tell the rollout process before it can get samples of them."""
-        self._trained_at |= trained_at
+        add_versions(self._trained_at, trained_at)
         self._rollout.call("weights_added", trained_at, doing="announcing weights to the rollout process")
 
     def start_evaluation(self, number: int) -> None:
@@ -405,9 +406,12 @@ class Run:
         pending = self._rollout.begin("evaluate", number, doing=f"evaluating after {number} rollouts")
         self._evaluating = number, pending
 
-    def finish_evaluation(self, *, wait: bool = True) -> None:
-        """Report the running evaluation, if there is one; without `wait` only if it has finished."""
-        if self._evaluating is None or not (wait or self._evaluating[1].finished):
+    def finish_evaluation(self, *, wait: bool = True, before: float = math.inf) -> None:
+        """Report the evaluation that was begun after less than `before` rollouts, if one runs.
+
+        Without `wait` only if it has finished.
+        """
+        if self._evaluating is None or self._evaluating[0] >= before or not (wait or self._evaluating[1].finished):
             return
         (number, pending), self._evaluating = self._evaluating, None
         with self._timed("time/wait_evaluation"):
@@ -457,6 +461,7 @@ class Run:
         if rollouts_done > self.first_rollout:
             self.save(rollouts_done)
         if rollouts_done < self.config.num_rollout:
+            self.finish_evaluation(before=rollouts_done)
             raise PreemptedError(f"preempted: ended by SIGTERM after {rollouts_done} rollouts, all of them saved")
 
     def finish_save(self, *, wait: bool = True) -> None:
