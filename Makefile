@@ -13,7 +13,7 @@ REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-all faults lint types check mutants gpu-proof clean
+.PHONY: install quickstart test test-all faults kill-points soak lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -41,6 +41,14 @@ test-all: install
 # Kills, stops and breaks every part of small real runs on a loaded machine; writes the table of docs/reliability.md (three quarters of an hour).
 faults: install
 	$(BIN)/python -m tests.faults --loaded --write
+
+# Kills all processes of 20 small real runs at random moments and continues them; writes the table of docs/reproducibility.md (half an hour).
+kill-points: install
+	$(BIN)/python -m tests.kill_points --write
+
+# 2,000 steps of a tiny run: does anything in it grow? The table of docs/measurements.md (ten minutes).
+soak: install
+	$(BIN)/python -m tests.soak
 
 lint: install
 	$(BIN)/ruff check .

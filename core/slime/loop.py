@@ -78,10 +78,12 @@ def evaluation_due(run: Run, done: int) -> bool:
 
 
 def evaluates_before_training(run: Run) -> bool:
-    """Whether the held-out sets are scored before the first step. A run that was ended before it could score them after
-    its last step does that when it is resumed."""
-    options, missed = run.config.evaluation, run.first_rollout > 0 and evaluation_due(run, run.first_rollout)
-    return options.eval_interval is not None and (missed or not options.skip_eval_before_train)
+    """Whether the held-out sets are scored before the first step. A continued run does so if that is due after the
+    rollouts before: the run that it continues may have been ended before its evaluation was finished."""
+    options = run.config.evaluation
+    if run.first_rollout > 0:
+        return evaluation_due(run, run.first_rollout)
+    return options.eval_interval is not None and not options.skip_eval_before_train
 
 
 def save_where_due(run: Run, *, done: int) -> None:

@@ -1,0 +1,1 @@
+"""`make soak`: whether anything grows in a run of thousands of steps."""
