@@ -7,6 +7,6 @@ from pathlib import Path
 async def reward_func(args, sample):  # noqa: ARG001 - the signature of a reward
     if sample.prompt.startswith("h"):
         Path("evaluating").touch()
-        await asyncio.sleep(0.1 + sum(map(ord, sample.prompt)) % 4 / 10)
+        await asyncio.sleep(0.8)
         Path("evaluating").unlink(missing_ok=True)
     return float(sum(map(ord, sample.response)) % 2)

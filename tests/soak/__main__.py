@@ -74,7 +74,7 @@ def soak(folder: Path, steps: int, more: list[str]) -> tuple[list[Snapshot], flo
     command += ["--hf-checkpoint", str(folder / "model"), "--prompt-data", str(prompts)]
     command += ["--eval-prompt-data", "held", str(held), *(word for flag in FLAGS.items() for word in flag), *more]
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    before, snapshots, began = set(os.listdir("/dev/shm")), [], time.monotonic()
+    shared, snapshots, began = set[str](), [], time.monotonic()
     with (folder / "output.log").open("wb") as out:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
@@ -83,7 +83,7 @@ def soak(folder: Path, steps: int, more: list[str]) -> tuple[list[Snapshot], flo
     try:
         while process.poll() is None and time.monotonic() - began < 240 + _STEP_S * steps:
             if 0 < (done := steps_done(metrics)) < steps:  # not while it ends
-                snapshots.append(look(mark, done, temporary, before))
+                snapshots.append(look(mark, done, temporary, shared))
             time.sleep(_LOOK_S)
     finally:
         kill_marked(mark)

@@ -43,21 +43,21 @@ class Snapshot:
 
     step: int
     processes: Mapping[str, Held]
-    #: names in /dev/shm since the run began, without those of other runs
+    #: names in /dev/shm that one of its processes has, or had at an earlier look
     shared: int
     #: files and folders below TMPDIR, and files that processes hold open though they are deleted
     temporary: int
     deleted: int
 
 
-def look(mark: str, step: int, temporary: Path, before: set[str]) -> Snapshot:
+def look(mark: str, step: int, temporary: Path, shared: set[str]) -> Snapshot:
     """Look at the run whose processes have `mark`.
 
     Args:
         mark: See `tests.integration.conftest`.
         step: The run's step, for the record.
         temporary: Its TMPDIR.
-        before: Names that were in /dev/shm when it began.
+        shared: Names in /dev/shm that its processes had at earlier looks; those of this one are added.
     """
     alive = processes_marked(mark)
     found: dict[str, list[Held]] = defaultdict(list)
@@ -71,9 +71,11 @@ def look(mark: str, step: int, temporary: Path, before: set[str]) -> Snapshot:
         for role, all_ in sorted(found.items())
         for index, one in enumerate(all_)
     }
-    names = set(os.listdir(_SHM)) - before
-    shared = len(names - _of_others({process.pid for process in alive}) if names else names)
-    return Snapshot(step, processes, shared, sum(1 for _ in temporary.rglob("*")), deleted)
+    for process in alive:
+        with suppress(OSError):
+            shared.update(_in_shared_memory(process.pid))
+    there = sum((_SHM / name).exists() for name in shared)
+    return Snapshot(step, processes, there, sum(1 for _ in temporary.rglob("*")), deleted)
 
 
 def _held(pid: int) -> Held:
@@ -100,12 +102,8 @@ def _open_files(pid: int) -> Iterator[str]:
             yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
-def _of_others(run: set[int]) -> set[str]:
-    """The names in /dev/shm that processes outside the run have mapped or open."""
-    names: set[str] = set()
-    for pid in set(psutil.pids()) - run:
-        with suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            names.update(re.findall(r" /dev/shm/(\S+)", maps))
-            names.update(name.removeprefix("/dev/shm/") for name in _open_files(pid) if name.startswith("/dev/shm/"))
-    return names
+def _in_shared_memory(pid: int) -> Iterator[str]:
+    """The names in /dev/shm that a process has mapped or open."""
+    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    yield from re.findall(rf" {_SHM}/(\S+)", maps)
+    yield from (name.removeprefix(f"{_SHM}/") for name in _open_files(pid) if name.startswith(f"{_SHM}/"))

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
+from slime.engine.scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import Call, Child, ForkedChild, ForkServer, living_members
 
@@ -124,22 +124,22 @@ class EngineServer(SupervisedProcess):
         self.url = f"http://{spec.host}:{self.port}"
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
         self._shared_memory: set[Path] = set()
 
     def launch(self) -> Child:
         """Start the process."""
         arguments = server_arguments(self.spec, self.port)
         environment = server_environment(self.spec)
-        self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-", ignore_cleanup_errors=True)
+        self._scratch = Scratch()
         if not any(_is_set(flag, self.spec.extra_args) for flag in _MEET_BY_ADDRESS):
             # The ranks of this engine meet in a file of this user. SGLang's default, a TCP store, listens on every
             # interface and lets anybody write to it.
-            environment[_MEETING_POINT] = f"file://{self._scratch.name}/ranks"
+            environment[_MEETING_POINT] = f"file://{self._scratch.path}/ranks"
         if self.spec.device == "cpu":
             # SGLang leaves its sockets behind when it ends. Not on a GPU host, where the temporary folder also holds
             # compiled kernels worth keeping.
-            environment = {"TMPDIR": self._scratch.name, **environment}
+            environment = {"TMPDIR": str(self._scratch.path), **environment}
         if self.spec.fork_server is not None:
             call = Call("slime.engine.launch:serve_forked", (arguments, environment, self.spec.keys))
             return ForkedChild(self.spec.fork_server, call, log_path=self.log_path)
@@ -152,6 +152,8 @@ class EngineServer(SupervisedProcess):
         super().wait_ready(timeout_s, watch)
         # Read while it lives: processes that have been killed tell nothing.
         self._shared_memory = _shared_memory_files(self.pid)
+        if self._scratch is not None:
+            self._scratch.remember(self._shared_memory)
 
     def is_ready(self) -> bool:
         """Whether it answers requests."""
@@ -180,12 +182,12 @@ class EngineServer(SupervisedProcess):
 
 
 def _shared_memory_files(group: int | None) -> set[Path]:
-    """Shared-memory files of SGLang in process group `group` (load reports, message queues); it never removes them."""
+    """Shared-memory files of SGLang in process group `group`."""
     found: set[Path] = set()
     for pid in living_members(group) if group is not None else ():
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text()
-            found.update(map(Path, re.findall(r"/dev/shm/sgl(?:ang_loads|_shm)_\S+", maps)))
+            found.update(map(Path, re.findall(SHARED_MEMORY, maps)))
     return found
 
 
