@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
 from slime.run.rollout_part import read_rollout_part
 from slime.run.rollout_process import RolloutProcess
@@ -73,6 +74,42 @@ def test_one_at_a_time_means_that_a_rollout_begins_when_the_one_before_it_is_com
     events.clear()
     asyncio.run(both(RolloutProcess(manager, one_at_a_time=True)))
     assert events == ["begin 0", "end 0", "begin 1", "end 1"]
+
+
+def test_one_at_a_time_means_that_evaluations_and_rollouts_take_turns(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: batch)
+    events: list[str] = []
+
+    async def work(name: str) -> None:
+        events.append(f"begin {name}")
+        await asyncio.sleep(0.01)
+        events.append(f"end {name}")
+
+    async def generate(number: int) -> Rollout:
+        await work(f"rollout {number}")
+        return Rollout(number, metrics={}, batch="the batch")
+
+    async def evaluate(_number: int) -> EvalReport:
+        await work("evaluation")
+        return EvalReport(0, {})
+
+    monkeypatch.setattr(manager, "generate", generate)
+    monkeypatch.setattr(manager, "evaluate", evaluate, raising=False)
+
+    async def beside(process: RolloutProcess) -> None:
+        await asyncio.gather(process.generate(0, None, 0), process.evaluate(0), process.generate(1, 0, 0))
+
+    asyncio.run(beside(RolloutProcess(manager)))
+    assert events[:2] == ["begin rollout 0", "begin evaluation"] or events[:2] == [
+        "begin evaluation",
+        "begin rollout 0",
+    ]
+    events.clear()
+    asyncio.run(beside(RolloutProcess(manager, one_at_a_time=True)))
+    names = ("rollout 0", "evaluation", "rollout 1")
+    assert events == [f"{what} {name}" for name in names for what in ("begin", "end")]
 
 
 def test_the_driver_gets_the_rollout_without_groups_and_with_a_reference_to_the_batch(

@@ -112,7 +112,8 @@ class ComponentBuilder:
                 scorers[reward_key] = self._eval_scorer(reward)
             pipeline = self._pipeline(generators[generator_key], scorers[reward_key])
             sets.append(EvalSet(settings, load_prompts(settings, self.config, self.tokenizer), pipeline))
-        return Evaluation(sets, self.run_dir, self.config.data.rollout_seed)
+        seed, in_turn = self.config.data.rollout_seed, self.config.run.deterministic
+        return Evaluation(sets, self.run_dir, seed, one_at_a_time=in_turn)
 
     def _pipeline(self, generator: SampleGenerator, scorer: Scorer | None) -> Pipeline:
         seed = self.config.data.rollout_seed

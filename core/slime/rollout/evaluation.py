@@ -106,15 +106,17 @@ class EvalReport:
 
 
 class Evaluation:
-    """Generates and scores `n_samples` responses to every prompt of every set, all sets concurrently."""
+    """Generates and scores `n_samples` responses to every prompt of every set."""
 
-    def __init__(self, sets: Sequence[EvalSet], run_dir: Path, seed: int) -> None:
+    def __init__(self, sets: Sequence[EvalSet], run_dir: Path, seed: int, *, one_at_a_time: bool = False) -> None:
         """
         Args:
             sets: The evaluation sets.
             run_dir: Folder of the run, for the files of samples.
             seed: Seeds the resampling of the intervals.
+            one_at_a_time: One set after the other; otherwise all concurrently.
         """
+        self._one_at_a_time = one_at_a_time
         self._sets = list(sets)
         self._run_dir = run_dir
         self._seed = seed
@@ -130,7 +132,10 @@ class Evaluation:
             EngineError: If the engines are gone.
         """
         started = time.monotonic()
-        results = await all_or_first_error(self._evaluate(one, rollout) for one in self._sets)
+        if self._one_at_a_time:  # sets may differ in how they sample: see `RolloutProcess.evaluate`
+            results = [await self._evaluate(one, rollout) for one in self._sets]
+        else:
+            results = await all_or_first_error(self._evaluate(one, rollout) for one in self._sets)
         samples = [sample for of_set, _, _ in results for sample in of_set]
         metrics = {name: value for _, of_set, _ in results for name, value in of_set.items()}
         return EvalReport(

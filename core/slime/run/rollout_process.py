@@ -90,7 +90,7 @@ class RolloutProcess:
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        """`one_at_a_time`: begin a rollout only when the one before it is complete."""
+        """`one_at_a_time`: begin a rollout or an evaluation only when the one before it is complete."""
         self.manager = manager
         self._one_at_a_time = one_at_a_time
         self._client = client
@@ -157,7 +157,12 @@ class RolloutProcess:
 
     async def evaluate(self, number: int) -> EvalReport:
         """Score the held-out sets under the engines' current weights, after `number` rollouts."""
-        return await self.manager.evaluate(number)
+        if not self._one_at_a_time:
+            return await self.manager.evaluate(number)
+        # SGLang samples by another algorithm, so other tokens from the same seeds, while any request of its batch has a
+        # limit such as top_k, which temperature 0 sets.
+        async with self._turns:
+            return await self.manager.evaluate(number)
 
     async def save(self, folder: Path, done: int) -> None:
         """Write the rollout part of a checkpoint after `done` rollouts."""
