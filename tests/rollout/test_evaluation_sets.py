@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def evaluate(
             await manager.close()
 
     return asyncio.run(main())
+
+
+def test_in_a_deterministic_run_no_set_shares_the_engines_with_another(
+    prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(tokenizer)
+    evaluate(config(prompt_file, "[run]\n        deterministic = true"), tokenizer, tmp_path, policy)
+    asked = [(temperature, len(list(same))) for temperature, same in groupby(s.temperature for _, s in policy.requests)]
+    assert asked == [(0.0, 12), (0.7, 48), (0.0, 12)]
 
 
 @pytest.mark.parametrize("evaluates_only", [False, True])
