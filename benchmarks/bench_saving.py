@@ -2,10 +2,10 @@
 
     python benchmarks/bench_saving.py [--shape 50M] [--saves 3] [--every 4] [--threads 2]
 
-The rank and its checkpoints are slime's; the steps are those of bench_training.py. A checkpoint is begun every `--every`
-steps, as `--save-interval` does. It costs a pause, in which the state is copied, and slows down the steps during which it
-is written, hashed and flushed. The cost is the time of both, in percent of the steps of one interval and of one step. CPU
-seconds are those of the whole process, and mean something on a busy machine too.
+The rank and its checkpoints are slime's; the steps are those of bench_training.py. A checkpoint is begun every
+`--every` steps, as `--save-interval` does. It costs a pause, in which the state is copied, and slows down the steps
+during which it is written, hashed and flushed. The cost is the time of both, in percent of the steps of one interval
+and of one step. CPU seconds are those of the whole process, and mean something on a busy machine too.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.kill_points.target import (
 
 ANY = "any moment"
 #: longest delay between the moment at which something is seen to begin, and the kill
-_DELAY_S = {START: 12.0, GENERATE: 0.3, TRAIN: 0.15, SYNC: 0.03, EVALUATION: 0.3, WRITING: 0.5, DELETING: 0.3, ANY: 1.0}
+_DELAY_S = {START: 12.0, GENERATE: 0.3, TRAIN: 0.02, SYNC: 0.02, EVALUATION: 0.3, WRITING: 0.5, DELETING: 0.3, ANY: 1.0}
 #: how often a run is continued and killed again because the moment had passed
 _TRIES = 4
 SYNCHRONOUS = ""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
@@ -124,6 +125,12 @@ def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> No
 def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(workers: Workers) -> None:
     for environment in workers.call("environment_of_child", doing="looking"):
         assert "PATH=" in environment and "RAY_AUTH_TOKEN" not in environment
+
+
+def test_ray_keeps_no_record_of_the_calls(workers: Workers) -> None:
+    workers.call("add", 3, doing="adding")
+    time.sleep(2)  # it would be sent to Ray's control service every second, and grow there with each step of a run
+    assert ray.timeline() == []
 
 
 def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:
