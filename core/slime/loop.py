@@ -14,6 +14,7 @@ from slime.errors import PreemptedError
 from slime.observe.observer import EvaluationObserver, RunObserver
 from slime.plugins.plugin_set import PluginSet
 from slime.run.checkpoint import Checkpoint
+from slime.run.colocation import ColocatedRun
 from slime.run.preemption import Preemption
 from slime.run.ray_session import ray_session
 from slime.run.restarts import run_with_restarts
@@ -116,7 +117,8 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
 
     def attempt(config: RunConfig) -> None:
         observer.starting("Ray")
-        with ray_session(config), Run(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
+        kind = ColocatedRun if config.cluster.colocate else Run  # engines and trainer take turns on the same devices
+        with ray_session(config), kind(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
             (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
             if run.first_rollout == config.num_rollout:  # an earlier attempt ended after its last checkpoint
                 export_where_due(run, config.num_rollout)

@@ -202,6 +202,8 @@ def _without_training(stated: RunConfig) -> RunConfig:
                 trust_remote_code=stated.checkpoint.trust_remote_code,
             ),
             "lora": LoraOptions(),
+            # No trainer shares the engines' devices.
+            "cluster": stated.cluster.model_copy(update={"colocate": False}),
             "components": ComponentOptions(),
             "component_options": {slot: options for slot, options in stated.component_options.items() if slot in slots},
         }

@@ -92,7 +92,8 @@ def _processes(checked: Preflight) -> Iterator[str]:
         port = cluster.engine_port
         ports = "" if port is None else f", ports {port}-{port + config.num_engines - 1}"
         engines = count(config.num_engines, "SGLang engine")
-        yield f"{engines} x tensor parallel {cluster.rollout_num_gpus_per_engine}{ports}"
+        turns = ", in turn with training" if cluster.colocate else ""
+        yield f"{engines} x tensor parallel {cluster.rollout_num_gpus_per_engine}{ports}{turns}"
         yield "1 router" + ("" if cluster.router_port is None else f", port {cluster.router_port}")
     else:
         yield "no engines: the generator needs none"
@@ -113,6 +114,8 @@ def _devices(checked: Preflight) -> str:
         return "cpu: every rank and engine is a process of this machine"
     engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if checked.with_engines else 0
     where = "this machine" if config.cluster.ray_address is None else f"the cluster {config.cluster.ray_address}"
+    if engines and config.cluster.colocate:
+        return f"{config.world_size} GPUs of {where}, on {engines} of which training and engines take turns"
     return f"{config.world_size + engines} GPUs of {where}: {config.world_size} for training + {engines} for engines"
 
 

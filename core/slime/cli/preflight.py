@@ -294,8 +294,9 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
     """What the machine lacks: GPUs (unless a cluster provides them), free ports, writable folders."""
     if config.on_gpu and config.cluster.ray_address is None:
         present = nvidia_devices()
-        engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if with_engines else 0
         ranks = config.world_size if trains else 0
+        own = with_engines and not config.cluster.colocate
+        engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if own else 0
         if ranks + engines > present:
             yield (
                 f"the run needs {ranks + engines} GPUs ({ranks} training ranks + {engines} for engines), and this"
@@ -312,6 +313,7 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
 
 #: options of engines, and of what only engines generate
 _OF_ENGINES = (
+    "colocate",
     "router_port",
     "engine_port",
     "rollout_num_gpus",

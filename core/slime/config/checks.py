@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime.config.choices import choice_problems
+from slime.config.devices import colocation, engine_devices, shared_memory
 from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
@@ -99,7 +100,12 @@ _DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str
         lambda c: c.aborts_surplus,
         "--over-sampling-batch-size above --rollout-batch-size and without a buffer filter: nothing is aborted",
     ),
-    (("max_restarts",), lambda c: c.restarts_engines, "restarts, which --no-use-fault-tolerance switches off"),
+    (("colocate",), lambda c: _policy_loss(c), "--loss-type policy_loss: no engines share the devices"),
+    (
+        ("max_restarts",),
+        lambda c: c.restarts_engines or c.restarts_run,
+        "--use-fault-tolerance: nothing is restarted",
+    ),
     (("tool_key", "apply_chat_template_kwargs"), lambda c: c.data.apply_chat_template, "--apply-chat-template"),
     (("kl_loss_coef", "use_unbiased_kl"), lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
     (
@@ -328,28 +334,6 @@ def batch_sizes(config: RunConfig) -> Iterator[str]:
         yield f"--over-sampling-batch-size {started} is less than --rollout-batch-size {batch}. Use at least {batch}"
 
 
-def engine_devices(config: RunConfig) -> Iterator[str]:
-    """The devices must divide into engines of one size."""
-    per_engine = config.cluster.rollout_num_gpus_per_engine
-    if config.rollout_devices % per_engine:
-        yield (
-            f"--rollout-num-gpus {config.rollout_devices} is not a multiple of --rollout-num-gpus-per-engine"
-            f" {per_engine}: {config.num_engines} engines would leave {config.rollout_devices % per_engine} unused"
-        )
-    tp_size = config.sglang.get("tp_size", per_engine)
-    if tp_size != per_engine:
-        yield (
-            f"--sglang-tp-size {tp_size} contradicts --rollout-num-gpus-per-engine {per_engine}:"
-            " they set the same number. Set only one of them"
-        )
-    copies = config.sglang.get("dp_size", 1)
-    if copies > 1 and not config.sglang.get("enable_dp_attention"):
-        yield (
-            f"--sglang-dp-size {copies} would need {copies} times the devices in one engine."
-            " Use --rollout-num-gpus for more engines"
-        )
-
-
 def ports(config: RunConfig) -> Iterator[str]:
     """Fixed ports must be in range and distinct."""
     first, router = config.cluster.engine_port, config.cluster.router_port
@@ -449,15 +433,6 @@ def export_folder(config: RunConfig) -> Iterator[str]:
             yield f"--save-hf {folder!r}: only {{rollout}} is filled in ({type(error).__name__}: {error})"
 
 
-def shared_devices(config: RunConfig) -> Iterator[str]:
-    """Handles of GPU memory can be opened only by a process that sees the same GPU."""
-    if config.on_gpu and config.sync.update_weight_transport == "tensor":
-        yield (
-            "--update-weight-transport tensor hands over GPU memory, and on GPUs an engine sees only its own devices,"
-            " none of the trainer's. Use distributed (NCCL), the default"
-        )
-
-
 CHECKS: tuple[Check, ...] = (
     lost_secrets,
     required_options,
@@ -471,7 +446,8 @@ CHECKS: tuple[Check, ...] = (
     chat_template,
     batch_sizes,
     engine_devices,
-    shared_devices,
+    colocation,
+    shared_memory,
     ports,
     evaluation,
     evaluation_interval,

@@ -15,6 +15,7 @@ def resolve(config: RunConfig) -> RunConfig:
     Idempotent. Invalid values stay unchanged, for `slime.config.checks` to report.
     """
     config = config.with_options("cluster", **_cluster(config))
+    config = config.with_options("sync", **_sync(config))
     config = config.with_options("rollout", **_rollout(config))
     config = config.with_options("algorithm", **_algorithm(config))
     config = config.with_options("evaluation", **_evaluation(config))
@@ -26,11 +27,20 @@ def _cluster(config: RunConfig) -> dict[str, object]:
     per_engine = config.cluster.rollout_num_gpus_per_engine
     if "rollout_num_gpus_per_engine" not in config.cluster.model_fields_set:
         per_engine = int(config.sglang.get("tp_size", per_engine))
+    # At least one engine, which the checks may refuse as too large.
+    shared = max(1, config.world_size // per_engine) * per_engine if config.cluster.colocate else per_engine
     return {
         "device": "cuda" if config.on_gpu else "cpu",
         "rollout_num_gpus_per_engine": per_engine,
-        "rollout_num_gpus": config.cluster.rollout_num_gpus or per_engine,
+        "rollout_num_gpus": config.cluster.rollout_num_gpus or shared,
     }
+
+
+def _sync(config: RunConfig) -> dict[str, object]:
+    """NCCL, the default on GPUs, refuses two processes on one device."""
+    if "update_weight_transport" in config.sync.model_fields_set or not (config.on_gpu and config.cluster.colocate):
+        return {}
+    return {"update_weight_transport": "tensor"}
 
 
 def _rollout(config: RunConfig) -> dict[str, object]:

@@ -29,11 +29,6 @@ _ALIASES = {
 }
 #: flags that this release recognises but does not implement: name -> (type, what it would do)
 _UNAVAILABLE: dict[str, tuple[Any, str]] = {
-    "colocate": (
-        bool,
-        "training and inference share the devices; asynchronous training does not support colocation, since it would"
-        " need the same devices at the same time",
-    ),
     "spec": (
         list[str],
         "build layers with a function: --hf-checkpoint alone finds the model family, and a new one is a plugin,"

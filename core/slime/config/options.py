@@ -120,9 +120,11 @@ class ClusterOptions(Section):
     actor_num_gpus_per_node: Count = 1
     """Training ranks per node; each uses one GPU, or on CPU one process."""
     rollout_num_gpus: Count | None = None
-    """GPUs for inference engines; default: as many as one engine needs."""
+    """GPUs for inference engines; default: as many as one engine needs, with --colocate those of the trainer."""
     rollout_num_gpus_per_engine: Count = 1
     """GPUs per engine: its tensor-parallel size."""
+    colocate: bool = False
+    """Training and inference share the training devices in turn; each releases its memory while the other works."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
     ray_address: str | None = None

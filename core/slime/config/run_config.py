@@ -203,8 +203,11 @@ class RunConfig(BaseModel):
 
     @property
     def restarts_engines(self) -> bool:
-        """Whether an engine or the router that dies or hangs is restarted while the run goes on."""
-        return self.cluster.use_fault_tolerance is not False
+        """Whether an engine or the router that dies or hangs is restarted while the run goes on.
+
+        Not with `--colocate`: the memory of an engine may be the trainer's just then.
+        """
+        return self.cluster.use_fault_tolerance is not False and not self.cluster.colocate
 
     @property
     def restarts_run(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slime.cpu.sglang_attention import batched_decode, batched_extend
+from slime.cpu.sglang_memory import release_memory_for_real
 
 _MASK32 = 0xFFFFFFFF
 
@@ -30,6 +31,7 @@ def apply() -> None:
     allow_plain_positions()
     batch_attention()
     pad_small_products()
+    release_memory_for_real()
 
 
 def allow_seeded_sampling() -> None:

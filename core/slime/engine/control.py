@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from slime.engine.keys import EngineKeys, bearer
@@ -139,6 +140,26 @@ class EngineControl:
     def flush_cache(self) -> None:
         """Drop cached prefixes. Refused (`EngineError`) while requests run and generation is not paused."""
         self._call("POST", "/flush_cache")
+
+    # --- memory: what is released is empty until it is restored; the engine must not be asked for responses then ---
+
+    def release_memory(self, kinds: Sequence[str], *, timeout_s: float) -> None:
+        """Give up memory of these kinds: "kv_cache", "weights", "cuda_graph". Weights are garbage until they are sent.
+
+        SGLang ends if a request runs then. So running requests, whose callers must have gone, are ended first.
+
+        Args:
+            kinds: None of them may be released already.
+            timeout_s: How long the engine may take to become idle.
+        """
+        self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
+        # This waits until the engine is idle; without it, an abort may still be on its way.
+        self._call("POST", f"/flush_cache?timeout={timeout_s:g}", timeout_s=timeout_s + self._timeout_s)
+        self._call("POST", "/release_memory_occupation", {"tags": list(kinds)})
+
+    def restore_memory(self, kinds: Sequence[str]) -> None:
+        """Take memory of these kinds again, all of which must be released."""
+        self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)})
 
     # --- weights: no update flushes the cache; call `flush_cache` once afterwards ---
 

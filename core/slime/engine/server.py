@@ -81,6 +81,8 @@ class EngineSpec:
         routed_experts: Whether requests may ask which experts computed each token.
         compared: Whether its weights will be compared with the trainer's.
         deterministic: Whether a request's tokens and log-probs must not depend, to the last bit, on other requests.
+        releases_memory: Whether it will be asked to release its memory.
+        devices: The GPUs that it sees; empty: those that this process sees.
         fork_server: Address of the host's `ForkServer`; CPU only.
         keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
@@ -96,6 +98,8 @@ class EngineSpec:
     routed_experts: bool = False
     compared: bool = False
     deterministic: bool = False
+    releases_memory: bool = False
+    devices: Sequence[str] = ()
     fork_server: Path | None = None
     keys: EngineKeys | None = None
 
@@ -196,6 +200,8 @@ def server_environment(spec: EngineSpec) -> dict[str, str]:
     environment = _ENVIRONMENT | loopback_only(spec.host)
     if spec.deterministic:
         environment |= _DETERMINISTIC_ENVIRONMENT
+    if spec.devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.device == "cpu":
         environment |= _CPU_ENVIRONMENT
         if spec.tp_size > 1:
@@ -237,6 +243,9 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
             "--chunked-prefill-size": "-1",
         }
     if spec.device == "cuda":
+        if spec.releases_memory:  # on a CPU, `slime.cpu.sglang_memory` does it
+            # Weights are sent again, but not those of a draft model.
+            defaults |= {"--enable-memory-saver": None, "--enable-draft-weights-cpu-backup": None}
         return defaults
     if spec.deterministic:
         # SGLang would derive a negative share from the size of the chunks.

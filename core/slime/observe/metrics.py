@@ -101,8 +101,10 @@ def earlier_metrics(checkpoint: Path, run_dir: Path, done: int) -> list[dict[str
 
 
 def depends_on_time(name: str) -> bool:
-    """Whether a metric depends on how long something took, so that it differs between runs that are otherwise equal."""
-    return name.startswith("time/") or name.endswith(("_per_s", "/seconds_mean", "unix_time", "rollout/ready"))
+    """Whether a metric depends on how long something took, or on which memory the system gave, so that it differs
+    between runs that are otherwise equal."""
+    ends = ("_per_s", "/seconds_mean", "unix_time", "rollout/ready")
+    return name.startswith(("time/", "memory/")) or name.endswith(ends)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

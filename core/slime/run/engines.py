@@ -20,6 +20,7 @@ from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
 from slime.errors import DeadlineError, EngineError, EngineStartError, SlimeError
 from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
+from slime.observe.memory import resident_bytes
 from slime.run.host_watch import Part
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
@@ -78,6 +79,18 @@ class EngineProcess(EngineServer):
         """URL of the server."""
         return self.url
 
+    def release_memory(self, kinds: Sequence[str], timeout_s: float) -> None:
+        """See `EngineControl.release_memory`."""
+        self.control.release_memory(kinds, timeout_s=timeout_s)
+
+    def restore_memory(self, kinds: Sequence[str]) -> None:
+        """See `EngineControl.restore_memory`."""
+        self.control.restore_memory(kinds)
+
+    def held_bytes(self) -> int:
+        """Bytes of host memory that the server's processes hold."""
+        return 0 if self.pid is None else resident_bytes(self.pid)
+
     close = EngineServer.stop
 
 
@@ -115,17 +128,21 @@ class Engines:
         self._router: RouterServer | None = None
         self._reserved: ReservedPort | None = None
         self._placement: Sequence[dict[str, Any]] = ()
+        self._devices: Sequence[Sequence[str]] = ()
         #: index of each engine that runs -> the question, if one is open, whether it has ended
         self._running: dict[int, PendingCall | None] = {}
 
-    def start(self, placement: Sequence[dict[str, Any]]) -> None:
-        """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router."""
+    def start(self, placement: Sequence[dict[str, Any]], devices: Sequence[Sequence[str]] = ()) -> None:
+        """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router.
+
+        `devices`: the GPUs of each engine, if they are not those that Ray gives it.
+        """
         if len(placement) > 1 and not self._config.on_gpu:
             # One import of SGLang for all engines of this host instead of one each.
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
             self._fork_server.start()
-        self._placement = placement
+        self._placement, self._devices = placement, devices
         self._workers.start(placement)
         timeout_s = self._config.cluster.startup_timeout_s
         engines = [(index, self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
@@ -151,12 +168,16 @@ class Engines:
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,
             deterministic=self._config.run.deterministic,
+            releases_memory=self._config.cluster.colocate,
+            devices=self._devices[index] if self._devices else (),
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
         )
 
     def wait_ready(self, watch: Watch) -> None:
-        """Wait for all engines and start the router; `watch` is called meanwhile."""
+        """Wait for all engines and start the router; `watch` is called meanwhile. Returns at once if that is done."""
+        if self.urls:
+            return
         self._workers.wait_built(watch)
         self.urls = self._workers.call("address", doing="starting the engines")
         self._running = dict.fromkeys(range(len(self.urls)))
@@ -211,6 +232,24 @@ class Engines:
     def _router_failures(self) -> list[str]:
         failure = None if self._router is None else self._router.failure()
         return [] if failure is None else [f"router: {failure}"]
+
+    # --- memory: see slime.run.colocation -----------------------------------------------------------
+
+    def release_memory(self, kinds: Sequence[str]) -> None:
+        """Release memory of these kinds in every engine: see `EngineControl.release_memory`."""
+        timeout_s = self._config.sync.weight_sync_timeout_s
+        self._call("release_memory", kinds, timeout_s, doing="releasing the engines' memory")
+
+    def restore_memory(self, kinds: Sequence[str]) -> None:
+        """Restore memory of these kinds in every engine."""
+        self._call("restore_memory", kinds, doing="restoring the engines' memory")
+
+    def held_bytes(self) -> int:
+        """Bytes of host memory that the servers hold."""
+        return sum(self._call("held_bytes", doing="measuring the engines' memory"))
+
+    def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
+        return self._workers.begin(method, *args, doing=doing, watch=self._watch).wait()
 
     # --- restarts: see slime.run.recovery -----------------------------------------------------------
 

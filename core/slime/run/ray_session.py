@@ -49,6 +49,8 @@ _KILL_S = 5.0
 _ERROR_LINE = re.compile(r"^\[[^\]]* [ECF] \d+ \d+\] .*$", re.MULTILINE)
 _LAST_WORDS = 5
 _TAIL_CHARS = 256 * 1024
+#: of a GPU, for Ray's books: a rank and an engine share it
+_SHARE = 0.5
 
 
 @contextmanager
@@ -296,6 +298,8 @@ class Placement:
     trainer: list[dict[str, Any]]
     engines: list[dict[str, Any]]
     group: PlacementGroup | None = None
+    #: the ranks on whose devices each engine runs; empty if engines have devices of their own
+    shared: Sequence[Sequence[int]] = ()
 
     def release(self) -> None:
         """Release the devices."""
@@ -307,23 +311,26 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     """Reserve devices for training ranks and engines.
 
     On CPU, processes need no devices. On GPUs there is one bundle per rank, packed on as few nodes as possible with
-    the ranks of a node adjacent, and one per engine.
+    the ranks of a node adjacent, and one per engine; with `--colocate` an engine has a share of the bundles of adjacent
+    ranks of one node instead.
 
     Raises:
-        ConfigError: The cluster has too few GPUs.
+        ConfigError: The cluster has too few GPUs, or, with `--colocate`, not enough on one node for an engine.
         DeadlineError: The GPUs did not become free in time.
     """
     if not config.on_gpu:
         return Placement([{"num_cpus": 0}] * ranks, [{"num_cpus": 0}] * num_engines)
     per_engine = config.cluster.rollout_num_gpus_per_engine
-    wanted = f"{ranks} training ranks + {num_engines} engines x {per_engine}"
-    need, have = ranks + num_engines * per_engine, int(ray.cluster_resources().get("GPU", 0))
+    shares = config.cluster.colocate and ranks > 0
+    own = 0 if shares else num_engines
+    wanted = f"{ranks} training ranks" + ("" if shares else f" + {num_engines} engines x {per_engine}")
+    need, have = ranks + own * per_engine, int(ray.cluster_resources().get("GPU", 0))
     if need > have:
         raise ConfigError(
             f"the run needs {need} GPUs ({wanted}) and Ray sees {have}. Lower --actor-num-gpus-per-node or"
             " --rollout-num-gpus, or pass --ray-address of a larger cluster."
         )
-    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks + [{"GPU": float(per_engine), "CPU": 1.0}] * num_engines
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks + [{"GPU": float(per_engine), "CPU": 1.0}] * own
     group = placement_group(bundles, strategy="PACK")
     timeout_s = config.cluster.startup_timeout_s
     ready, _ = ray.wait([group.ready()], timeout=timeout_s)
@@ -337,10 +344,37 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     by_node = sorted(range(ranks), key=lambda index: (node_of[index], index))
 
-    def options(index: int, gpus: int) -> dict[str, Any]:
+    def options(index: int, gpus: float, cpus: int = 1) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-        return {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": strategy}
+        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
+    if shares:
+        shared = engines_on_ranks([node_of[index] for index in by_node], num_engines, per_engine)
+        if shared is None:
+            remove_placement_group(group)
+            raise ConfigError(
+                f"--colocate: {num_engines} engines need {per_engine} GPUs of one node each, and Ray placed the"
+                f" {ranks} training ranks otherwise. Use nodes whose GPUs --rollout-num-gpus-per-engine divides."
+            )
+        trainer = [options(index, _SHARE) for index in by_node]
+        # An engine's process is where its first rank is; which GPUs it sees is told to it.
+        engines = [options(by_node[used[0]], _SHARE, cpus=0) for used in shared]
+        return Placement(trainer, engines, group, shared)
     trainer = [options(index, 1) for index in by_node]
     engines = [options(ranks + index, per_engine) for index in range(num_engines)]
     return Placement(trainer, engines, group)
+
+
+def engines_on_ranks(nodes: Sequence[str], num_engines: int, per_engine: int) -> list[list[int]] | None:
+    """The ranks on whose devices each engine runs: adjacent ones of one node. None if there are not enough.
+
+    Args:
+        nodes: The node of each rank; the ranks of a node are adjacent.
+        num_engines: How many engines there are.
+        per_engine: Devices of an engine.
+    """
+    found = []
+    for node in dict.fromkeys(nodes):
+        here = [rank for rank, other in enumerate(nodes) if other == node]
+        found += [here[first : first + per_engine] for first in range(0, len(here) - per_engine + 1, per_engine)]
+    return found[:num_engines] if len(found) >= num_engines else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -157,8 +157,9 @@ class Run:
         self.observer.starting(", ".join(part for part, present in parts.items() if present))
         self._watch.add_ray()
         self._placement = place(config, ranks=ranks, num_engines=num_engines)
+        self._trainer.start(self._placement.trainer)
         if num_engines:
-            self._engines.start(self._placement.engines)
+            self._start_engines(self._placement)
         if "rollout" in self._roles:
             self._rollout.start([{"num_cpus": 0}])
             evaluates_only = "trainer" not in self._roles
@@ -167,15 +168,17 @@ class Run:
                 [(config, self._run_dir, fingerprint, self._engines.url, self._engines.keys, evaluates_only)],
             )
         if ranks:
-            self._trainer.start(self._placement.trainer)
-            master = self._trainer.free_address()
-            self._trainer.build(
-                "slime.run.trainer:build_rank",
-                [(config, self._run_dir, fingerprint, rank, master) for rank in range(ranks)],
-            )
+            self._build_trainer([(config, self._run_dir, fingerprint, rank) for rank in range(ranks)])
         self._wait_started()
         self._load(checkpoint)
         self.observer.run_started(config, self._run_dir)
+
+    def _start_engines(self, placement: Placement) -> None:
+        self._engines.start(placement.engines)
+
+    def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
+        master = self._trainer.free_address()
+        self._trainer.build("slime.run.trainer:build_rank", [(*rank, master) for rank in ranks])
 
     def _wait_started(self) -> None:
         if self._engines.url is not None:
@@ -355,14 +358,14 @@ class Run:
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
         with self._timed("time/sync_weights"):
-            self._send_weights(next_version=True)
+            self._name_weights()
+            self._send_weights()
 
-    def _send_weights(self, *, next_version: bool) -> None:
-        if next_version:
-            self._weight_version += 1
-            self._add_versions({self._weight_version: self._rollouts_trained})
-        version = str(self._weight_version)
+    def _name_weights(self) -> None:
+        self._weight_version += 1
+        self._add_versions({self._weight_version: self._rollouts_trained})
 
+    def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[int]:
             with self._watch.during_sync():
                 return self._trainer.call(
@@ -370,9 +373,9 @@ class Run:
                     urls,
                     self._engines.keys,
                     self._engines.tp_size,
-                    version,
+                    str(self._weight_version),
                     restarts,
-                    doing=f"syncing weights (version {version})",
+                    doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=self.config.sync.weight_sync_timeout_s,
                 )
 
@@ -393,7 +396,9 @@ class Run:
                 " cannot go on with newer ones"
             )
         if not ((deterministic or (newer and evaluating)) and self._recovery.any_serves):
-            self._send_weights(next_version=newer)
+            if newer:
+                self._name_weights()
+            self._send_weights()
 
     def _add_versions(self, trained_at: dict[int, int]) -> None:
         """Remember weight versions, and tell the rollout process before it can get samples of them."""

@@ -81,6 +81,10 @@ class Worker:
         self._meeting_port = ReservedPort(host)
         return host, self._meeting_port.number
 
+    def devices(self) -> list[str]:
+        """The GPUs that Ray gives this process."""
+        return [str(device) for device in ray.get_gpu_ids()]
+
     def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:Class`."""
         with _explained():
@@ -289,6 +293,12 @@ class Workers:
         timeout_s, doing = self._config.cluster.startup_timeout_s, f"starting the {self._role}"
         address: tuple[str, int] = PendingCall(refs, doing, timeout_s, self._watch, self._parts).wait()[0]
         return address
+
+    def devices(self) -> list[str]:
+        """The GPU of each process."""
+        refs, doing = [actor.devices.remote() for actor in self._actors], f"starting the {self._role}"
+        found = PendingCall(refs, doing, self._config.cluster.startup_timeout_s, self._watch, self._parts).wait()
+        return [device for [device] in found]
 
     def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
         """Begin building every process's object; `wait_built` waits for them.

@@ -36,6 +36,7 @@ from slime.train.forward import (
     Pipeline,
     TokenHead,
 )
+from slime.train.offload import ModelMemory, Part
 from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
 from slime.train.router import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
@@ -206,6 +207,7 @@ class TrainableModel:
         chunks: The bare models; more than one under virtual pipeline stages.
         optimizer: Megatron's optimizer over them.
         scheduler: The optimizer's learning-rate schedule.
+        memory: Restores what `release_memory` released.
     """
 
     def __init__(
@@ -237,6 +239,7 @@ class TrainableModel:
         self._wrapped = wrap_chunks(settings, chunks)
         install_adam()
         self.optimizer = get_megatron_optimizer(settings.optimizer, self._wrapped, use_gloo_process_groups=False)
+        self.memory = ModelMemory(chunks, self._wrapped, self.optimizer)
         self.scheduler = build_scheduler(config, settings, self.optimizer, lr_flag, idle_rollouts=idle_rollouts)
         connect_schedule(settings, self._wrapped, self.optimizer.scale_loss)
         self._pipeline = Pipeline(settings, self._wrapped, head)
@@ -353,6 +356,11 @@ class TrainableModel:
         if self._settings.ddp.overlap_param_gather:
             for chunk in self._wrapped:
                 chunk.start_param_sync(force_sync=True)
+
+    def release_memory(self, part: Part) -> None:
+        """Release one part of the memory, "training" first."""
+        self.finish_param_gather()
+        self.memory.release(part)
 
     def routing_metrics(self, *, steps: int) -> dict[str, float]:
         """What the routers counted in the last `steps` optimizer steps (collective); empty for a dense model."""

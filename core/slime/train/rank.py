@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from slime.train.lora import (
 )
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
 from slime.train.model import TrainableModel, timed
+from slime.train.offload import Part, held_bytes
 from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
@@ -367,6 +368,30 @@ class MegatronRank:
 
         self._transport.send(counted(), version=version)
         return sent
+
+    def release_memory(self, parts: Sequence[Part]) -> None:
+        """Let the engines have the memory of "training", and then that of the "weights": see `slime.train.offload`.
+
+        Nothing may be called that needs it until it is restored; after "training", the weights can still be sent. The
+        critic with its weights belongs to "training". The reference is in host memory all the time.
+        """
+        for part in parts:
+            self.policy.release_memory(part)
+            if part == "training" and self.critic is not None:
+                self.critic.model.release_memory("training")
+                self.critic.model.release_memory("weights")
+
+    def restore_memory(self, parts: Sequence[Part]) -> None:
+        """Bring back what `release_memory` released, the "weights" first."""
+        for part in parts:
+            self.policy.memory.restore(part)
+            if part == "training" and self.critic is not None:
+                self.critic.model.memory.restore("weights")
+                self.critic.model.memory.restore("training")
+
+    def held_bytes(self) -> int:
+        """Bytes in use of this rank's GPU, by all processes together; on a CPU, by this process."""
+        return held_bytes(self._device)
 
     def export_hf(self, folder: Path) -> None:
         """Write a complete Hugging Face model folder, with adapters merged and in a folder `adapter`; rank 0 writes."""

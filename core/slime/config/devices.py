@@ -1,0 +1,75 @@
+"""Checks of what engines and trainer compute on, for `slime.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime.config.run_config import RunConfig
+
+
+def engine_devices(config: RunConfig) -> Iterator[str]:
+    """The devices must divide into engines of one size."""
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    if config.rollout_devices % per_engine:
+        yield (
+            f"--rollout-num-gpus {config.rollout_devices} is not a multiple of --rollout-num-gpus-per-engine"
+            f" {per_engine}: {config.num_engines} engines would leave {config.rollout_devices % per_engine} unused"
+        )
+    tp_size = config.sglang.get("tp_size", per_engine)
+    if tp_size != per_engine:
+        yield (
+            f"--sglang-tp-size {tp_size} contradicts --rollout-num-gpus-per-engine {per_engine}:"
+            " they set the same number. Set only one of them"
+        )
+    copies = config.sglang.get("dp_size", 1)
+    if copies > 1 and not config.sglang.get("enable_dp_attention"):
+        yield (
+            f"--sglang-dp-size {copies} would need {copies} times the devices in one engine."
+            " Use --rollout-num-gpus for more engines"
+        )
+
+
+def colocation(config: RunConfig) -> Iterator[str]:
+    """With --colocate, engines run on the trainer's devices, while the trainer waits."""
+    cluster, per_engine = config.cluster, config.cluster.rollout_num_gpus_per_engine
+    if not cluster.colocate:
+        return
+    if config.rollout.async_mode:
+        yield (
+            "--colocate excludes --async: asynchronous training does not support colocation, since it would need the"
+            " same devices at the same time. Drop one of them"
+        )
+    if config.rollout_devices > config.world_size:
+        yield (
+            f"--colocate: {config.num_engines} engines x {per_engine} GPUs need {config.rollout_devices} devices, and"
+            f" the trainer, whose devices they share, has {config.world_size} (--actor-num-nodes"
+            f" {cluster.actor_num_nodes} x --actor-num-gpus-per-node {cluster.actor_num_gpus_per_node}). Lower"
+            " --rollout-num-gpus or --rollout-num-gpus-per-engine, or train on more"
+        )
+    elif cluster.actor_num_nodes > 1 and cluster.actor_num_gpus_per_node % per_engine:
+        yield (
+            f"--colocate: --rollout-num-gpus-per-engine {per_engine} does not divide --actor-num-gpus-per-node"
+            f" {cluster.actor_num_gpus_per_node}: an engine would be on two nodes"
+        )
+
+
+def shared_memory(config: RunConfig) -> Iterator[str]:
+    """Handles of GPU memory can be opened only by a process that sees the same GPU; NCCL wants different ones."""
+    transport, colocated = config.sync.update_weight_transport, config.cluster.colocate
+    if not config.on_gpu:
+        return
+    if transport == "tensor" and not colocated:
+        yield (
+            "--update-weight-transport tensor hands over GPU memory, and on GPUs an engine sees only its own devices,"
+            " none of the trainer's. Use distributed (NCCL), the default, or share the devices with --colocate"
+        )
+    if transport == "tensor" and colocated and config.cluster.actor_num_nodes > 1:
+        yield (
+            "--update-weight-transport tensor, the default with --colocate, hands over memory of one node's GPU, and"
+            f" --actor-num-nodes is {config.cluster.actor_num_nodes}. Use --update-weight-transport disk"
+        )
+    if transport == "distributed" and colocated:
+        yield (
+            "--update-weight-transport distributed cannot be used with --colocate on GPUs: NCCL refuses two processes"
+            " on one device. Drop it, or use disk"
+        )

@@ -1,0 +1,81 @@
+"""`/release_memory_occupation` and `/resume_memory_occupation` on CPU, where stock SGLang only pretends.
+
+On GPUs, SGLang's memory saver unmaps the memory of the KV cache and of the weights. Here their pages go back to the
+kernel, and come again as they are used. As on GPUs, buffers keep their values, and weights are garbage (here: zeros)
+from their release until they are sent again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.cpu.memory import USED_PAGES, drop_pages, pages_missing, return_freed
+
+#: SGLang's names of kinds of memory
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+#: tensors of a pool, one for each layer, and pools that a pool for several kinds of attention consists of
+_CACHE_TENSORS = ("k_buffer", "v_buffer", "kv_buffer")
+_POOLS = ("full_kv_pool", "swa_kv_pool")
+
+
+def release_memory_for_real() -> None:
+    """Make the two calls release and check memory, besides what they do."""
+    module = importlib.import_module("sglang.srt.managers.scheduler_components.weight_updater")
+    manager = module.SchedulerWeightUpdaterManager
+    manager.release_memory_occupation = releasing(manager.release_memory_occupation)
+    manager.resume_memory_occupation = resuming(manager.resume_memory_occupation)
+
+
+def releasing(release: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`release`, and then the memory is given back."""
+
+    def release_memory_occupation(self: Any, request: Any) -> Any:
+        answer, runner = release(self, request), self.tp_worker.model_runner
+        if _includes(request, KV_CACHE):
+            drop_pages(cache_tensors(runner.token_to_kv_pool))
+        if _includes(request, WEIGHTS) and USED_PAGES.exists():  # otherwise they could not be checked
+            runner.slime_released = drop_pages(runner.model.parameters())
+        return_freed()
+        return answer
+
+    return release_memory_occupation
+
+
+def resuming(resume: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`resume`; before the KV cache returns, and with it generation, all weights must have been written again.
+
+    A weight that the trainer never sends would be zero, and the engine would answer nonsense.
+    """
+
+    def resume_memory_occupation(self: Any, request: Any) -> Any:
+        runner = self.tp_worker.model_runner
+        released = getattr(runner, "slime_released", [])
+        if _includes(request, KV_CACHE) and (missing := pages_missing(released)):
+            total = sum(length for _, length in released)
+            raise RuntimeError(
+                f"of the {total} bytes of weights that this engine released, {missing} pages have not been written"
+                " again: the trainer does not send all of this model's weights. Run it without --colocate"
+            )
+        return resume(self, request)
+
+    return resume_memory_occupation
+
+
+def _includes(request: Any, tag: str) -> bool:
+    tags: Collection[str] | None = request.tags
+    return not tags or tag in tags
+
+
+def cache_tensors(pool: Any) -> Iterator[Tensor]:
+    """The tensors of a KV cache pool that hold keys and values."""
+    for name in _CACHE_TENSORS:
+        held = getattr(pool, name, None)
+        yield from (one for one in held or () if isinstance(one, torch.Tensor))
+    for name in _POOLS:
+        if (part := getattr(pool, name, None)) is not None:
+            yield from cache_tensors(part)

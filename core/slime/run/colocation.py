@@ -1,0 +1,180 @@
+"""`--colocate`: engines and trainer share their devices and use them in turn.
+
+While one side works, the memory of the other is released. A turn passes on in stages, so that at no time the whole of
+both is in memory:
+
+- to the trainer: the idle engines release KV cache, weights and CUDA graphs; the trainer restores weights, then
+  gradients and optimizer;
+- to the engines: the trainer releases gradients and optimizer; the engines restore memory for weights, which are then
+  sent; the trainer releases its weights; the engines restore KV cache and CUDA graphs.
+
+A turn passes on when a step needs the other side. So a sync only names the new version: the weights are sent with the
+turn of the engines, and a checkpoint right after training finds the trainer's state where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from slime.rollout.record import Rollout
+from slime.run.ray_session import Placement
+from slime.run.run import Run
+
+logger = logging.getLogger(__name__)
+
+Side = Literal["engines", "trainer"]
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One change of memory, by one side."""
+
+    side: Side
+    verb: Literal["release", "restore"]
+    #: SGLang's kinds of memory, or parts of the trainer's (see `slime.train.offload`), in order
+    what: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the {self.side} {self.verb}d {', '.join(self.what)}"
+
+
+TO_TRAINER = (
+    Stage("engines", "release", ("kv_cache", "weights", "cuda_graph")),
+    Stage("trainer", "restore", ("weights", "training")),
+)
+BEFORE_SENDING = (
+    Stage("trainer", "release", ("training",)),
+    Stage("engines", "restore", ("weights",)),
+)
+AFTER_SENDING = (
+    Stage("trainer", "release", ("weights",)),
+    Stage("engines", "restore", ("cuda_graph", "kv_cache")),
+)
+
+
+class ColocatedRun(Run):
+    """A run whose engines and trainer take turns. Without engines, or without a trainer, it is a plain `Run`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._shares = {"engines", "trainer"} <= self._roles
+        self._turn: Side = "trainer"
+        #: numbers of the step, in bytes
+        self._memory: dict[str, float] = {}
+
+    # --- start: the engines have released their memory before the trainer takes any ---------------------
+
+    def _start_engines(self, placement: Placement) -> None:
+        devices = self._trainer.devices() if placement.shared else []
+        visible = [[devices[rank] for rank in ranks] for ranks in placement.shared]
+        if self.config.sync.update_weight_transport == "tensor":
+            # An engine opens memory of rank 0, and therefore must see its device; its own come first.
+            visible = [list(dict.fromkeys([*own, devices[0]])) for own in visible]
+        self._engines.start(placement.engines, visible)
+
+    def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
+        if self._shares:
+            self._engines.wait_ready(self._starting("engines"))
+            self._engines.release_memory(TO_TRAINER[0].what)
+        super()._build_trainer(ranks)
+
+    # --- steps of the loop -------------------------------------------------------------------------------
+
+    def start_step(self) -> None:
+        """See `Run`."""
+        super().start_step()
+        self._memory.clear()
+
+    def start_generation(self, number: int) -> None:
+        """See `Run`; the engines get the devices, and the newest weights."""
+        self._give_to_engines()
+        super().start_generation(number)
+
+    def start_evaluation(self, number: int) -> None:
+        """See `Run`; the engines get the devices, and the newest weights."""
+        self._give_to_engines()
+        super().start_evaluation(number)
+
+    def train(self, rollout: Rollout) -> dict[str, float]:
+        """See `Run`; the trainer gets the devices."""
+        self._give_to_trainer()
+        return super().train(rollout)
+
+    def sync_weights(self) -> None:
+        """Name the trainer's weights as the next version. The engines get them with their turn."""
+        if self._shares:
+            self._name_weights()
+
+    def save(self, rollouts_done: int) -> None:
+        """See `Run`; the trainer gets the devices."""
+        if self._saver is not None:
+            self._give_to_trainer()
+        super().save(rollouts_done)
+
+    def export_hf(self, folder: Path) -> None:
+        """See `Run`; the trainer gets the devices."""
+        self._give_to_trainer()
+        super().export_hf(folder)
+
+    def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
+        """See `Run`."""
+        super().finish_step(rollout, {**train_metrics, **self._memory})
+
+    # --- turns -------------------------------------------------------------------------------------------
+
+    def _give_to_trainer(self) -> None:
+        if not self._shares or self._turn == "trainer":
+            return
+        held = self._held()
+        with self._timed("time/colocate"):
+            for stage in TO_TRAINER:
+                held = self._change(stage, held)
+        self._turn = "trainer"
+        self._memory["memory/held_training"] = sum(held.values())
+
+    def _give_to_engines(self) -> None:
+        if not self._shares or self._turn == "engines":
+            return
+        held = self._held()
+        with self._timed("time/colocate"):
+            for stage in BEFORE_SENDING:
+                held = self._change(stage, held)
+        with self._timed("time/sync_weights"):
+            self._send_weights()
+        held = self._held()
+        with self._timed("time/colocate"):
+            for stage in AFTER_SENDING:
+                held = self._change(stage, held)
+        self._turn = "engines"
+        self._memory["memory/held_generating"] = sum(held.values())
+
+    def _change(self, stage: Stage, before: dict[str, float]) -> dict[str, float]:
+        """Go through one stage, log what it changed, and count what was released; what is held afterwards."""
+        started = time.monotonic()
+        if stage.side == "trainer":
+            self._trainer.call(f"{stage.verb}_memory", stage.what, doing=f"colocation: {stage}")
+        elif stage.verb == "release":
+            self._engines.release_memory(stage.what)
+        else:
+            self._engines.restore_memory(stage.what)
+        seconds, after = time.monotonic() - started, self._held()
+        told = ", ".join(f"{who} {before[who] / _MIB:.0f} -> {after[who] / _MIB:.0f} MiB" for who in after)
+        logger.info("colocation: %s in %.2f s; in use by %s", stage, seconds, told)
+        if stage.verb == "release":
+            name = f"memory/{stage.side}_released"
+            freed = sum(before.values()) - sum(after.values())
+            self._memory[name] = self._memory.get(name, 0.0) + freed
+        return after
+
+    def _held(self) -> dict[str, float]:
+        """Bytes in use where engines and trainer compute: of the GPUs, or of the host by each side."""
+        held: list[int] = self._trainer.call("held_bytes", doing="measuring the trainer's memory")
+        if self.config.on_gpu:
+            return {"the GPUs' processes": float(sum(held))}
+        return {"the engines": float(self._engines.held_bytes()), "the trainer": float(sum(held))}

@@ -1,0 +1,106 @@
+"""A trainer whose memory goes to the host between two steps trains exactly as one that keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.critics import Gae
+from tests.train.critics import start as with_critic
+from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
+
+from slime.data import TrainBatch
+from slime.train import offload
+from slime.train.offload import HostCopies, ModelMemory, optimizer_tensors
+
+MIB = 2**20
+
+
+def trained(launcher: RankLauncher, config: Any, batch: TrainBatch, copies: bool) -> tuple[Any, ...]:
+    """The metrics of three rollouts and the weights after them; with `copies` everything is on the host in between."""
+    if copies:
+        offload.on_device = lambda _: True  # a CPU's memory counts as that of the device
+    rank, metrics = with_critic(launcher, config), []
+    for number in range(3):
+        metrics.append({k: v for k, v in rank.train(batch).items() if not k.startswith("time/")})
+        if copies:
+            rank.release_memory(["training"])
+            assert held(rank.policy.optimizer, rank.policy.chunks) > 0  # the weights can be sent
+            if number == 1:
+                assert all(tensor.isfinite().all() for _, tensor in rank.named_hf_weights())
+            rank.release_memory(["weights"])
+            for model in (rank.policy, rank.critic.model):
+                assert held(model.optimizer, model.chunks) == 0
+            rank.restore_memory(["weights", "training"])
+    weights = dict(rank.named_hf_weights())
+    rank.close()
+    return metrics, weights
+
+
+def held(optimizer: Any, chunks: list[Any]) -> int:
+    """Bytes of the weights, the optimizer's state and the gradient buffers."""
+    tensors = [*optimizer_tensors(optimizer)]
+    for chunk in chunks:
+        tensors += [*chunk.parameters(), *chunk.buffers()]
+        tensors += [one.main_grad for one in chunk.parameters() if hasattr(one, "main_grad")]
+    return sum({offload.storage_of(one): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "megatron"),
+    [
+        (1, {"use_distributed_optimizer": False}),
+        (1, {"bf16": True, "use_distributed_optimizer": False}),
+        (2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        (2, {"bf16": True}),
+    ],
+    ids=["plain", "plain-bf16", "distributed-overlapped", "distributed-bf16"],
+)
+def test_training_continues_to_the_bit(model_folder: Any, size: int, megatron: dict[str, Any]) -> None:
+    folder: Path = model_folder("qwen3", tied=True)
+    config = make_config(
+        folder, world_size=size, steps=2, megatron=megatron, use_kl_loss=True, kl_loss_coef=0.1, global_batch_size=4
+    )
+    batch = make_batch(samples=8, steps=2)
+    kept, moved = (run_ranks(trained, size, config, batch, copies) for copies in (False, True))
+    for (metrics, weights), (others, other_weights) in zip(kept, moved, strict=True):
+        assert metrics == others
+        assert weights.keys() == other_weights.keys()
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def test_views_keep_what_they_show_and_memory_is_shared_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "on_device", lambda _: True)
+    whole = torch.arange(12.0)
+    view, other, copies = whole[4:8].view(2, 2), torch.full((3,), 7.0), HostCopies()
+    copies.take([view, whole, other])
+    assert whole.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+    copies.restore()
+    assert torch.equal(whole, torch.arange(12.0)) and torch.equal(other, torch.full((3,), 7.0))
+    view.zero_()
+    assert whole[4:8].sum() == 0 and whole.sum() == 66 - 22
+    copies.restore()  # nothing is held any more
+    assert whole.sum() == 44
+
+
+def test_on_a_cpu_only_gradients_are_released(model_folder: Any) -> None:
+    folder = model_folder("qwen3", tied=True)
+    ((before, released, restored),) = run_ranks(sizes, 1, make_config(folder), make_batch())
+    assert before == restored
+    assert before - released == pytest.approx(before / 4, rel=0.1)  # of weights, gradients and two moments
+
+
+def sizes(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tuple[int, int, int]:
+    rank = launcher.start(config, Gae())
+    policy: Any = rank.policy
+    assert isinstance(policy.memory, ModelMemory)
+    policy.train(batch, [0], lambda _micro_batch, values, *_: (values.sum(), {"loss": values.sum().detach()}), {})
+    found = [held(policy.optimizer, policy.chunks)]
+    rank.release_memory(["training", "weights"])
+    found.append(held(policy.optimizer, policy.chunks))
+    rank.restore_memory(["weights", "training"])
+    found.append(held(policy.optimizer, policy.chunks))
+    rank.close()
+    return found[0], found[1], found[2]
