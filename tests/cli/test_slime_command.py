@@ -55,7 +55,7 @@ def test_the_help_of_training_shows_every_option_with_its_text(slime: Slime) -> 
 
 def test_the_help_names_what_is_not_in_this_release(slime: Slime) -> None:
     _, _, last = slime("train", "--help").out.partition("not in this release")
-    for flag in ("--colocate", "--allgather-cp"):
+    for flag in ("--use-gated-attention", "--allgather-cp"):
         assert flag in last
 
 

@@ -113,8 +113,8 @@ def test_evaluation_sets_are_pairs() -> None:
         ("[sglang]\ndisable_radix_cache = 1\n", "[sglang] disable_radix_cache: got 1, expected true or false"),
         ("[run]\nrun_name = 2020-01-01\n", '[run] run_name: got "2020-01-01", expected a string'),
         ('[evaluation]\neval_prompt_data = [["a"]]\n', "[evaluation] eval_prompt_data"),
-        ("[algorithm]\ncolocate = true\n", "[algorithm] colocate is not in this release"),
-        ("colocate = true\n", "colocate is not in this release"),
+        ("[algorithm]\nallgather_cp = true\n", "[algorithm] allgather_cp is not in this release"),
+        ("allgather_cp = true\n", "allgather_cp is not in this release"),
     ],
 )
 def test_a_wrong_key_is_reported_with_file_table_and_key(text: str, message: str) -> None:
@@ -133,7 +133,7 @@ def test_all_problems_of_a_file_are_reported_together() -> None:
 
 
 def test_a_missing_feature_that_is_turned_off_is_accepted() -> None:
-    assert config_from_toml("colocate = false\n") == RunConfig()
+    assert config_from_toml("allgather_cp = false\n") == RunConfig()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from slime.config.flags import UNAVAILABLE
 @pytest.mark.parametrize(
     "words",
     [
-        "--colocate",
+        "--allgather-cp",
         "--spec module function",
     ],
 )
@@ -20,12 +20,6 @@ def test_an_option_of_a_later_release_is_refused(refused: Refused, words: str) -
     message = refused(*words.split())
     assert message.startswith(f"{words.split()[0]} is not in this release of slime (")
     assert "problems" not in message
-
-
-def test_colocation_with_asynchrony_is_refused_with_the_reason(refused: Refused) -> None:
-    message = refused("--async", "--colocate")
-    assert "asynchronous training does not support colocation" in message
-    assert "need the same devices at the same time" in message
 
 
 def test_every_missing_option_has_a_help_text() -> None:

@@ -21,6 +21,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "actor-num-gpus-per-node": ("8", "default 1"),
     "rollout-num-gpus": ("8", ""),
     "rollout-num-gpus-per-engine": ("2", ""),
+    "colocate": (None, "releases the memory of both sides"),
     "distributed-timeout-minutes": ("10", ""),
     "use-fault-tolerance": (
         None,
@@ -112,7 +113,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
 }
 #: flags of the original slime that the command line knows and that this release cannot do
-UNAVAILABLE = ("colocate", "allgather-cp")
+UNAVAILABLE = ("allgather-cp",)
 
 #: fields of TRL's GRPOConfig (6 of them arguments of GRPOTrainer) -> here
 TRL: dict[str, str] = {

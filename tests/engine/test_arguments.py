@@ -45,6 +45,15 @@ def test_engines_whose_weights_are_compared_store_shared_experts_by_themselves()
     assert flag not in server_arguments(spec(device="cuda"), 1)
 
 
+def test_an_engine_on_gpus_that_shares_them_can_release_its_memory() -> None:
+    flags = {"--enable-memory-saver", "--enable-draft-weights-cpu-backup"}
+    assert flags <= set(server_arguments(spec(device="cuda", releases_memory=True), 1))
+    assert not flags & set(server_arguments(spec(device="cuda"), 1))
+    assert not flags & set(server_arguments(spec(releases_memory=True), 1))  # slime.cpu.sglang_memory does it
+    assert server_environment(spec(device="cuda", devices=("2", "3", "0")))["CUDA_VISIBLE_DEVICES"] == "2,3,0"
+    assert "CUDA_VISIBLE_DEVICES" not in server_environment(spec(device="cuda"))
+
+
 def test_an_alias_counts_as_set() -> None:
     arguments = server_arguments(spec(tp_size=2, extra_args=["--tensor-parallel-size", "2"]), 1)
     assert "--tp-size" not in arguments

@@ -64,7 +64,7 @@ def _wait() -> None:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]  # torch does not type it
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class ModelMemory:

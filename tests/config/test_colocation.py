@@ -1,0 +1,67 @@
+"""Engines on the trainer's devices: defaults, and what cannot be combined."""
+
+from __future__ import annotations
+
+import pytest
+from tests.config.conftest import Load, Refused
+
+from slime.cli.eval import read_request
+from slime.run.engines import engine_options
+
+
+@pytest.mark.parametrize(
+    ("words", "engines"),
+    [
+        ("", 1),
+        ("--actor-num-gpus-per-node 4", 4),
+        ("--actor-num-gpus-per-node 4 --rollout-num-gpus 2", 2),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2", 4),
+        ("--actor-num-gpus-per-node 5 --rollout-num-gpus-per-engine 2", 2),
+    ],
+)
+def test_engines_use_all_training_devices_unless_told_otherwise(load: Load, words: str, engines: int) -> None:
+    config = load("--colocate", *words.split())
+    assert config.num_engines == engines
+    assert load(*words.split()).num_engines == (2 if "--rollout-num-gpus 2" in words else 1)
+
+
+def test_the_engines_share_of_the_memory_reaches_them(load: Load) -> None:
+    config = load("--colocate", "--sglang-mem-fraction-static", "0.4")
+    options = engine_options(config)
+    assert options[options.index("--mem-fraction-static") + 1] == "0.4"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--async", "asynchronous training does not support colocation, since it would need the same devices at the"),
+        (
+            "--rollout-num-gpus 3 --actor-num-gpus-per-node 2",
+            "3 engines x 1 GPUs need 3 devices, and the trainer, whose devices they share, has 2 (--actor-num-nodes 1",
+        ),
+        ("--rollout-num-gpus-per-engine 2", "1 engines x 2 GPUs need 2 devices"),
+        (
+            "--actor-num-nodes 2 --actor-num-gpus-per-node 3 --rollout-num-gpus-per-engine 2",
+            "--rollout-num-gpus-per-engine 2 does not divide --actor-num-gpus-per-node 3",
+        ),
+        ("--loss-type sft_loss", "--colocate has no effect without --loss-type policy_loss"),
+        ("--device cuda --update-weight-transport distributed", "NCCL refuses two processes on one device"),
+        ("--device cuda --actor-num-nodes 2", "hands over memory of one node's GPU, and --actor-num-nodes is 2"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(refused: Refused, words: str, message: str) -> None:
+    assert message in refused("--colocate", *words.split())
+
+
+def test_on_gpus_weights_are_handed_over_in_the_memory_that_both_see(load: Load, refused: Refused) -> None:
+    assert load("--colocate", "--device", "cuda").sync.update_weight_transport == "tensor"
+    disk = ("--update-weight-transport", "disk", "--actor-num-nodes", "2")
+    assert load("--colocate", "--device", "cuda", *disk).sync.update_weight_transport == "disk"
+    assert load("--colocate").sync.update_weight_transport == "distributed"
+    assert load("--device", "cuda").sync.update_weight_transport == "distributed"
+    assert "share the devices with --colocate" in refused("--device", "cuda", "--update-weight-transport", "tensor")
+
+
+def test_an_evaluation_has_no_trainer_to_share_devices_with() -> None:
+    words = ["--hf-checkpoint", "model", "--colocate", "--eval-prompt-data", "held", "data.jsonl", "--reward", "some"]
+    assert not read_request(words, "name").config.cluster.colocate

@@ -1,0 +1,122 @@
+"""Which devices colocated engines get, and whose turn it is, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime.run import colocation
+from slime.run.colocation import AFTER_SENDING, BEFORE_SENDING, TO_TRAINER, ColocatedRun
+from slime.run.ray_session import Placement, engines_on_ranks
+
+
+@pytest.mark.parametrize(
+    ("nodes", "engines", "per_engine", "expected"),
+    [
+        ("aaaa", 4, 1, [[0], [1], [2], [3]]),
+        ("aaaa", 2, 2, [[0, 1], [2, 3]]),
+        ("aaaa", 1, 2, [[0, 1]]),
+        ("aaabbb", 2, 2, [[0, 1], [3, 4]]),
+        ("aaabbb", 3, 2, None),
+        ("aabb", 1, 4, None),
+        ("aa", 0, 1, []),
+    ],
+)
+def test_an_engine_runs_on_adjacent_ranks_of_one_node(
+    nodes: str, engines: int, per_engine: int, expected: list[list[int]] | None
+) -> None:
+    assert engines_on_ranks(nodes, engines, per_engine) == expected
+
+
+class Recorder:
+    """Stands for the engines and the trainer's processes: records what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.visible: Sequence[Sequence[str]] = ()
+
+    def start(self, placement: Any, devices: Sequence[Sequence[str]]) -> None:  # noqa: ARG002
+        self.visible = devices
+
+    def devices(self) -> list[str]:
+        return ["4", "5", "6", "7"]
+
+    def release_memory(self, kinds: Sequence[str]) -> None:
+        self.calls.append(f"the engines released {', '.join(kinds)}")
+
+    def restore_memory(self, kinds: Sequence[str]) -> None:
+        self.calls.append(f"the engines restored {', '.join(kinds)}")
+
+    def call(self, method: str, *args: Any, doing: str) -> list[Any]:  # noqa: ARG002
+        if method == "held_bytes":
+            return [100]
+        verb = method.removesuffix("_memory")
+        self.calls.append(f"the trainer {verb}d {', '.join(args[0])}" if args else method)
+        return [{}]
+
+    def held_bytes(self) -> int:
+        return 1000
+
+
+class Turns(ColocatedRun):
+    """A run without processes."""
+
+    def __init__(self, recorder: Any, *, shares: bool = True, transport: str = "tensor") -> None:
+        sync = SimpleNamespace(update_weight_transport=transport)
+        self.config: Any = SimpleNamespace(on_gpu=False, sync=sync)
+        self._shares, self._turn, self._memory, self._seconds = shares, "trainer", {}, {}
+        self._engines = self._trainer = recorder
+        self._saver = None
+
+    def _send_weights(self) -> None:
+        self._trainer.call("weights sent", doing="")
+
+
+def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = colocation.Run
+    for step in ("start_generation", "start_evaluation", "train", "save", "export_hf"):
+        monkeypatch.setattr(base, step, lambda run, *_, step=step: run._trainer.calls.append(step))
+    run = Turns(recorder := Recorder())
+    run.start_evaluation(0)
+    run.start_generation(0)
+    run.train(None)  # type: ignore[arg-type]  # it is not looked at
+    run.save(1)  # without a folder for checkpoints
+    run.export_hf(Path("model"))
+    run.start_generation(1)
+    to_engines = [*map(str, BEFORE_SENDING), "weights sent", *map(str, AFTER_SENDING)]
+    to_trainer = [*map(str, TO_TRAINER)]
+    assert recorder.calls == [
+        *(*to_engines, "start_evaluation", "start_generation"),
+        *(*to_trainer, "train", "save", "export_hf"),
+        *(*to_engines, "start_generation"),
+    ]
+    assert run._memory.keys() == {
+        *("memory/engines_released", "memory/trainer_released", "memory/held_training", "memory/held_generating")
+    }
+    assert run._seconds.keys() == {"time/colocate", "time/sync_weights"}
+
+
+def test_a_run_without_engines_has_no_turns() -> None:
+    run = Turns(recorder := Recorder(), shares=False)
+    run._give_to_engines()
+    run._give_to_trainer()
+    run.sync_weights()
+    assert recorder.calls == []
+
+
+@pytest.mark.parametrize(
+    ("transport", "visible"),
+    [("tensor", [["4", "5"], ["6", "7", "4"]]), ("disk", [["4", "5"], ["6", "7"]])],
+)
+def test_an_engine_sees_the_devices_of_its_ranks_and_the_one_whose_memory_it_opens(
+    transport: str, visible: list[list[str]]
+) -> None:
+    run = Turns(recorder := Recorder(), transport=transport)
+    run._start_engines(Placement([], [], shared=[[0, 1], [2, 3]]))
+    assert recorder.visible == visible
+    run._start_engines(Placement([], []))  # on a CPU
+    assert recorder.visible == []
