@@ -60,9 +60,7 @@ def held(optimizer: Any, chunks: list[Any]) -> int:
 )
 def test_training_continues_to_the_bit(model_folder: Any, size: int, megatron: dict[str, Any]) -> None:
     folder: Path = model_folder("qwen3", tied=True)
-    config = make_config(
-        folder, world_size=size, steps=2, megatron=megatron, use_kl_loss=True, kl_loss_coef=0.1, global_batch_size=4
-    )
+    config = make_config(folder, world_size=size, steps=2, megatron=megatron, use_kl_loss=True, kl_loss_coef=0.1)
     batch = make_batch(samples=8, steps=2)
     kept, moved = (run_ranks(trained, size, config, batch, copies) for copies in (False, True))
     for (metrics, weights), (others, other_weights) in zip(kept, moved, strict=True):

@@ -21,9 +21,10 @@ from slime.cli.train_help import flag_lines
 from slime.compat.functions import PlacedFunctions, place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble
-from slime.config.checks import engine_devices, lost_secrets, ports
+from slime.config.checks import lost_secrets, ports
 from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
+from slime.config.devices import engine_devices
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
 from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import Flag, Setting, Settings
