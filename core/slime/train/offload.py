@@ -93,6 +93,7 @@ class ModelMemory:
         else:
             self._copies[part].take(self._weights())
         if torch.cuda.is_available():
+            torch.cuda.ipc_collect()  # what engines have opened and closed again
             torch.cuda.empty_cache()
         return_freed()
 
