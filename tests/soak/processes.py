@@ -22,8 +22,8 @@ _BY_COMMAND = {
     r"slime\.engine\.launch engine": "{log}: server",
     r"^ray::\w*Agent": "ray: agent",
     r"^ray::": "{log}",
-    r"(\w+)\.py\b.*--logs?-dir": "ray: {}",
     r"/(gcs_server|raylet) ": "ray: {}",
+    r"(\w+)\.py\b.*--logs?-dir": "ray: {}",
 }
 
 
