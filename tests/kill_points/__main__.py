@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="points whose `flags: phase` matches this regular expression")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/reproducibility.md")
     options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write writes the table of all points: drop --only")
     chosen = [one for one in points() if re.search(options.only, f"{one.number} {one.flags}: {one.phase}")]
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     prepare(folder)
