@@ -81,5 +81,5 @@ def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine
     assert all(row["memory/engines_released"] > 0.9 * WEIGHTS for row in shared.steps())
     assert shared.steps()[1]["memory/trainer_released"] > 0.9 * WEIGHTS
     log = (shared.run_dir / "logs" / "driver.log").read_text()
-    assert re.findall(r"colocation: (.*) in \d", log)[: 2 * len(STAGES)] == 2 * STAGES
+    assert re.findall(r" colocation: (.*) in \d", log)[: 2 * len(STAGES)] == 2 * STAGES
     assert "colocation:" not in (apart.run_dir / "logs" / "driver.log").read_text()
