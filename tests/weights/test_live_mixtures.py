@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from slime.config.weight_options import SyncOptions
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
-from slime.errors import WeightSyncError
+from slime.errors import EngineError, WeightSyncError
 from slime.plugin import SamplingParams
 from slime.weights import create_transport
 from slime.weights.transports.tensor import TensorTransport
@@ -110,3 +111,35 @@ def test_experts_divided_among_ranks_are_checked(model_folder: Folders, fork_ser
             else:
                 with pytest.raises(WeightSyncError, match="6 differ"):
                     check.compare(engine.url, control.weights_checksum())
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_an_engine_that_has_released_its_memory_serves_what_it_gets_then(
+    family: str, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    old, new = model_folder(family, seed=1), model_folder(family, seed=2)
+    engine = cpu_engine(old, tmp_path, fork_server=fork_server)
+    options = SyncOptions(weight_sync_timeout_s=60.0, update_weight_buffer_size=40_000)
+    with running(engine):
+        assert_serves(engine, old)
+        transport = create_transport(
+            options, [engine.control], model=read_architecture(new), hf_folder=new, scratch=tmp_path, on_gpu=False
+        )
+        for number in range(2):  # the second time nothing of the model's files is left
+            engine.control.release_memory(["kv_cache", "weights", "cuda_graph"], timeout_s=30)
+            engine.control.restore_memory(["weights"])
+            transport.send(iter(weights(new).items()), version=str(number))
+            engine.control.restore_memory(["cuda_graph", "kv_cache"])
+            assert_serves(engine, new)
+        engine.control.release_memory(["weights", "kv_cache"], timeout_s=30)
+        engine.control.restore_memory(["weights"])
+        left_out = f"{LAYER}.self_attn.o_proj.weight"
+        sent = ((name, tensor) for name, tensor in weights(new).items() if name != left_out)
+        transport.send(sent, version="2")
+        with pytest.raises(EngineError):
+            engine.control.restore_memory(["kv_cache"])
+        deadline = time.monotonic() + 60
+        while engine.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        transport.close()
+        assert f"not sent again in full: {left_out}. Run this model without --colocate" in engine.log_path.read_text()

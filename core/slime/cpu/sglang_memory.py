@@ -21,6 +21,8 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 #: tensors of a pool, one for each layer, and pools that a pool for several kinds of attention consists of
 _CACHE_TENSORS = ("k_buffer", "v_buffer", "kv_buffer")
 _POOLS = ("full_kv_pool", "swa_kv_pool")
+#: of weights in a message
+_MOST_NAMES = 5
 
 
 def release_memory_for_real() -> None:
@@ -39,7 +41,8 @@ def releasing(release: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         if _includes(request, KV_CACHE):
             drop_pages(cache_tensors(runner.token_to_kv_pool))
         if _includes(request, WEIGHTS) and USED_PAGES.exists():  # otherwise they could not be checked
-            runner.slime_released = drop_pages(runner.model.parameters())
+            named = runner.model.named_parameters()
+            runner.slime_released = {name: drop_pages([weight]) for name, weight in named}
         return_freed()
         return answer
 
@@ -54,13 +57,14 @@ def resuming(resume: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     def resume_memory_occupation(self: Any, request: Any) -> Any:
         runner = self.tp_worker.model_runner
-        released = getattr(runner, "slime_released", [])
-        if _includes(request, KV_CACHE) and (missing := pages_missing(released)):
-            total = sum(length for _, length in released)
-            raise RuntimeError(
-                f"of the {total} bytes of weights that this engine released, {missing} pages have not been written"
-                " again: the trainer does not send all of this model's weights. Run it without --colocate"
-            )
+        released = getattr(runner, "slime_released", {})
+        if _includes(request, KV_CACHE):
+            missing = [name for name, pages in released.items() if pages_missing(pages)]
+            if missing:
+                raise RuntimeError(
+                    f"{len(missing)} of {len(released)} weights that this engine released were not sent again in full:"
+                    f" {', '.join(missing[:_MOST_NAMES])}. Run this model without --colocate"
+                )
         return resume(self, request)
 
     return resume_memory_occupation
