@@ -17,6 +17,8 @@ pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 MIB = 2**20
+#: for a run, on a machine under any load
+WAIT_S = 500.0
 #: one token takes 8 layers x 2 (keys, values) x 16 heads x 256 numbers x 4 bytes = 256 KiB
 LARGE = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256}
 #: the evaluation before training: 64 prompts, whose responses have at least 16 tokens, all at the same time
@@ -58,7 +60,7 @@ def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine
     )  # fmt: skip
     hold.touch()
     apart = slime_train(*same, "--save", "apart-ckpt", name="apart", reward=False)
-    assert apart.wait() == 0, apart.output
+    assert apart.wait(WAIT_S) == 0, apart.output
     hold.unlink()
     more = ("--colocate", "--use-fault-tolerance", "--save", "shared-ckpt")
     shared = slime_train(*same, *more, name="shared", reward=False)
@@ -66,7 +68,7 @@ def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine
     scheduler_of(shared, 0).kill()
     shared.wait_for_output("restart 1 of 3, from shared-ckpt/rollout_000002, 0 rollouts are repeated")
     hold.touch()
-    assert shared.wait() == 0, shared.output
+    assert shared.wait(WAIT_S) == 0, shared.output
     assert shared.left_over() == []
 
     # The weights are sent when the engines' turn comes, which may be in an evaluation between two steps.
