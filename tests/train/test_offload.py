@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from tests.train.critics import start as with_critic
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 
 from slime.data import TrainBatch
+from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.train import offload
 from slime.train.offload import HostCopies, ModelMemory, optimizer_tensors
 
 
-def kept_and_moved(launcher: RankLauncher, config: Any, batch: TrainBatch) -> list[tuple[Any, ...]]:
+def kept_and_moved(launcher: RankLauncher, config: Any, batch: TrainBatch, port: int) -> list[tuple[Any, ...]]:
     """The metrics of three rollouts and the weights after them; the second time everything moves in between."""
-    return [trained(launcher, config, batch, moves=moves) for moves in (False, True)]
+    kept = trained(launcher, config, batch, moves=False)
+    return [kept, trained(replace(launcher, port=port), config, batch, moves=True)]
 
 
 def trained(launcher: RankLauncher, config: Any, batch: TrainBatch, *, moves: bool) -> tuple[Any, ...]:
@@ -61,9 +64,12 @@ def held(optimizer: Any, chunks: list[Any]) -> int:
 def test_training_continues_to_the_bit(model_folder: Any, size: int, megatron: dict[str, Any]) -> None:
     folder: Path = model_folder("qwen3", tied=True)
     config = make_config(folder, world_size=size, steps=2, megatron=megatron, use_kl_loss=True, kl_loss_coef=0.1)
-    for (metrics, weights), (others, other_weights) in run_ranks(
-        kept_and_moved, size, config, make_batch(samples=8, steps=2)
-    ):
+    port = ReservedPort(LOOPBACK)
+    try:
+        found = run_ranks(kept_and_moved, size, config, make_batch(samples=8, steps=2), port.number)
+    finally:
+        port.release()
+    for (metrics, weights), (others, other_weights) in found:
         assert metrics == others
         assert weights.keys() == other_weights.keys()
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights)

@@ -93,7 +93,8 @@ class ModelMemory:
         else:
             self._copies[part].take(self._weights())
         if torch.cuda.is_available():
-            torch.cuda.ipc_collect()  # what engines have opened and closed again
+            # What engines have opened and closed again.
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # torch does not type it
             torch.cuda.empty_cache()
         return_freed()
 
