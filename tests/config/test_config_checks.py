@@ -53,6 +53,11 @@ from slime.config.run_config import nvidia_devices
             "--deterministic --async --update-weights-interval 2 --save ckpt --save-interval 3",
             "--deterministic: --save-interval 3 is not a multiple of --update-weights-interval 2",
         ),
+        (
+            "--deterministic --threads-per-engine 2",
+            "--deterministic excludes --threads-per-engine 2: how attention is cut into parts for the threads depends",
+        ),
+        ("--device cuda --threads-per-engine 2", "--threads-per-engine has no effect on GPUs"),
         ("--async-save --save ckpt", "--async-save has no effect without --save-interval"),
         # kept checkpoints
         ("--save c --save-keep-last 0", "--save-keep-last: got '0', expected at least 1"),

@@ -73,6 +73,11 @@ def test_a_gpu_engine_keeps_sglangs_own_defaults() -> None:
     assert "OMP_NUM_THREADS" not in server_environment(spec(device="cuda"))
 
 
+def test_a_cpu_engine_has_the_stated_threads_and_they_do_not_spin() -> None:
+    environment = server_environment(spec(threads=3))
+    assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
+
+
 def test_health_never_generates_on_any_machine() -> None:
     for device in ("cpu", "cuda"):
         assert server_environment(spec(device=device))["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"

@@ -411,6 +411,11 @@ def deterministic(config: RunConfig) -> Iterator[str]:
             f"--deterministic excludes --sglang-chunked-prefill-size {chunk}: how a prompt is cut depends on other"
             " requests"
         )
+    if (threads := config.cluster.threads_per_engine or 1) > 1:
+        yield (
+            f"--deterministic excludes --threads-per-engine {threads}: how attention is cut into parts for the threads"
+            " depends on other requests"
+        )
     if (share := config.sglang.get("schedule_conservativeness")) is not None and share < 1:
         yield (
             f"--deterministic excludes --sglang-schedule-conservativeness {share}: a request that has to make room for"
@@ -421,6 +426,12 @@ def deterministic(config: RunConfig) -> Iterator[str]:
             f"--deterministic: --save-interval {save} is not a multiple of --update-weights-interval {every}: a resumed"
             " run could not give the engines the older weights that they had"
         )
+
+
+def engine_threads(config: RunConfig) -> Iterator[str]:
+    """Engines on GPUs take as many threads as SGLang sees fit."""
+    if config.cluster.threads_per_engine is not None and config.on_gpu:
+        yield "--threads-per-engine has no effect on GPUs: it is for engines on CPU. Drop it"
 
 
 def export_folder(config: RunConfig) -> Iterator[str]:
@@ -455,6 +466,7 @@ CHECKS: tuple[Check, ...] = (
     lengths,
     best_checkpoint,
     deterministic,
+    engine_threads,
     export_folder,
     *MEGATRON_CHECKS,
     refused_effects,

@@ -147,7 +147,11 @@ class ClusterOptions(Section):
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
     """Timeout of collective operations between ranks, in minutes."""
     threads_per_rank: Count | None = None
-    """CPU threads per training rank; default: cores / ranks on the machine."""
+    """CPU threads per training rank; default: cores / ranks on the machine, with --async the cores that are not the
+    engines'."""
+    threads_per_engine: Count | None = None
+    """CPU threads per engine rank, for engines on CPU; default: cores / engine ranks, with --async half of that, with
+    --deterministic 1."""
 
 
 class DataOptions(Section):

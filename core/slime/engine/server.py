@@ -43,8 +43,8 @@ _DETERMINISTIC_ENVIRONMENT = {
 }
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    # One thread: more gain little for a small model, and collapse when the cores are shared with the trainer.
-    "OMP_NUM_THREADS": "1",
+    # Threads that have nothing to do sleep. By default they spin, and take the cores from other processes.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # Otherwise expert routing is compiled, which takes seconds on the first request and a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
     # With several ranks SGLang loads NCCL if its package is installed, which fails without a driver.
@@ -76,6 +76,7 @@ class EngineSpec:
         port: Port to listen on; 0: a free one.
         tp_size: Tensor-parallel ranks.
         device: Kind of machine.
+        threads: CPU threads of each rank; CPU only.
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
         random_seed: SGLang's seed.
         routed_experts: Whether requests may ask which experts computed each token.
@@ -93,6 +94,7 @@ class EngineSpec:
     port: int = 0
     tp_size: int = 1
     device: Literal["cpu", "cuda"] = "cuda"
+    threads: int = 1
     extra_args: Sequence[str] = ()
     random_seed: int | None = None
     routed_experts: bool = False
@@ -113,7 +115,9 @@ def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
         spec: Any of the engines; SGLang reads some of its environment while it is imported.
         log_path: Where the output goes.
     """
-    return ForkServer(Call("slime.engine.launch:prepare_cpu_host"), env=server_environment(spec), log_path=log_path)
+    # Threads do not survive a fork, and a process whose parent has had some would wait for them: see `serve_forked`.
+    environment = {**server_environment(spec), "OMP_NUM_THREADS": "1"}
+    return ForkServer(Call("slime.engine.launch:prepare_cpu_host"), env=environment, log_path=log_path)
 
 
 class EngineServer(SupervisedProcess):
@@ -203,7 +207,7 @@ def server_environment(spec: EngineSpec) -> dict[str, str]:
     if spec.devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.device == "cpu":
-        environment |= _CPU_ENVIRONMENT
+        environment |= _CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(spec.threads)}
         if spec.tp_size > 1:
             # SGLang demands a core list for each rank; without its native CPU kernels it pins nothing.
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(spec.tp_size))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
+from slime.config.threads import engine_threads
 from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.engine.router import RouterServer
@@ -162,6 +163,7 @@ class Engines:
             port=0 if base is None else base + index,
             tp_size=self.tp_size,
             device="cuda" if self._config.on_gpu else "cpu",
+            threads=engine_threads(self._config),
             log_path=self._log_dir / f"engine-{index}.log",
             extra_args=engine_options(self._config),
             random_seed=self._config.data.rollout_seed + index,

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch._C._distributed_c10d import TCPStore
 
+from slime.config.threads import rank_threads
 from slime.engine.ports import listening_socket, stay_on_loopback
 from slime.errors import TrainerError
 
@@ -51,7 +52,7 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
             f"rank {rank} of {world_size} could not join the others at {address} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
-    torch.set_num_threads(config.cluster.threads_per_rank or max(1, (os.cpu_count() or 1) // _ranks_on_this_machine()))
+    torch.set_num_threads(rank_threads(config, _ranks_on_this_machine()))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=transformer.tensor_model_parallel_size,
         pipeline_model_parallel_size=transformer.pipeline_model_parallel_size,
