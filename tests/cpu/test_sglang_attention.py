@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from slime.cpu import sglang_attention
-from slime.cpu.sglang_attention import batched_decode, batched_extend
+from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
 from slime.cpu.sglang_patches import padded
 
 HEADS, KV_HEADS, HEAD = 4, 2, 8
@@ -57,7 +57,7 @@ def test_decoding_ragged_sequences() -> None:
     cache = Cache.of([5, 1, 17, 9])
     query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     output = torch.empty_like(query)
-    batched_decode(refuse)(None, query, output, *cache.arguments(), scaling=0.3, enable_gqa=True)
+    batched_decode(refuse, Places())(None, query, output, *cache.arguments(), scaling=0.3, enable_gqa=True)
     for i in range(4):
         keys, values = cache.sequence(i)
         alone = scaled_dot_product_attention(query[i, :, None], keys, values, scale=0.3, enable_gqa=True)[:, 0]
@@ -73,7 +73,7 @@ def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
     cache = Cache.of([p + n for p, n in zip(prefixes, news, strict=True)])
     query = torch.randn(sum(news), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     output = torch.full_like(query, float("nan"))
-    extend = batched_extend(refuse, exact=lambda: False)
+    extend = batched_extend(refuse, Places(), exact=lambda: False)
     extend(
         None, query, output, *cache.arguments(), torch.tensor(prefixes), torch.tensor(news),
         scaling=0.3, enable_gqa=True, causal=True,
@@ -88,6 +88,26 @@ def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
         start += new
 
 
+def test_layers_share_the_places_until_the_next_forward_pass() -> None:
+    places = Places()
+    decoding = batched_decode(refuse, places)
+    before, after = Cache.of([5, 1, 17, 9]), Cache.of([6, 2, 18, 10])
+    query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
+
+    def layer(cache: Cache, other_table: Tensor | None = None) -> Tensor:
+        keys, values, table, rows, lengths = cache.arguments()
+        arguments = keys, values, table if other_table is None else other_table, rows, lengths
+        return decoding(None, query, torch.empty_like(query), *arguments, enable_gqa=True)
+
+    first = layer(before)
+    assert torch.equal(layer(before, torch.zeros_like(before.req_to_token)), first)  # the table is not read again
+    places.forget()
+    alone = batched_decode(refuse, Places())(
+        None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True
+    )
+    assert torch.equal(layer(after), alone)
+
+
 class Recorder:
     def __init__(self) -> None:
         self.calls = 0
@@ -99,13 +119,13 @@ class Recorder:
 
 def decode(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
     query = torch.randn(len(cache.seq_lens), HEADS, HEAD)
-    batched_decode(fallback)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
+    batched_decode(fallback, Places())(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
 
 
 def extend(cache: Cache, fallback: Callable[..., Tensor], *, exact: bool = False, **options: Any) -> None:
     lengths = cache.seq_lens
     query = torch.randn(int(lengths.sum()), HEADS, HEAD)
-    batched_extend(fallback, exact=lambda: exact)(
+    batched_extend(fallback, Places(), exact=lambda: exact)(
         None, query, torch.empty_like(query), *cache.arguments(), torch.zeros_like(lengths), lengths,
         enable_gqa=True, **{"causal": True, **options},
     )  # fmt: skip
@@ -147,12 +167,12 @@ def test_decoding_gives_a_sequence_the_same_bits_in_any_batch(monkeypatch: pytes
     cache = Cache.of(lengths)
     query = torch.randn(len(lengths), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", at_once * 528 * KV_HEADS * HEAD)
-    together = batched_decode(refuse)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True)
+    together = batched_decode(refuse, Places())(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True)
     for i in range(len(lengths)):
         rows = cache.req_pool_indices[i : i + 1], cache.seq_lens[i : i + 1]
         arguments = cache.keys, cache.values, cache.req_to_token, *rows
         mine = query[i : i + 1]
-        alone = batched_decode(refuse)(None, mine, torch.empty_like(mine), *arguments, enable_gqa=True)
+        alone = batched_decode(refuse, Places())(None, mine, torch.empty_like(mine), *arguments, enable_gqa=True)
         assert torch.equal(together[i], alone[0]), lengths[i]
 
 

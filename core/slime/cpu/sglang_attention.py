@@ -31,17 +31,40 @@ def _is_plain(encoder_lens: Any, is_cross_attn: bool, sliding_window_size: int |
     return encoder_lens is None and not is_cross_attn and not windowed
 
 
-def _gather_cache(
-    cache: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, valid: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """[B, heads, S, head] from a cache [slots, heads, head]; `valid` [B, S] marks the positions that exist."""
-    known = req_to_token[req_pool_indices, : valid.shape[1]].long()
-    slots = pad(known, (0, valid.shape[1] - known.shape[1])).masked_fill(~valid, 0)
-    return cache[slots].transpose(1, 2).to(dtype)
+class Places:
+    """Where the keys and values of the sequences of one forward pass are: the same in all layers, so found once."""
+
+    def __init__(self) -> None:
+        #: first sequence -> which positions exist [B, S], and the slot of each [B, S] (0 if it does not exist)
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forget(self) -> None:
+        """Another forward pass begins."""
+        self._known.clear()
+
+    def of(
+        self, part: slice, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, longest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Which of `longest` positions of the sequences in `part` exist, and the slots of all."""
+        if (known := self._known.get(part.start)) is None:
+            valid = torch.arange(longest) < seq_lens[part, None]
+            slots = req_to_token[req_pool_indices[part], :longest].long()
+            slots = pad(slots, (0, longest - slots.shape[1])).masked_fill(~valid, 0)
+            known = self._known[part.start] = valid, slots
+        return known
 
 
-def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The backend's decode (one new token for each of B sequences) in one attention call."""
+def _gather_cache(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, heads, S, head] from a cache [slots, heads, head] and `slots` [B, S]."""
+    # `cache[slots]` gives the same, and takes longer.
+    return cache.index_select(0, slots.flatten()).view(*slots.shape, *cache.shape[1:]).transpose(1, 2).to(dtype)
+
+
+def batched_decode(one_by_one: Callable[..., Tensor], places: Places) -> Callable[..., Tensor]:
+    """The backend's decode (one new token for each of B sequences) in one attention call.
+
+    `places` is told when a forward pass begins.
+    """
 
     def decode(
         self: Any,
@@ -67,9 +90,9 @@ def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
         longest = -(-int(seq_lens.max()) // _KEYS) * _KEYS
         at_once = max(1, _MAX_GATHERED // (longest * k_cache.shape[1:].numel()))
         for part in map(slice, range(0, len(seq_lens), at_once), range(at_once, len(seq_lens) + at_once, at_once)):
-            valid = torch.arange(longest) < seq_lens[part, None]
-            keys = _gather_cache(k_cache, req_to_token, req_pool_indices[part], valid, query.dtype)
-            values = _gather_cache(v_cache, req_to_token, req_pool_indices[part], valid, query.dtype)
+            valid, slots = places.of(part, req_to_token, req_pool_indices, seq_lens, longest)
+            keys = _gather_cache(k_cache, slots, query.dtype)
+            values = _gather_cache(v_cache, slots, query.dtype)
             attended = scaled_dot_product_attention(
                 query[part, :, None],
                 keys,
@@ -84,10 +107,12 @@ def batched_decode(one_by_one: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return decode
 
 
-def batched_extend(one_by_one: Callable[..., Tensor], *, exact: Callable[[], bool]) -> Callable[..., Tensor]:
+def batched_extend(
+    one_by_one: Callable[..., Tensor], places: Places, *, exact: Callable[[], bool]
+) -> Callable[..., Tensor]:
     """The backend's extend (B prompts, each with or without a cached prefix) in one attention call.
 
-    `exact`: whether each prompt is to be computed by itself.
+    `places` is told when a forward pass begins. `exact`: whether each prompt is to be computed by itself.
     """
 
     def extend(
@@ -125,7 +150,7 @@ def batched_extend(one_by_one: Callable[..., Tensor], *, exact: Callable[[], boo
                 extend_prefix_lens, extend_seq_lens, encoder_lens, scaling, enable_gqa, causal,
                 is_cross_attn, sliding_window_size,
             )  # fmt: skip
-        valid_key = torch.arange(longest_key) < seq_lens[:, None]
+        valid_key, slots = places.of(slice(0, batch), req_to_token, req_pool_indices, seq_lens, longest_key)
         query_index = torch.arange(longest_query)
         valid_query = query_index < extend_seq_lens[:, None]  # [B, Q]
         position = extend_prefix_lens[:, None] + query_index  # [B, Q] position of each query in its sequence
@@ -134,8 +159,8 @@ def batched_extend(one_by_one: Callable[..., Tensor], *, exact: Callable[[], boo
         visible &= valid_key[:, None, :]
         queries = query.new_zeros((batch, longest_query, *query.shape[1:]))
         queries[valid_query] = query
-        keys = _gather_cache(k_cache, req_to_token, req_pool_indices, valid_key, query.dtype)
-        values = _gather_cache(v_cache, req_to_token, req_pool_indices, valid_key, query.dtype)
+        keys = _gather_cache(k_cache, slots, query.dtype)
+        values = _gather_cache(v_cache, slots, query.dtype)
         attended = scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.cpu.sglang_attention import batched_decode, batched_extend
+from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
 from slime.cpu.sglang_memory import release_memory_for_real
 
 _MASK32 = 0xFFFFFFFF
@@ -94,10 +94,18 @@ def batch_attention() -> None:
     left to the original."""
     module = importlib.import_module("sglang.srt.layers.attention.torch_native_backend")
     backend = module.TorchNativeAttnBackend
-    backend._run_sdpa_forward_decode = batched_decode(backend._run_sdpa_forward_decode)
+    places, begin = Places(), backend.init_forward_metadata
+
+    def init_forward_metadata(self: Any, forward_batch: Any) -> Any:
+        places.forget()
+        return begin(self, forward_batch)
+
+    backend.init_forward_metadata = init_forward_metadata
+    backend._run_sdpa_forward_decode = batched_decode(backend._run_sdpa_forward_decode, places)
     context = importlib.import_module("sglang.srt.runtime_context")
     backend._run_sdpa_forward_extend = batched_extend(
         backend._run_sdpa_forward_extend,
+        places,
         # Who turns the prefix cache off wants a prompt's numbers to depend on nothing else.
         exact=lambda: bool(context.get_server_args().disable_radix_cache),
     )
