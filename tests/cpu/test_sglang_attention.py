@@ -102,9 +102,7 @@ def test_layers_share_the_places_until_the_next_forward_pass() -> None:
     first = layer(before)
     assert torch.equal(layer(before, torch.zeros_like(before.req_to_token)), first)  # the table is not read again
     places.forget()
-    alone = batched_decode(refuse, Places())(
-        None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True
-    )
+    alone = batched_decode(refuse, Places())(None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True)
     assert torch.equal(layer(after), alone)
 
 
@@ -119,7 +117,9 @@ class Recorder:
 
 def decode(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
     query = torch.randn(len(cache.seq_lens), HEADS, HEAD)
-    batched_decode(fallback, Places())(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
+    batched_decode(fallback, Places())(
+        None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options
+    )
 
 
 def extend(cache: Cache, fallback: Callable[..., Tensor], *, exact: bool = False, **options: Any) -> None:
@@ -167,7 +167,9 @@ def test_decoding_gives_a_sequence_the_same_bits_in_any_batch(monkeypatch: pytes
     cache = Cache.of(lengths)
     query = torch.randn(len(lengths), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", at_once * 528 * KV_HEADS * HEAD)
-    together = batched_decode(refuse, Places())(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True)
+    together = batched_decode(refuse, Places())(
+        None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True
+    )
     for i in range(len(lengths)):
         rows = cache.req_pool_indices[i : i + 1], cache.seq_lens[i : i + 1]
         arguments = cache.keys, cache.values, cache.req_to_token, *rows

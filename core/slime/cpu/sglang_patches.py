@@ -16,8 +16,7 @@ from torch import Tensor
 
 from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
 from slime.cpu.sglang_memory import release_memory_for_real
-
-_MASK32 = 0xFFFFFFFF
+from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
 #: keeps the definition registered: torch drops an operator when its Library object goes away
 _registered: list[Any] = []
@@ -37,15 +36,17 @@ def apply() -> None:
 def allow_seeded_sampling() -> None:
     """`--enable-deterministic-inference` (a request's `sampling_seed` decides its tokens) on CPU.
 
-    SGLang refuses it with the plain-torch backend. Seeded sampling itself is plain torch except for one
-    hash operator, defined here; the batch-invariant matrix products it also enables are triton kernels for GPUs
-    and are left out.
+    SGLang refuses it with the plain-torch backend. Its sampling is plain torch except for one hash operator, defined
+    here for speculative decoding; otherwise a faster function takes its place. The batch-invariant matrix products it
+    also enables are triton kernels for GPUs and are left out.
     """
     choices = importlib.import_module("sglang.srt.arg_groups.choices")
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     invariant: Any = importlib.import_module("sglang.srt.batch_invariant_ops")
     invariant.enable_batch_invariant_mode = lambda *_args, **_kwargs: None
+    sampler: Any = importlib.import_module("sglang.srt.layers.sampler")
+    sampler.multinomial_with_seed = sample_by_seed
     define_hash_operator()
 
 
@@ -138,8 +139,9 @@ def padded(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def define_hash_operator() -> None:
-    """Define `torch.ops.sgl_kernel.murmur_hash32_cpu`, which turns (seed, position, token) into the noise of seeded
-    sampling. SGLang calls it on CPU, but only its native CPU kernels provide it; does nothing if they are installed.
+    """Define `torch.ops.sgl_kernel.murmur_hash32_cpu`, which turns (seed, position, token) into random numbers.
+
+    SGLang calls it on CPU, but only its native CPU kernels provide it; does nothing if they are installed.
     """
     if hasattr(torch.ops.sgl_kernel, "murmur_hash32_cpu"):
         return
@@ -147,38 +149,3 @@ def define_hash_operator() -> None:
     library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
     library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
     _registered.append(library)
-
-
-def murmur_hash32(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
-    """MurmurHash3 (32 bit) of the four words (seed low, seed high, position, column).
-
-    Computed in int64, whose products wrap around but keep the low 32 bits exact. Equals
-    `sglang.kernels.ops.sampling.murmur_hash`.
-
-    Args:
-        seed: [B] integers.
-        positions: [B] integers.
-        columns: [V] integers.
-
-    Returns:
-        [B, V] int64 with values in [0, 2**32).
-    """
-    seed = seed.to(torch.int64)
-    state = _mix(torch.zeros_like(seed), seed & _MASK32)
-    state = _mix(state, (seed >> 32) & _MASK32)
-    state = _mix(state, positions.to(torch.int64) & _MASK32)
-    state = _mix(state[:, None], columns.to(torch.int64)[None, :])
-    state = state ^ 16  # bytes hashed
-    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK32
-    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK32
-    return state ^ (state >> 16)
-
-
-def _mix(state: Tensor, word: Tensor) -> Tensor:
-    word = _rotate_left((word * 0xCC9E2D51) & _MASK32, 15)
-    word = (word * 0x1B873593) & _MASK32
-    return (_rotate_left(state ^ word, 13) * 5 + 0xE6546B64) & _MASK32
-
-
-def _rotate_left(value: Tensor, bits: int) -> Tensor:
-    return ((value << bits) | (value >> (32 - bits))) & _MASK32
