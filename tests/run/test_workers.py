@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import subprocess
 import time
@@ -36,6 +37,9 @@ class Part:
 
     def add(self, value: int) -> int:
         return self.index + value
+
+    def exempt_from_collection(self) -> int:
+        return gc.get_freeze_count()
 
     def fail(self, error: BaseException) -> None:
         raise error
@@ -114,6 +118,10 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 def test_results_come_in_the_order_of_the_processes(workers: Workers) -> None:
     assert workers.call("add", 3, doing="adding") == [3, 13]
+
+
+def test_what_a_process_has_loaded_is_no_longer_looked_for_garbage(workers: Workers) -> None:
+    assert min(workers.call("exempt_from_collection", doing="counting")) > 50_000
 
 
 def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from slime.run.retention import Retention
 from slime.run.saving import Saver
 from slime.run.signals import uninterrupted
 from slime.run.watch import RunWatch
-from slime.run.workers import PendingCall, Watch, Workers
+from slime.run.workers import PendingCall, Watch, Workers, keep_out_of_collections
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -194,6 +194,7 @@ class Run:
             )
         self._trainer.wait_built(self._starting("trainer"))
         self._recovery.begin()
+        keep_out_of_collections()
 
     def _starting(self, part: str) -> Watch:
         """What is checked and shown while the run waits for `part`."""
