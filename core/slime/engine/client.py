@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from binascii import a2b_base64
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import orjson
 from yarl import URL
 
 from slime.engine.keys import EngineKeys, bearer
+from slime.engine.together import LONGEST_TOGETHER, Answer, Request, Together
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
@@ -88,8 +90,8 @@ class DirectEngines:
         self._of_session: OrderedDict[str, int] = OrderedDict()
 
     @contextmanager
-    def engine(self, session: str | None) -> Iterator[int]:
-        """The index of the engine for a request that runs in the body."""
+    def engine(self, session: str | None, requests: int = 1) -> Iterator[int]:
+        """The index of the engine for a request, or several in one message, that run in the body."""
         index = None if session is None else self._of_session.get(session)
         if index is None:
             index = min(range(len(self._requests)), key=self._requests.__getitem__)
@@ -98,11 +100,11 @@ class DirectEngines:
             self._of_session.move_to_end(session)
             if len(self._of_session) > _SESSIONS:
                 self._of_session.popitem(last=False)
-        self._requests[index] += 1
+        self._requests[index] += requests
         try:
             yield index
         finally:
-            self._requests[index] -= 1
+            self._requests[index] -= requests
 
 
 #: sessions whose engine is remembered; of the others, an engine has hardly a prefix cached
@@ -142,6 +144,7 @@ class HttpPolicyClient:
         concurrency: int = 1024,
         vocab_size: int | None = None,
         routed_layers: int | None = None,
+        together: bool = False,
     ) -> None:
         """Does not connect yet.
 
@@ -153,6 +156,8 @@ class HttpPolicyClient:
             vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
             routed_layers: Layers of the model, to ask which experts compute each token; None: do not ask. Such requests
                 go to the engines directly, because the router drops the question. Evaluations do not ask.
+            together: Send requests of the same moment in one message if their answers are short. Such messages go to
+                the engines directly, because the router does not know seeds and names of several.
         """
         self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
         self._abort_headers = bearer(None if keys is None else keys.admin)
@@ -164,6 +169,7 @@ class HttpPolicyClient:
         self._unsent: dict[str, bool] = {}
         self._vocab_size = vocab_size
         self._routed_layers = routed_layers
+        self._together = Together(self._ask_together, lambda: len(self._engine_urls)) if together else None
         self._session: aiohttp.ClientSession | None = None
 
     def connect(self, base_url: str, engines: Sequence[str] | None = None) -> None:
@@ -227,9 +233,10 @@ class HttpPolicyClient:
         """
         self._check_tokens(tokens)
         routed = self._routed_layers is not None and not sampling.evaluation
-        body = _request_body(tokens, sampling, rid, routed=routed)
-        headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
-        name = rid or ""
+        request = _request(tokens, sampling, rid, routed=routed)
+        short = sampling.max_new_tokens <= LONGEST_TOGETHER
+        together = self._together if short and session is None and not (routed or direct) else None
+        name, url = rid or "", self._url
         try:
             if rid is not None:
                 self._unsent[rid] = False
@@ -237,9 +244,12 @@ class HttpPolicyClient:
                 if self._unsent.pop(name, False):
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:
-                    with self._chosen(session, direct=routed or direct) as url:
-                        async with asyncio.timeout(self._timeout_s):
-                            answer = await self._post(url, body, headers)
+                    async with asyncio.timeout(self._timeout_s):
+                        if together is not None:
+                            answer, url = await together.ask(request)
+                        else:
+                            with self._chosen(session, direct=routed or direct) as url:
+                                answer = await self._ask(url, request, session)
                 except TimeoutError:
                     raise DeadlineError(
                         f"POST {url}: no answer within {self._timeout_s:g} s to a prompt of {len(tokens)} tokens"
@@ -253,15 +263,45 @@ class HttpPolicyClient:
             return generation
         return _with_routed_experts(generation, len(tokens), sampling.routed_from, self._routed_layers, url)
 
+    async def _ask(self, url: URL, request: Request, session: str | None = None) -> Any:
+        """The fields of the answer to one request."""
+        headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
+        return _fields(await self._post(url, _encoded(request), headers), url)
+
+    async def _ask_together(self, requests: list[Request]) -> list[Answer | Exception]:
+        """The answers to requests that are sent in one message; each has its own seed, name, and error."""
+        if len(requests) == 1:
+            return [(await self._ask(self._url, requests[0]), self._url)]
+        message: Request = {
+            "input_ids": [request["input_ids"] for request in requests],
+            "sampling_params": [request["sampling_params"] for request in requests],
+            "rid": [request.get("rid") or uuid.uuid4().hex for request in requests],
+            "return_logprob": True,
+        }
+        try:
+            with self._chosen(None, direct=True, requests=len(requests)) as url:
+                answers = _fields(await self._post(url, _encoded(message), self._headers), url)
+        except RequestRefusedError:
+            # One of them is at fault, and must not take the others with it.
+            alone = (self._ask(self._url, request) for request in requests)
+            found = await asyncio.gather(*alone, return_exceptions=True)
+            return [one if isinstance(one, Exception) else (one, self._url) for one in found]
+        names = _names(answers)
+        if names != message["rid"]:
+            raise GarbledAnswerError(
+                f"POST {url}: the answers are those of requests {names}, expected {message['rid']}", str(url.origin())
+            )
+        return [(answer, url) for answer in answers]
+
     @contextmanager
-    def _chosen(self, session: str | None, *, direct: bool) -> Iterator[URL]:
-        """Where to send a request that runs in the body."""
+    def _chosen(self, session: str | None, *, direct: bool, requests: int = 1) -> Iterator[URL]:
+        """Where to send a request, or several in one message, that run in the body."""
         if not direct:
             yield self._url
             return
         if not self._engine_urls:
             raise NoEngineError(f"POST {self._url}: no engine is there to take the request")
-        with self._direct.engine(session) as index:
+        with self._direct.engine(session, requests) as index:
             yield self._engine_urls[index]
 
     async def abort(self, rids: Collection[str]) -> None:
@@ -343,9 +383,9 @@ class HttpPolicyClient:
             )
         return self._session
 
-    def _generation(self, answer: bytes, url: URL) -> Generation:
+    def _generation(self, answer: Any, url: URL) -> Generation:
         try:
-            meta = orjson.loads(answer)["meta_info"]
+            meta = answer["meta_info"]
             rows = meta.get("output_token_logprobs") or ()  # T rows of (log-prob, token id, text or None)
             flat = list(chain.from_iterable(rows))
             log_probs, tokens = flat[0::3], flat[1::3]
@@ -355,18 +395,37 @@ class HttpPolicyClient:
             if not tokens:  # aborted before the first one: no weights were used
                 versions = []
         except (ValueError, KeyError, TypeError) as error:
-            text = answer[:_EXCERPT].decode(errors="replace")
-            raise GarbledAnswerError(
-                f"POST {url}: the answer is not one of SGLang's /generate with log-probs "
-                f"({type(error).__name__}: {error}): {text}",
-                str(url.origin()),
-            ) from error
+            raise _garbled(url, error, str(answer)) from error
         if None in log_probs:
             raise EngineError(
                 f"POST {url}: log-prob of response token {log_probs.index(None)} is not a number; "
                 f"the model's weights or activations have overflowed"
             )
         return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
+
+
+def _fields(answer: bytes, url: URL) -> Any:
+    """What an answer holds."""
+    try:
+        return orjson.loads(answer)
+    except ValueError as error:
+        raise _garbled(url, error, answer[:_EXCERPT].decode(errors="replace")) from error
+
+
+def _names(answers: Any) -> Any:
+    """The names of the requests that were answered in one message, or what was answered instead."""
+    try:
+        return [answer["meta_info"]["id"] for answer in answers]
+    except (KeyError, TypeError):
+        return str(answers)[:_EXCERPT]
+
+
+def _garbled(url: URL, error: Exception, text: str) -> GarbledAnswerError:
+    return GarbledAnswerError(
+        f"POST {url}: the answer is not one of SGLang's /generate with log-probs "
+        f"({type(error).__name__}: {error}): {text[:_EXCERPT]}",
+        str(url.origin()),
+    )
 
 
 def _with_routed_experts(answer: Generation, prompt_length: int, start: int, layers: int, url: URL) -> Generation:
@@ -391,7 +450,7 @@ def _with_routed_experts(answer: Generation, prompt_length: int, start: int, lay
     return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind), routed_from=start)
 
 
-def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> bytes:
+def _request(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> Request:
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -406,10 +465,14 @@ def _request_body(tokens: Sequence[int], sampling: SamplingParams, rid: str | No
     # samples of a prompt.
     seed = sampling.sampling_seed
     parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
-    request: dict[str, Any] = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+    request: Request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
     if rid is not None:
         request["rid"] = rid
     if routed:
         request["return_routed_experts"] = True
         request["routed_experts_start_len"] = sampling.routed_from
+    return request
+
+
+def _encoded(request: Request) -> bytes:
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
