@@ -61,7 +61,7 @@ async def build_rollout_process(
             vocab_size=description["vocab_size"],
             routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
             # Which groups finish first must be decided by their own requests.
-            together=not config.over_samples,
+            together=not config.aborts_surplus,
         )
     repeating = None
     if client is not None and config.restarts_engines:
