@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
@@ -109,6 +109,11 @@ class TrainerError(SlimeError, RuntimeError):
 
 class WeightSyncError(SlimeError, RuntimeError):
     """The engines' weights are not, or may not be, the trainer's."""
+
+    def __init__(self, message: str, urls: Sequence[str] = ()) -> None:
+        """`urls`: the engines that failed or did not answer in time, if they are known."""
+        super().__init__(message)
+        self.urls = list(urls)
 
 
 class CheckpointError(SlimeError, RuntimeError):

@@ -193,6 +193,22 @@ def test_requests_go_to_the_engines_in_use_and_are_not_repeated_if_the_clients_d
             generate(front.url, [None])
 
 
+def test_an_engine_that_is_not_ready_yet_is_used_once_it_is(
+    faulty_engine: Callable[..., FaultyEngine], closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.engine.router._CHANGE_S", 1.0)
+    first, late = faulty_engine(lambda _: None).url, f"http://127.0.0.1:{closed_port}"
+    front = RouterServer([first], log_path=tmp_path / "router.log")
+    with running(front):
+        for _ in range(2):  # the second time the router has been told
+            front.use([first, late])
+        faulty_engine(lambda _: None, port=closed_port)
+        deadline = time.monotonic() + READY_S
+        while {one["url"] for one in front.workers() if one["is_healthy"]} != {first, late}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_a_router_in_front_of_a_missing_engine_is_not_ready(closed_port: int, tmp_path: Path) -> None:
     front = RouterServer([f"http://127.0.0.1:{closed_port}"], log_path=tmp_path / "router.log")
     front.start()

@@ -69,7 +69,7 @@ def observe(run_dir: Path) -> tuple[RunObserver, io.StringIO, RecordingObservers
 def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: Path) -> None:
     observer, out, recording = observe(tmp_path)
     observer.run_started(CONFIG, tmp_path)
-    observer.eval_finished(0, Report({"eval/held": 0.25, "eval/held/samples": 8.0}))
+    observer.eval_finished(0, Report({"eval/held": 0.25, "eval/held/samples": 8.0}), {})
     for step in range(3):
         observer.progress("generating", 4, 8)
         metrics = {"rollout/samples": 8.0, "rollout/failed": 1.0}
@@ -190,5 +190,17 @@ def test_lost_samples_of_an_evaluation_are_counted_once(tmp_path: Path) -> None:
     observer, out, _ = observe(tmp_path)
     counts = {"eval/a": 0.5, "eval/a/samples": 8.0, "eval/a/failed": 2.0, "eval/a/aborted": 1.0, "eval/b": 1.0,
               "eval/b/samples": 4.0, "eval/plugin/reward/x/failed": 2.0}  # fmt: skip
-    observer.eval_finished(0, Report(counts, failures=["2x reward x: bad"]))
+    observer.eval_finished(0, Report(counts, failures=["2x reward x: bad"]), {})
     assert "warning: evaluation: 3 of 12 samples failed or were aborted: 2x reward x: bad" in out.getvalue()
+
+
+def test_an_evaluation_that_other_weights_have_answered_says_so(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    trained_at = {5: 4, 6: 4, 7: 6}
+    observer.eval_finished(4, Report({"eval/held": 0.5}, weight_versions=["6"]), trained_at)
+    assert "warning" not in out.getvalue()
+    observer.eval_finished(4, Report({"eval/held": 0.5}, weight_versions=["7"]), trained_at)
+    told = "warning: evaluation after 4 rollouts: the engines answered with weights of versions "
+    assert f"{told}7; those after 4 rollouts are 5, 6" in out.getvalue()
+    observer.eval_finished(4, Report({"eval/held": 0.5}, weight_versions=["6", "7"]), trained_at)
+    assert f"{told}6, 7; those" in out.getvalue()

@@ -10,7 +10,16 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
-from slime.errors import EngineError, EngineStartError, SlimeError, WeightSyncError
+from slime.errors import (
+    DeadlineError,
+    EngineError,
+    EngineStartError,
+    ErrorBudgetError,
+    PluginError,
+    SlimeError,
+    UnexpectedError,
+    WeightSyncError,
+)
 from slime.run import recovery
 from slime.run.engines import ROUTER
 from slime.run.recovery import Recovery
@@ -272,3 +281,48 @@ def test_a_sync_that_fails_by_itself_is_not_repeated(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(WeightSyncError, match="wrong shape"):
         bench.sync(send)
+
+
+def test_an_engine_that_does_not_take_weights_is_restarted_though_nothing_else_is_wrong_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "_NOTICED_S", 0.0)
+    bench = Bench()
+
+    def send(urls: list[str], restarts: int) -> None:
+        if restarts == 0 and len(urls) == 2:
+            raise WeightSyncError("loading did not finish in time at http://b", ["http://b"])
+
+    assert bench.sync(send) == [URLS, ["http://a"]]
+    assert bench.engines.events == ["end 1"]
+    assert bench.told.lost == ["engine 1: loading did not finish in time at http://b"]
+    for _ in range(3):
+        bench.watch()
+    assert bench.sync() == [URLS] and bench.told.back == [("engine 1", 4)]
+
+
+def test_engines_that_never_take_weights_use_up_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_NOTICED_S", 0.0)
+    bench = Bench(max_restarts=4)
+
+    def send(urls: list[str], _: int) -> None:
+        raise WeightSyncError("wrong shape", urls)
+
+    with pytest.raises(WeightSyncError, match=r"^wrong shape\n.*4 of 4 restarts"):
+        bench.sync(send)
+
+
+@pytest.mark.parametrize(
+    ("error", "off", "on"),
+    [
+        (PluginError("the filter raises"), True, False),
+        (ErrorBudgetError("all samples failed"), True, False),
+        (UnexpectedError("training: connection closed by peer"), True, True),
+        (DeadlineError("generating: no answer"), True, True),
+    ],
+)
+def test_what_a_lost_engine_cannot_cause_is_not_blamed_on_it_while_it_is_restarted(
+    error: SlimeError, off: bool, on: bool
+) -> None:
+    assert Bench(tolerant=False).recovery.may_explain(error) == off
+    assert Bench(tolerant=True).recovery.may_explain(error) == on

@@ -8,6 +8,7 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.errors import (
     CheckpointError,
     ClusterError,
@@ -129,6 +130,30 @@ def test_it_continues_from_the_newest_intact_checkpoint_of_the_run(tmp_path: Pat
     found = newest_intact(tmp_path / "rollout_000006")  # the one after it was abandoned
     assert found is not None and found.path == tmp_path / "rollout_000004"
     assert newest_intact(tmp_path / "rollout_000012") is None
+
+
+def test_a_damaged_checkpoint_that_was_skipped_is_not_the_latest_any_more(tmp_path: Path) -> None:
+    config = RunConfig(
+        cluster=ClusterOptions(use_fault_tolerance=True), checkpoint=CheckpointOptions(save=str(tmp_path / "saved"))
+    )
+    observer, writer = RunObserver(config, tmp_path), CheckpointWriter(tmp_path / "saved", config, {})
+    loaded: list[str | None] = []
+
+    def attempt(trying: RunConfig) -> None:
+        loaded.append(trying.checkpoint.load)
+        if len(loaded) > 1:
+            return
+        for done in (2, 4):
+            temporary = writer.begin(done)
+            (temporary / TRAINER_PART / "weights").write_text(str(done))
+            path = writer.commit(temporary, {}, rollouts_done=done, weight_version=done, trained_at={})
+            observer.checkpoint_saved(done, path)
+        (path / TRAINER_PART / "weights").write_text("x")
+        raise ProcessDiedError("rank 0 died")
+
+    run_with_restarts(attempt, config, observer, unless=lambda: False)
+    assert loaded == [None, str(tmp_path / "saved" / "rollout_000002")]
+    assert (tmp_path / "saved" / "latest").read_text() == "rollout_000002\n"
 
 
 @pytest.mark.parametrize(

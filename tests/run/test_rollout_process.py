@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from slime.engine.client import HttpPolicyClient
+from slime.plugin import SamplingParams
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
+from slime.rollout.repeats import RepeatingPolicy
 from slime.run.rollout_part import read_rollout_part
 from slime.run.rollout_process import RolloutProcess
 from slime.types import Group, Sample
+
+SAMPLING = SamplingParams(max_new_tokens=4)
 
 
 class Manager:
@@ -144,3 +149,21 @@ def test_the_rollout_part_of_a_checkpoint_is_written_and_read(
     asyncio.run(save_and_load())
     assert manager.loaded == {"trained": 7, "groups": [{"index": 1}]}
     assert read_rollout_part(tmp_path / "rollout")["trained"] == 7
+
+
+def test_requests_that_are_aborted_while_no_engine_is_there_return(manager: Manager) -> None:
+    client = HttpPolicyClient("http://127.0.0.1:1", timeout_s=600)
+    policy = RepeatingPolicy(client, limit_s=600)
+    process = RolloutProcess(manager, client, None, policy)  # type: ignore[arg-type]  # the fake of the manager
+
+    async def all_aborted() -> set[str]:
+        await process.connect("http://127.0.0.1:1", [])
+        names = [f"{number:02d}" for number in range(20)]
+        requests = [asyncio.ensure_future(policy.generate([1], SAMPLING, rid=name)) for name in names]
+        await asyncio.sleep(0.1)
+        await policy.abort(names)
+        answers = await asyncio.wait_for(asyncio.gather(*requests), 25)
+        await client.close()
+        return {answer.finish_reason for answer in answers}
+
+    assert asyncio.run(all_aborted()) == {"abort"}

@@ -110,7 +110,7 @@ def test_only_a_stopped_ray_of_this_run_is_killed(watch: RunWatch, sleeper: Slee
     assert raylet.poll() is None
 
 
-def test_a_process_that_has_not_answered_in_time_shows_where_it_is(watch: RunWatch, tmp_path: Path) -> None:
+def test_when_a_deadline_has_passed_every_process_shows_where_it_is(watch: RunWatch, tmp_path: Path) -> None:
     code = (
         "import faulthandler, signal, time\n"
         "faulthandler.register(signal.SIGUSR2)\n"
@@ -132,7 +132,9 @@ def test_a_process_that_has_not_answered_in_time_shows_where_it_is(watch: RunWat
     finally:
         kill(*children)
     assert shown.startswith(f"\ntrainer rank 1 (pid {children[1].pid}) is here:\n")
-    assert shown.splitlines()[2].endswith("line 5 in dawdle") and "rank 0" not in shown
+    assert shown.splitlines()[2].endswith("line 5 in dawdle")
+    # The others after it: what it waits for may be one of them.
+    assert f"\ntrainer rank 0 (pid {children[0].pid}) is here:\n" in shown
 
 
 def test_what_a_supervisor_says_comes_first(watch: RunWatch, sleeper: Sleeper) -> None:

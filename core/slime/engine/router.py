@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import DeadlineError, EngineError, without_escapes
 from slime.kit.processes import Child
+
+logger = logging.getLogger(__name__)
 
 #: No request may time out inside the router, which would send it again while the first engine still works on it. The
 #: client's deadline is the only one.
@@ -100,12 +103,15 @@ class RouterServer(SupervisedProcess):
         self._repeats = repeats
         self._keys = keys
         self._host = host
+        #: engines that the running router was told of, and does not use yet
+        self._asked: set[str] = set()
         self.port = port or free_port(host)
         self.url = f"http://{host}:{self.port}"
         super().__init__(f"the router at {self.url}", log_path)
 
     def launch(self) -> Child:
         """Start the process."""
+        self._asked.clear()
         arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys, repeats=self._repeats)
         return launch_child("router", [], secret=arguments, env=os.environ, log_path=self.log_path)
 
@@ -126,10 +132,11 @@ class RouterServer(SupervisedProcess):
     def use(self, urls: Sequence[str]) -> None:
         """Send requests to these engines and to no other from now on; those in flight are not touched.
 
-        If the router does not run, or is not ready, it does so once it is started again.
+        If the router does not run, or is not ready, it does so once it is started again. If an engine that it is to use
+        does not show it soon that it is healthy, it goes on asking.
 
         Raises:
-            EngineError: It does not answer, or has not changed in time.
+            EngineError: It does not answer, or has not forgotten an engine in time.
         """
         self._worker_urls = list(urls)
         if self.pid is None:
@@ -138,12 +145,20 @@ class RouterServer(SupervisedProcess):
         known = {worker["url"]: worker for worker in self.workers(_CHANGE_S)}
         for url in known.keys() - set(urls):
             self._tell("DELETE", f"/workers/{known[url]['id']}")
-        for url in set(urls) - known.keys():
+        for url in set(urls) - known.keys() - self._asked:
             self._tell("POST", "/workers", {"url": url})
-        while {w["url"] for w in self.workers(_CHANGE_S) if w["is_healthy"] or w["url"] in known} != set(urls):
+            self._asked.add(url)
+        while True:
+            listed = {w["url"] for w in self.workers(_CHANGE_S) if w["is_healthy"] or w["url"] in known}
+            self._asked -= listed
+            if listed == set(urls):
+                return
             if time.monotonic() > deadline:
-                raise EngineError(f"{self.name} did not change its list of engines in {_CHANGE_S:.0f} s")
+                break
             time.sleep(_POLL_S)
+        if listed - set(urls):
+            raise EngineError(f"{self.name} did not forget an engine in {_CHANGE_S:.0f} s")
+        logger.warning("%s does not use these engines yet: %s", self.name, ", ".join(set(urls) - listed))
 
     def workers(self, timeout_s: float = _CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """The engines it knows: `url`, `id`, `is_healthy`, `load` and more."""

@@ -262,13 +262,24 @@ class RunObserver:
         self._write(step, row)
         self._call_plugins("slime_step_finished", step=step, metrics=row)
 
-    def eval_finished(self, step: int, report: EvalReport) -> None:
-        """The held-out sets were scored under the weights after `step` rollouts."""
+    def eval_finished(self, step: int, report: EvalReport, trained_at: Mapping[int, int]) -> None:
+        """The held-out sets were scored under the weights after `step` rollouts, unless engines were lost meanwhile.
+
+        Args:
+            step: How many rollouts had been trained on.
+            report: The results.
+            trained_at: Weight version -> rollouts that had been trained on.
+        """
         with self._sink("terminal"):
             self.terminal.eval_finished(f"after {step} rollouts", report.metrics, report.seconds)
             self.terminal.samples_lost("evaluation", *samples_lost(report.metrics), report.failures, report.tracebacks)
-            if len(versions := report.weight_versions) > 1:
-                self.terminal.warn(f"evaluation: the engines answered with weights of versions {', '.join(versions)}")
+            versions = report.weight_versions
+            right = [version for version, done in trained_at.items() if done == step]
+            if len(versions) > 1 or not set(versions) <= {str(version) for version in right or versions}:
+                # The engines that had the right ones may have been lost, and the next ones got newer weights.
+                told = f"evaluation after {step} rollouts: the engines answered with weights of versions"
+                wanted = f"; those after {step} rollouts are {', '.join(map(str, right))}" if right else ""
+                self.terminal.warn(f"{told} {', '.join(versions)}{wanted}")
         self._write(step, report.metrics)
 
     def checkpoint_saved(self, step: int, path: Path, note: str = "") -> None:
@@ -382,8 +393,9 @@ class EvaluationObserver(RunObserver):
     def run_started(self, config: RunConfig, run_dir: Path) -> None:
         """The processes have started; nothing is shown."""
 
-    def eval_finished(self, step: int, report: EvalReport) -> None:
+    def eval_finished(self, step: int, report: EvalReport, trained_at: Mapping[int, int]) -> None:
         """The held-out sets were scored under weights trained on `step` rollouts. Raises `OSError`."""
+        del trained_at
         facts = {"weights": self._model, "rollouts_done": step, "seconds": report.seconds, "failures": report.failures}
         path = write_results(self._run_dir, eval_sets(self._config), report.metrics, report.files, **facts)
         self.terminal.eval_finished(f"of {self._model}", report.metrics, report.seconds)

@@ -21,7 +21,6 @@ from slime.run.checkpoint import (
     PLUGINS,
     STATE,
     TRAINER_PART,
-    Fallback,
     checkpoints_in,
     data_order,
     read_checkpoint,
@@ -206,18 +205,18 @@ def point_latest(root: Path, name: str) -> None:
     sync_folder(root)
 
 
-def forget_damaged(config: RunConfig, fallback: Fallback) -> None:
-    """Let `latest` name the intact checkpoint, if the run goes on saving beside it; the damaged ones stay.
+def forget_damaged(config: RunConfig, intact: Path) -> None:
+    """Let `latest` name the checkpoint `intact`, if the run goes on saving beside it; the damaged ones stay.
 
     The run replaces them when it gets there. Until then `latest` would name a damaged one.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    root, save = fallback.path.parent, config.checkpoint.save
+    root, save = intact.parent, config.checkpoint.save
     if save is not None and Path(save).resolve() == root.resolve():
-        with writing(fallback.path):
-            point_latest(root, fallback.path.name)
+        with writing(intact):
+            point_latest(root, intact.name)
 
 
 def require_own_folder(config: RunConfig, run_dir: Path) -> None:

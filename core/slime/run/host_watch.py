@@ -21,6 +21,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -120,11 +121,6 @@ class HostWatch:
         self._complete: set[int] = set()
         self._looked_at = time.monotonic()
 
-    @property
-    def parts(self) -> list[Part]:
-        """The processes that are watched."""
-        return [record.part for record in self._records.values()]
-
     def add(self, part: Part) -> None:
         """Watch one more process. If it has ended already, the next `look` says so."""
         if part.pid in self._records:
@@ -142,6 +138,21 @@ class HostWatch:
                     record.process.kill()
             self._complete.discard(pid)
             del self._records[pid]
+
+    def stacks(self) -> list[tuple[Part, str]]:
+        """Where each process is that can say it: the parts with a stack, see `stack_of`."""
+        by_log: dict[Path | None, list[Part]] = {}
+        for record in self._records.values():
+            by_log.setdefault(record.part.log, []).append(record.part)
+
+        def ask(parts: list[Part]) -> list[tuple[Part, str]]:
+            return [(part, stack) for part in parts if (stack := stack_of(part))]
+
+        if not by_log:
+            return []
+        # Each takes a second. Those that write to the same log, as the processes of an engine do, must take turns.
+        with ThreadPoolExecutor(len(by_log)) as pool:
+            return [one for found in pool.map(ask, by_log.values()) for one in found]
 
     def look(self, *, syncing: bool = False, at_once: bool = False) -> list[Trouble]:
         """What is wrong now.

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slime.config import RunConfig
-from slime.errors import DeadlineError, EngineError, SlimeError, WeightSyncError
+from slime.errors import DeadlineError, EngineError, SlimeError, UnexpectedError, WeightSyncError
 from slime.observe.observer import RunObserver
 from slime.run.engines import ROUTER, Engines, engine_name
+from slime.run.restarts import is_curable
 from slime.run.watch import RunWatch
 from slime.run.workers import TICK_S, PendingCall, Workers
 
@@ -89,6 +90,11 @@ class Recovery:
         if self._config.restarts_engines:
             self._active = True
             self._watch.restart_with(self.restart)
+
+    def may_explain(self, error: SlimeError) -> bool:
+        """Whether `error` may come from a lost part. What engines take with them is sent again, so it breaks nothing
+        else: an error of a plugin, for example, is one, even if an engine is being restarted."""
+        return not self._active or isinstance(error, UnexpectedError) or is_curable(error, first=False)
 
     # --- restarting: called by the watch --------------------------------------------------------------
 
@@ -230,7 +236,8 @@ class Recovery:
     def sync(self, send: Callable[[list[str], int], T]) -> T:
         """Send weights to every engine that runs, and put those that were restarted into service.
 
-        If an engine is lost meanwhile, they are sent again: to the others, and to it too if it already runs again.
+        If an engine is lost meanwhile, or does not take them, they are sent again: to the others, and to it too if it
+        already runs again.
 
         Args:
             send: Sends them to the engines at these URLs. Its second argument is how often engines were restarted.
@@ -240,9 +247,11 @@ class Recovery:
             starts = sum(self._starts.values())
             try:
                 result = send([self._engines.urls[_index(owner)] for owner in fleet], starts)
-            except WeightSyncError:
-                if not self._active or not self._noticed(fleet):
+            except WeightSyncError as error:
+                if not self._active:
                     raise
+                if not self._noticed(fleet):
+                    self._blame(fleet, error)
                 continue
             reached = [owner for owner in fleet if self._starts.get(owner, 0) == fleet[owner]]
             if back := [owner for owner in reached if owner in self._lost and self._lost[owner].runs]:
@@ -258,6 +267,14 @@ class Recovery:
                 return {name: self._starts.get(name, 0) for name in running}
             self._watch()  # ends the wait: every restart has a deadline, and their number is limited
             time.sleep(TICK_S)
+
+    def _blame(self, fleet: Mapping[str, int], error: WeightSyncError) -> None:
+        """Restart the engines that a failed sync names: nothing else shows that they hang. Raises if it names none."""
+        blamed = [owner for owner in fleet if self._engines.urls[_index(owner)] in error.urls]
+        if not blamed:
+            raise error
+        for owner in blamed:
+            self._lose(owner, error)
 
     def _noticed(self, fleet: Mapping[str, int]) -> bool:
         """Whether an engine of a failed sync was lost, which it may take the watch a moment to notice."""

@@ -26,6 +26,7 @@ from slime.errors import (
 )
 from slime.observe.observer import RunObserver
 from slime.run.checkpoint import Checkpoint, checkpoints_in, read_checkpoint
+from slime.run.checkpoint_writer import forget_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ def run_with_restarts(
             trying = config
             observer.restarting(causes[-1], None)
         else:
+            if observer.saved is not None and checkpoint.path.name != observer.saved[1].name:
+                forget_damaged(config, checkpoint.path)
             trying = config.with_options("checkpoint", load=str(checkpoint.path))
             observer.restarting(causes[-1], (checkpoint.rollouts_done, checkpoint.path))
 

@@ -117,7 +117,8 @@ class RolloutProcess:
         new = [EngineControl(url, self._keys) for url in engine_urls if url not in self._capacities]
         found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
-        self._client.limit(int(sum(self._capacities[url] for url in engine_urls) * _IN_FLIGHT))
+        # Never none: a request that is aborted while it waits for its turn returns when that comes.
+        self._client.limit(max(1, int(sum(self._capacities[url] for url in engine_urls) * _IN_FLIGHT)))
         return 0 if self._repeating is None else self._repeating.take_repeated()
 
     async def garbling(self) -> list[str]:

@@ -258,13 +258,17 @@ class Run:
         """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
         # These already name what was lost, with all that is known of its end.
         named = isinstance(error, ProcessDiedError | ClusterError)
-        cause = None if named else self._watch.explain() or self._dead_engine()
+        stacks = self._watch.stacks(error) if isinstance(error, DeadlineError) else ""
+        explained = not named and self._recovery.may_explain(error)
+        cause = self._watch.explain() or self._dead_engine() if explained else None
         if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
             self.observer.ending(error)
-            if isinstance(error, DeadlineError) and (stacks := self._watch.stacks(error)):
+            if stacks:
                 raise DeadlineError(f"{error}{stacks}") from error
             return
         self.observer.ending(cause)
+        if stacks:
+            cause.add_note(f"When a deadline passed:{stacks}")
         raise cause from error
 
     def _dead_engine(self) -> EngineError | None:
@@ -377,7 +381,7 @@ class Run:
                     str(self._weight_version),
                     restarts,
                     doing=f"syncing weights (version {self._weight_version})",
-                    timeout_s=self.config.sync.weight_sync_timeout_s,
+                    timeout_s=self.config.sync.longest_s,
                 )
 
         self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))
@@ -422,7 +426,7 @@ class Run:
         (number, pending), self._evaluating = self._evaluating, None
         with self._timed("time/wait_evaluation"):
             report: EvalReport = self._wait_rollout(pending, "evaluating")
-        self.observer.eval_finished(number, report)
+        self.observer.eval_finished(number, report, self._trained_at)
         self._retention.evaluated(number, report.metrics)
         if self._saver is not None:
             self._saver.delete_superfluous()

@@ -22,14 +22,14 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
-from slime.run.host_watch import HostWatch, Kind, Part, Trouble, stack_of
+from slime.run.host_watch import HostWatch, Kind, Part, Trouble
 
 #: seconds between two looks
 LOOK_S = 0.5
 #: seconds that the watch on another machine has to answer when an error is to be explained
 _ANSWER_S = 3.0
-#: stacks that are shown when a deadline has passed; each takes up to a second to get
-_MOST_STACKS = 4
+#: seconds that the watches on other machines have to find out where their processes are
+_STACKS_S = 15.0
 #: of parts that ended together, the one named is the first of these: without Ray all others end
 _CAUSES: tuple[Kind, ...] = ("ray", "trainer", "engine", "router", "rollout")
 #: a stopped or dead part explains a hung one
@@ -137,10 +137,14 @@ class RunWatch:
         return None
 
     def stacks(self, error: DeadlineError) -> str:
-        """Where the processes of this machine are whose logs an error names, because they have not answered."""
-        late = [part for part in self._here.parts if part.log is not None and f"(log: {part.log})" in str(error)]
-        stacks = ((part, stack_of(part)) for part in late[:_MOST_STACKS])
-        return "".join(f"\n{part.name} (pid {part.pid}) is here:\n{stack}" for part, stack in stacks if stack)
+        """Where the processes of the run are; first those whose logs an error names, because they have not answered."""
+        found = self._here.stacks()
+        asked = [actor.stacks.remote() for actor in self._others.values()]
+        with suppress(RayError):  # their machine, or Ray, is gone
+            ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_STACKS_S) if asked else ([], [])
+            found += [one for ref in ready for one in ray.get(ref)]
+        found.sort(key=lambda one: f"(log: {one[0].log})" not in str(error))
+        return "".join(f"\n{part.name} (pid {part.pid}) is here:\n{stack}" for part, stack in found)
 
     def _look(self, *, at_once: bool) -> list[Found]:
         here = self._here.look(syncing=self._syncing, at_once=at_once)
@@ -222,6 +226,10 @@ class RemoteWatch:
     def kill(self, owner: str) -> None:
         """See `HostWatch.kill`."""
         self._watch.kill(owner)
+
+    def stacks(self) -> list[tuple[Part, str]]:
+        """See `HostWatch.stacks`."""
+        return self._watch.stacks()
 
     def look(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
         """What is wrong, and the message for each."""

@@ -24,7 +24,7 @@ from slime.engine.control import EngineControl
 from slime.engine.ports import listening_socket
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors
-from slime.weights.transports.transport import Fleet, WeightTransport, sync_buckets
+from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
 _POLL_S = 0.0005
 #: how long engines get to reach the store of a group that has failed
@@ -85,7 +85,8 @@ class DistributedTransport(WeightTransport):
         try:
             group.join(deadline=fleet.deadline, watch=joining.raise_failed)
             joining.wait(fleet.deadline)
-        except BaseException:
+        except BaseException as error:
+            _name_engines(error, joining)
             # An engine that is already connected gives up when the store ends; one that connects later would look for
             # the store for half an hour. So engines that are still connecting get a moment to do so.
             joining.settle(_ARRIVAL_S)
@@ -112,7 +113,8 @@ class DistributedTransport(WeightTransport):
         try:
             group.broadcast(tensors, deadline=fleet.deadline, watch=receiving.raise_failed)
             receiving.wait(fleet.deadline)
-        except BaseException:
+        except BaseException as error:
+            _name_engines(error, receiving)
             # engines still waiting for the rest answer nothing else until the group ends
             group.close()
             self._group = None
@@ -128,6 +130,12 @@ class DistributedTransport(WeightTransport):
         fleet = Fleet(self.engines, self.timeout_s)
         fleet.clean_up("leaving the process group", lambda engine: engine.destroy_weights_update_group(name))
         fleet.close()
+
+
+def _name_engines(error: BaseException, call: FleetCall) -> None:
+    """Let the error of a broadcast name the engines that have not taken part."""
+    if isinstance(error, WeightSyncError) and not error.urls:
+        error.urls = call.unanswered()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,13 +16,11 @@ from typing import Any
 from torch import Tensor
 
 from slime.architecture import Architecture
+from slime.config.weight_options import CLEANUP_S
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors, drained
 from slime.weights.verify import WeightCheck
-
-#: how long cleaning up may take after a failed sync
-_CLEANUP_S = 30.0
 
 
 def joined_by_engines(model: Architecture) -> list[tuple[str, ...]]:
@@ -85,7 +83,12 @@ class FleetCall:
         """Raise the first failure so far."""
         for future, engine in self._running.items():
             if future.done() and (error := future.exception()) is not None:
-                raise WeightSyncError(f"Weight sync: {self._phase} failed at engine {engine.url}: {error}") from error
+                message = f"Weight sync: {self._phase} failed at engine {engine.url}: {error}"
+                raise WeightSyncError(message, [engine.url]) from error
+
+    def unanswered(self) -> list[str]:
+        """URLs of the engines that have not answered yet."""
+        return [engine.url for future, engine in self._running.items() if not future.done()]
 
     def settle(self, seconds: float) -> None:
         """Wait at most this long for all calls to end, successfully or not."""
@@ -98,10 +101,11 @@ class FleetCall:
         )
         self.raise_failed()
         if missing:
-            late = ", ".join(self._running[future].url for future in missing)
+            late = self.unanswered()
             raise WeightSyncError(
-                f"Weight sync: {self._phase} did not finish in time at {late}. Look at the engine's log; "
-                "--weight-sync-timeout-s sets the limit."
+                f"Weight sync: {self._phase} did not finish in time at {', '.join(late)}. Look at the engine's log; "
+                "--weight-sync-timeout-s sets the limit.",
+                late,
             )
         return [future.result() for future in self._running]
 
@@ -130,9 +134,9 @@ class Fleet:
     def clean_up(self, phase: str, call: Callable[[EngineControl], Any]) -> list[str]:
         """Call every engine after a failure. All are tried; failures are returned as text."""
         calls = {self._pool.submit(call, engine): engine for engine in self.engines}
-        done, missing = futures.wait(calls, timeout=_CLEANUP_S)
+        done, missing = futures.wait(calls, timeout=CLEANUP_S)
         failed = [f"{phase} at {calls[one].url}: {one.exception()}" for one in done if one.exception() is not None]
-        return failed + [f"{phase} at {calls[one].url}: no answer in {_CLEANUP_S:.0f} s" for one in missing]
+        return failed + [f"{phase} at {calls[one].url}: no answer in {CLEANUP_S:.0f} s" for one in missing]
 
     def close(self) -> None:
         """Release the threads; calls still running end at their own deadlines."""
