@@ -13,7 +13,7 @@ REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-all faults kill-points soak lint types check mutants gpu-proof clean
+.PHONY: install quickstart test test-all faults chaos kill-points soak lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -49,6 +49,11 @@ kill-points: install
 # 2,000 steps of a tiny run: does anything in it grow? The table of docs/measurements.md (ten minutes).
 soak: install
 	$(BIN)/python -m tests.soak
+
+# A hundred faults in one run, which must end as the run without them; writes the other table of docs/reliability.md (about half an hour).
+# CHAOS="--seed 2 --count 200" chooses others.
+chaos: install
+	$(BIN)/python -m tests.chaos --write $(CHAOS)
 
 lint: install
 	$(BIN)/ruff check .

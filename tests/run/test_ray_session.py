@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
@@ -80,20 +82,37 @@ def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: s
     assert not ray.is_initialized()
 
 
-def test_folders_of_killed_runs_are_removed_and_no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+def test_folders_of_killed_runs_are_removed_and_no_others(tmp_path: Path) -> None:
     of_a_killed_run, just_made, of_another_program = (tmp_path / name for name in ("slime-ray-a", "slime-ray-b", "ray"))
     (of_a_killed_run / "ray" / "session_1").mkdir(parents=True)
     (of_another_program / "ray").mkdir(parents=True)
     just_made.mkdir()
-    with own_folder() as in_use:
+    with own_folder(tmp_path) as in_use:
         assert in_use.parent.stat().st_mode & 0o077 == 0, "others can enter it"
-        with own_folder() as another:
+        with own_folder(tmp_path) as another:
             assert set(tmp_path.iterdir()) == {just_made, of_another_program, in_use.parent, another.parent}
     assert sorted(tmp_path.iterdir()) == [of_another_program, just_made]
 
 
-def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "absent"))
-    with pytest.raises(ClusterError, match=r"/absent: No such file or directory; .* RAY_TMPDIR"), own_folder():
+def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    told = pytest.raises(ClusterError, match=r"/absent: No such file or directory; .* RAY_TMPDIR")
+    with told, own_folder(tmp_path / "absent"):
         pass
+
+
+@pytest.mark.parametrize("folder", ["short", "too-long-for-the-sockets-that-engines-have-in-their-temporary-folders"])
+def test_what_killed_processes_leave_in_their_temporary_folder_goes_with_the_run(
+    monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    with TemporaryDirectory(dir="/tmp") as base:
+        root = Path(base, folder)
+        root.mkdir()
+        monkeypatch.setenv("TMPDIR", str(root))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        monkeypatch.setattr(ray_session_module, "_start", lambda *_: None)
+        with ray_session(RunConfig(cluster=ClusterOptions(device="cpu"))):
+            own = Path(os.environ["TMPDIR"])
+            assert (own != root and root in own.parents) == (folder == "short")
+            if own != root:
+                (own / "left").touch()
+        assert os.environ["TMPDIR"] == str(root) and list(root.iterdir()) == []

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ from slime.run.signals import interruptions_kept, uninterrupted
 _FOLDER = "slime-ray-"
 #: the parts of Ray without which nothing works
 _NEEDED = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
+#: characters of a TMPDIR in which a run gets a folder: engines have sockets there, whose paths are limited to 107
+_LONGEST_TMPDIR = 45
 #: a cluster that does not answer at all is given up after this long
 _REACH_S = 5.0
 _HARMLESS_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
@@ -69,9 +71,17 @@ def ray_session(config: RunConfig) -> Iterator[None]:
             _join(address)
             yield
         return
-    with own_folder() as folder, _own_settings(), _leaving():
+    root = tempfile.gettempdir()
+    # On a GPU host the temporary folder also holds compiled kernels worth keeping.
+    kept = config.on_gpu or len(root) > _LONGEST_TMPDIR
+    scratch = nullcontext() if kept else own_folder(Path(root))
+    with own_folder(_ray_root()) as folder, scratch as temporary, _own_settings(temporary), _leaving():
         _start(config, folder)
         yield
+
+
+def _ray_root() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # as Ray does: TMPDIR may be too long for sockets
 
 
 def _start(config: RunConfig, folder: Path) -> None:
@@ -147,9 +157,14 @@ def _loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _own_settings() -> Iterator[None]:
-    """In the body, Ray's settings are those of a run on one machine, whatever the user set for other clusters."""
-    own = {
+def _own_settings(temporary: Path | None) -> Iterator[None]:
+    """In the body, Ray's settings are those of a run on one machine, whatever the user set for other clusters.
+
+    `temporary`: the run's processes put their temporary files here. They are killed in the end, and libraries, wandb
+    for example, would leave some.
+    """
+    own = {} if temporary is None else {"TMPDIR": str(temporary)}
+    own |= {
         # Ray's processes demand this token of each other. They get it in their environment, which only this user can
         # read.
         "RAY_AUTH_MODE": "token",
@@ -179,22 +194,21 @@ def _reread_settings() -> None:
 
 
 @contextmanager
-def own_folder() -> Iterator[Path]:
-    """A folder for the files and sockets of a local Ray, removed at the end.
+def own_folder(root: Path) -> Iterator[Path]:
+    """A folder in `root` for the files and sockets of a local Ray, or for temporary files, removed at the end.
 
     Ray opens its own folders to every user, so this one is inside another that is closed. Both are short, because the
     path of a socket is limited to 107 characters. The lock tells other runs that this folder is in use; what runs that
     were killed left behind is removed here.
     """
-    root = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # as Ray does: TMPDIR may be too long for sockets
     for left in root.glob(f"{_FOLDER}*"):
         _remove_unused(left)
     try:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=root))
     except OSError as error:
         raise ClusterStartError(
-            f"Ray's files cannot be put into {root}: {disk_problem(error, root / _FOLDER)}. RAY_TMPDIR chooses"
-            " another one."
+            f"Ray's files cannot be put into {root}: {disk_problem(error, root / _FOLDER)}. RAY_TMPDIR and TMPDIR"
+            " choose another one."
         ) from error
     lock = os.open(folder, os.O_RDONLY)
     try:
