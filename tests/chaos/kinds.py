@@ -101,25 +101,25 @@ def _parts(what: str) -> list[str]:
 SENT_AGAIN = ("rollout.log", "a request is sent again")
 WORKER = ("rollout.log", r"worker \d+ .*; log: |was stopped \(SIGSTOP\) and is replaced")
 KINDS = (
-    Kind("kill -9 of an engine's HTTP server", "part", 7, _signal(KILL, *_parts("engine"))),
-    Kind("kill -9 of an engine's scheduler", "part", 8, _signal(KILL, *_parts("scheduler"))),
-    Kind("kill -9 of an engine's detokenizer", "part", 6, _signal(KILL, *_parts("detokenizer"))),
-    Kind("kill -9 of both engines' schedulers", "part", 3, _both_engines),
-    Kind("SIGSTOP of an engine's HTTP server", "part", 3, _signal(STOP, *_parts("engine"))),
-    Kind("SIGSTOP of an engine's scheduler", "part", 4, _signal(STOP, *_parts("scheduler"))),
-    Kind("SIGSTOP of an engine's detokenizer", "part", 3, _signal(STOP, *_parts("detokenizer"))),
-    Kind("an engine's answers are garbage", "part", 4, _spoil("garbage", count=10**6), early=True),
-    Kind("socket closed amid a weight sync", "part", 3, _spoil("close", SYNC), early=True),
+    Kind("kill -9 of an engine's HTTP server", "part", 4, _signal(KILL, *_parts("engine"))),
+    Kind("kill -9 of an engine's scheduler", "part", 5, _signal(KILL, *_parts("scheduler"))),
+    Kind("kill -9 of an engine's detokenizer", "part", 3, _signal(KILL, *_parts("detokenizer"))),
+    Kind("kill -9 of both engines' schedulers", "part", 2, _both_engines),
+    Kind("SIGSTOP of an engine's HTTP server", "part", 2, _signal(STOP, *_parts("engine"))),
+    Kind("SIGSTOP of an engine's scheduler", "part", 2, _signal(STOP, *_parts("scheduler"))),
+    Kind("SIGSTOP of an engine's detokenizer", "part", 2, _signal(STOP, *_parts("detokenizer"))),
+    Kind("an engine's answers are garbage", "part", 3, _spoil("garbage", count=10**6), early=True),
+    Kind("socket closed amid a weight sync", "part", 2, _spoil("close", SYNC), early=True),
     Kind("truncated answer amid a weight sync", "part", 2, _spoil("truncate", SYNC), early=True),
-    Kind("kill -9 of the router", "part", 8, _signal(KILL, "router")),
-    Kind("SIGSTOP of the router", "part", 3, _signal(STOP, "router")),
-    Kind("socket closed instead of an answer", "again", 7, _spoil("close", count=2), True, SENT_AGAIN),
-    Kind("truncated answer", "again", 7, _spoil("truncate", count=2), True, SENT_AGAIN),
-    Kind("garbage answer", "again", 6, _spoil("garbage"), True, SENT_AGAIN),
+    Kind("kill -9 of the router", "part", 11, _signal(KILL, "router")),
+    Kind("SIGSTOP of the router", "part", 2, _signal(STOP, "router")),
+    Kind("socket closed instead of an answer", "again", 12, _spoil("close", count=2), True, SENT_AGAIN),
+    Kind("truncated answer", "again", 12, _spoil("truncate", count=2), True, SENT_AGAIN),
+    Kind("garbage answer", "again", 10, _spoil("garbage"), True, SENT_AGAIN),
     Kind("answer delayed by 3 s", "nothing", 5, _spoil("delay", count=2), early=True),
-    Kind("wall clock jumps", "nothing", 7, _jump),
+    Kind("wall clock jumps", "nothing", 10, _jump, early=True),
     Kind("kill -9 of a reward worker", "nothing", 4, _signal(KILL, "reward"), False, WORKER),
-    Kind("SIGSTOP of a reward worker", "nothing", 2, _signal(STOP, "reward"), False, WORKER),
+    Kind("SIGSTOP of a reward worker", "nothing", 1, _signal(STOP, "reward"), False, WORKER),
     Kind("kill -9 of a trainer rank", "run", 1, _signal(KILL, "trainer-0")),
     Kind("SIGSTOP of a trainer rank", "run", 1, _signal(STOP, "trainer-0")),
     Kind("kill -9 of the rollout process", "run", 1, _signal(KILL, "rollout")),
@@ -185,6 +185,7 @@ class _Seen:
         self._rows, self._first = len(run.rows()), -1
         self._started_at = 0
         self.restarts = self.repeated = 0
+        self._resumed = False
 
     @property
     def text(self) -> str:
@@ -208,6 +209,7 @@ class _Seen:
     def resume(self) -> None:
         """Continue a run that has ended."""
         self._again(len(self.text))
+        self._resumed = True
         self.restarts = len(_AGAIN.findall(self.text))  # told again when it ended
         self._run.resume()
 
@@ -235,6 +237,8 @@ class _Seen:
             self.repeated += max(run.steps()) + 1 - self._first
         to_notice = self._kind.cures != "nothing" or self._kind.notice is not None
         waiting = to_notice and fault.found_s is None
+        if self._kind.cures == "disk" and not self._resumed:
+            return False
         done = self._first == run.allowed or run.allowed - 1 in run.steps(self._rows)
         spoiling = run.is_spoiling() and self._kind.cures != "part"
         return done and not out and not waiting and not spoiling

@@ -10,7 +10,7 @@ from slime.config.options import PathText, Section
 from slime.config.ranges import Count, Seconds
 
 #: seconds for each of the two steps in which a failed update is cleaned up
-CLEANUP_S = 30.0
+CLEANUP_S = 10.0
 #: seconds for the answer of a rank on a busy machine
 _ANSWER_S = 20.0
 

@@ -7,6 +7,7 @@ again by the rollout process: see `slime.rollout.repeats`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from typing import TypeVar
 from slime.config import RunConfig
 from slime.errors import DeadlineError, EngineError, SlimeError, UnexpectedError, WeightSyncError
 from slime.observe.observer import RunObserver
+from slime.raised import ONLY_IN_LOGS
 from slime.run.engines import ROUTER, Engines, engine_name
 from slime.run.restarts import is_curable
 from slime.run.watch import RunWatch
 from slime.run.workers import TICK_S, PendingCall, Workers
+
+logger = logging.getLogger(__name__)
 
 #: seconds that an engine in trouble gets to end and remove its files; one that hangs is killed then
 _ENDING_S = 20.0
@@ -252,6 +256,8 @@ class Recovery:
                     raise
                 if not self._noticed(fleet):
                     self._blame(fleet, error)
+                told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+                logger.warning("weights are sent again: %s", told, extra={ONLY_IN_LOGS: True})
                 continue
             reached = [owner for owner in fleet if self._starts.get(owner, 0) == fleet[owner]]
             if back := [owner for owner in reached if owner in self._lost and self._lost[owner].runs]:
