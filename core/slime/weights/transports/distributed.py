@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -221,21 +222,26 @@ class BroadcastGroup:
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine has given up, after which the group is broken.
         """
-        works = [self._joined.broadcast(tensor, 0) for tensor in tensors]
-        for work in works:
-            while not work.is_completed():
-                watch()
-                if time.monotonic() > deadline:
-                    raise WeightSyncError(
-                        "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
-                        "--weight-sync-timeout-s sets the limit."
-                    )
-                time.sleep(_POLL_S)
-            try:
-                work.wait()
-            except RuntimeError as error:  # of gloo or NCCL: an engine has ended
-                watch()
-                raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
+        works = deque(self._joined.broadcast(tensor, 0) for tensor in tensors)
+        try:
+            while works:
+                while not works[0].is_completed():
+                    watch()
+                    if time.monotonic() > deadline:
+                        raise WeightSyncError(
+                            "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
+                            "--weight-sync-timeout-s sets the limit."
+                        )
+                    time.sleep(_POLL_S)
+                try:
+                    works[0].wait()
+                except RuntimeError as error:  # of gloo or NCCL: an engine has ended
+                    watch()
+                    raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
+                works.popleft()
+        finally:
+            # They keep the connections open, on which other engines wait, and the traceback would keep them.
+            works.clear()
 
     def close(self) -> None:
         """End the group. Pending broadcasts are abandoned, here and at the engines."""
