@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="chooses their order, moments and victims")
     parser.add_argument("--only", default="", help="kinds whose name matches this regular expression")
     parser.add_argument("--model", help="use the folders model and data that are here, instead of making them anew")
+    parser.add_argument("--calm", help="the folder of a run without faults, of as many steps, instead of another one")
     parser.add_argument("--write", action="store_true", help="write the table to docs/reliability.md")
     options = parser.parse_args()
     faults = schedule([kind for kind in KINDS if re.search(options.only, kind.name)], options.count, options.seed)
@@ -66,20 +67,24 @@ def main() -> int:
     print(f"{len(faults)} faults in {number} steps, and beside it the run without them ({folder})", flush=True)
     began = time.monotonic()
     with ExitStack() as last_to_first:
-        runs = []
-        for name in ("calm", "run"):
+        runs = {}
+        for name in ("run",) if options.calm else ("calm", "run"):
             place = Place(DISK)
             last_to_first.callback(place.close)
-            runs.append(ChaosRun(folder / name, flags, samples=PROMPTS * SAMPLES, place=place, gated=name == "run"))
-            last_to_first.callback(runs[-1].end)
-        calm, run = runs
+            gated = name == "run"
+            runs[name] = ChaosRun(folder / name, flags, samples=PROMPTS * SAMPLES, place=place, gated=gated)
+            last_to_first.callback(runs[name].end)
+        run, calm = runs["run"], runs.get("calm")
         inject_all(run, faults, options.seed, save_interval=SAVE_INTERVAL, told=lambda one: _tell(one, outcomes))
         finish(run)
         minutes = (time.monotonic() - began) / 60
-        assert calm.target.process.wait(3600) == 0, calm.text()
-        prompts = [prompts_of(calm.folder, step) for step in range(number)]
-        found = [*problems(calm, number, prompts, []), *problems(run, number, prompts, outcomes)]
-        accuracy, apart = _accuracy(calm.folder, run.folder)
+        if calm is not None:
+            assert calm.target.process.wait(3600) == 0, calm.text()
+        without_faults = Path(options.calm) if calm is None else calm.folder
+        prompts = [prompts_of(without_faults, step) for step in range(number)]
+        found = [] if calm is None else problems(calm, number, prompts, [])
+        found += problems(run, number, prompts, outcomes)
+        accuracy, apart = _accuracy(without_faults, run.folder)
         found += apart
     note = (
         f"{len(outcomes)} faults in {number} steps, seed {options.seed}, {minutes:.0f} minutes, on"

@@ -101,21 +101,21 @@ def _parts(what: str) -> list[str]:
 SENT_AGAIN = ("rollout.log", "a request is sent again")
 WORKER = ("rollout.log", r"worker \d+ .*; log: |was stopped \(SIGSTOP\) and is replaced")
 KINDS = (
-    Kind("kill -9 of an engine's HTTP server", "part", 4, _signal(KILL, *_parts("engine"))),
-    Kind("kill -9 of an engine's scheduler", "part", 5, _signal(KILL, *_parts("scheduler"))),
-    Kind("kill -9 of an engine's detokenizer", "part", 3, _signal(KILL, *_parts("detokenizer"))),
-    Kind("kill -9 of both engines' schedulers", "part", 2, _both_engines),
-    Kind("SIGSTOP of an engine's HTTP server", "part", 2, _signal(STOP, *_parts("engine"))),
-    Kind("SIGSTOP of an engine's scheduler", "part", 2, _signal(STOP, *_parts("scheduler"))),
-    Kind("SIGSTOP of an engine's detokenizer", "part", 2, _signal(STOP, *_parts("detokenizer"))),
-    Kind("an engine's answers are garbage", "part", 3, _spoil("garbage", count=10**6), early=True),
-    Kind("socket closed amid a weight sync", "part", 2, _spoil("close", SYNC), early=True),
-    Kind("truncated answer amid a weight sync", "part", 2, _spoil("truncate", SYNC), early=True),
-    Kind("kill -9 of the router", "part", 11, _signal(KILL, "router")),
-    Kind("SIGSTOP of the router", "part", 2, _signal(STOP, "router")),
-    Kind("socket closed instead of an answer", "again", 12, _spoil("close", count=2), True, SENT_AGAIN),
-    Kind("truncated answer", "again", 12, _spoil("truncate", count=2), True, SENT_AGAIN),
-    Kind("garbage answer", "again", 10, _spoil("garbage"), True, SENT_AGAIN),
+    Kind("kill -9 of an engine's HTTP server", "part", 3, _signal(KILL, *_parts("engine"))),
+    Kind("kill -9 of an engine's scheduler", "part", 3, _signal(KILL, *_parts("scheduler"))),
+    Kind("kill -9 of an engine's detokenizer", "part", 2, _signal(KILL, *_parts("detokenizer"))),
+    Kind("kill -9 of both engines' schedulers", "part", 1, _both_engines),
+    Kind("SIGSTOP of an engine's HTTP server", "part", 1, _signal(STOP, *_parts("engine"))),
+    Kind("SIGSTOP of an engine's scheduler", "part", 1, _signal(STOP, *_parts("scheduler"))),
+    Kind("SIGSTOP of an engine's detokenizer", "part", 1, _signal(STOP, *_parts("detokenizer"))),
+    Kind("an engine's answers are garbage", "part", 2, _spoil("garbage", count=10**6), early=True),
+    Kind("socket closed amid a weight sync", "part", 1, _spoil("close", SYNC), early=True),
+    Kind("truncated answer amid a weight sync", "part", 1, _spoil("truncate", SYNC), early=True),
+    Kind("kill -9 of the router", "part", 14, _signal(KILL, "router")),
+    Kind("SIGSTOP of the router", "part", 1, _signal(STOP, "router")),
+    Kind("socket closed instead of an answer", "again", 17, _spoil("close", count=2), True, SENT_AGAIN),
+    Kind("truncated answer", "again", 16, _spoil("truncate", count=2), True, SENT_AGAIN),
+    Kind("garbage answer", "again", 12, _spoil("garbage"), True, SENT_AGAIN),
     Kind("answer delayed by 3 s", "nothing", 5, _spoil("delay", count=2), early=True),
     Kind("wall clock jumps", "nothing", 10, _jump, early=True),
     Kind("kill -9 of a reward worker", "nothing", 4, _signal(KILL, "reward"), False, WORKER),
@@ -237,7 +237,7 @@ class _Seen:
             self.repeated += max(run.steps()) + 1 - self._first
         to_notice = self._kind.cures != "nothing" or self._kind.notice is not None
         waiting = to_notice and fault.found_s is None
-        if self._kind.cures == "disk" and not self._resumed:
+        if self._kind.cures in ("run", "disk") and not self._resumed and not self.restarts:
             return False
         done = self._first == run.allowed or run.allowed - 1 in run.steps(self._rows)
         spoiling = run.is_spoiling() and self._kind.cures != "part"
