@@ -169,7 +169,7 @@ def strike(run: ChaosRun, kind: Kind, rng: random.Random, *, step_s: float, save
     run.spoil_no_more()
     fault.back_s = time.monotonic() - began
     fault.steps_repeated, fault.escalated = seen.repeated, seen.restarts > 0 and kind.cures not in ("run", "disk")
-    fault.requests_repeated = sum(int(number) for number in _REPEATED.findall(seen.text))
+    fault.requests_repeated = seen.requests_repeated
     return fault
 
 
@@ -196,6 +196,14 @@ class _Seen:
     def spoiled(self) -> float | None:
         """When the first answer was spoiled."""
         return next(iter(self._run.spoiled()[self._spoiled :]), None)
+
+    @property
+    def requests_repeated(self) -> int:
+        """How many requests were sent again."""
+        if self._kind.notice == SENT_AGAIN:
+            log, what = SENT_AGAIN
+            return self._run.text(log).count(what, self._noted)
+        return sum(int(number) for number in _REPEATED.findall(self.text))
 
     def noticed(self) -> bool:
         """Whether it was said that something is wrong."""
