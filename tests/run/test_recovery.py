@@ -324,5 +324,5 @@ def test_engines_that_never_take_weights_use_up_the_budget(monkeypatch: pytest.M
 def test_what_a_lost_engine_cannot_cause_is_not_blamed_on_it_while_it_is_restarted(
     error: SlimeError, off: bool, on: bool
 ) -> None:
-    assert Bench(tolerant=False).recovery.may_explain(error) == off
-    assert Bench(tolerant=True).recovery.may_explain(error) == on
+    assert Bench(tolerant=False).recovery.may_be_caused(error) == off
+    assert Bench(tolerant=True).recovery.may_be_caused(error) == on

@@ -1,4 +1,4 @@
-"""Engines and the router that die or hang are started again while the run goes on (`--use-fault-tolerance`).
+"""Engines and the router that die or hang are started again while the run goes on.
 
 An engine is started with the weights of the model folder. So a lost engine gets no requests, neither through the router
 nor directly, until it runs again at its old address and a weight sync has reached it. The requests that it had are sent
@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slime.config import RunConfig
-from slime.errors import DeadlineError, EngineError, SlimeError, UnexpectedError, WeightSyncError
+from slime.errors import (
+    ClusterError,
+    DeadlineError,
+    EngineError,
+    ProcessDiedError,
+    SlimeError,
+    UnexpectedError,
+    WeightSyncError,
+)
 from slime.observe.observer import RunObserver
 from slime.raised import ONLY_IN_LOGS
 from slime.run.engines import ROUTER, Engines, engine_name
@@ -94,11 +102,6 @@ class Recovery:
         if self._config.restarts_engines:
             self._active = True
             self._watch.restart_with(self.restart)
-
-    def may_explain(self, error: SlimeError) -> bool:
-        """Whether `error` may come from a lost part. What engines take with them is sent again, so it breaks nothing
-        else: an error of a plugin, for example, is one, even if an engine is being restarted."""
-        return not self._active or isinstance(error, UnexpectedError) or is_curable(error, first=False)
 
     # --- restarting: called by the watch --------------------------------------------------------------
 
@@ -292,6 +295,38 @@ class Recovery:
             self._watch()
             time.sleep(TICK_S)
         return False
+
+    # --- the end of the run ---------------------------------------------------------------------------
+
+    def blame_first_cause(self, error: SlimeError) -> None:
+        """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
+        stacks = self._watch.stacks(error) if isinstance(error, DeadlineError) else ""
+        cause = self._watch.explain() or self._dead_engine() if self.may_be_caused(error) else None
+        if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
+            self._observer.ending(error)
+            if stacks:
+                raise DeadlineError(f"{error}{stacks}") from error
+            return
+        self._observer.ending(cause)
+        if stacks:
+            cause.add_note(f"When a deadline passed:{stacks}")
+        raise cause from error
+
+    def may_be_caused(self, error: SlimeError) -> bool:
+        """Whether `error` may come from a part that was lost."""
+        # These already name what was lost, with all that is known of its end.
+        if isinstance(error, ProcessDiedError | ClusterError):
+            return False
+        # What engines take with them is sent again. So an error of a plugin, for example, is one, even if an engine is
+        # being restarted.
+        return not self._active or isinstance(error, UnexpectedError) or is_curable(error, first=False)
+
+    def _dead_engine(self) -> EngineError | None:
+        try:
+            failures = self._engines.failures()
+        except SlimeError:
+            return None  # the engines' processes do not answer either, so the original error is more useful
+        return EngineError("\n".join(failures)) if failures else None
 
 
 def _index(owner: str) -> int:

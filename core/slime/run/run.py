@@ -15,11 +15,8 @@ from typing import Any, Literal
 from slime.config import RunConfig
 from slime.errors import (
     CheckpointError,
-    ClusterError,
-    DeadlineError,
     EngineError,
     PreemptedError,
-    ProcessDiedError,
     SlimeError,
     writing,
 )
@@ -131,7 +128,7 @@ class Run:
     ) -> None:
         try:
             if isinstance(error, SlimeError) and not isinstance(error, PreemptedError):
-                self._blame_first_cause(error)
+                self._recovery.blame_first_cause(error)
         finally:
             self.close(orderly=error is None)
 
@@ -253,30 +250,6 @@ class Run:
         self._watch()
         self._trainer.check_building()
         self._rollout.check_building()
-
-    def _blame_first_cause(self, error: SlimeError) -> None:
-        """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
-        # These already name what was lost, with all that is known of its end.
-        named = isinstance(error, ProcessDiedError | ClusterError)
-        stacks = self._watch.stacks(error) if isinstance(error, DeadlineError) else ""
-        explained = not named and self._recovery.may_explain(error)
-        cause = self._watch.explain() or self._dead_engine() if explained else None
-        if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
-            self.observer.ending(error)
-            if stacks:
-                raise DeadlineError(f"{error}{stacks}") from error
-            return
-        self.observer.ending(cause)
-        if stacks:
-            cause.add_note(f"When a deadline passed:{stacks}")
-        raise cause from error
-
-    def _dead_engine(self) -> EngineError | None:
-        try:
-            failures = self._engines.failures()
-        except SlimeError:
-            return None  # the engines' processes do not answer either, so the original error is more useful
-        return EngineError("\n".join(failures)) if failures else None
 
     def _wait_rollout(self, pending: PendingCall, activity: str) -> Any:
         """Wait for the rollout process, showing its progress."""

@@ -1,0 +1,76 @@
+"""Members of a broadcast group that end."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from slime.errors import WeightSyncError
+from slime.weights.transports.distributed import BroadcastGroup
+
+#: an engine's side of a group: one that receives two tensors
+MEMBER = """
+import sys, datetime, torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+seconds = datetime.timedelta(seconds=60)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), int(sys.argv[3]), timeout=seconds, wait_for_workers=False)
+for part in ("two", "two/", "cpu/"):
+    store = distributed_c10d.PrefixStore(part, store)
+group = distributed_c10d.ProcessGroupGloo(store, int(sys.argv[2]), int(sys.argv[3]), seconds)
+print("joined", flush=True)
+sys.stdin.readline()
+try:
+    for _ in range(2):
+        group.broadcast(torch.zeros(2**22), 0).wait()
+except RuntimeError:
+    print("failed", flush=True)
+"""
+
+
+def member(group: BroadcastGroup, rank: int) -> subprocess.Popen[bytes]:
+    """A process of a group, which receives once it gets a line."""
+    command = [sys.executable, "-c", MEMBER, str(group.port), str(rank), str(group.world_size)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None:
+    group = BroadcastGroup(name="two", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
+    ended = member(group, 1)
+    try:
+        group.join(deadline=time.monotonic() + 60, watch=lambda: None)
+        ended.kill()
+        ended.wait()
+        with pytest.raises(WeightSyncError, match="the broadcast to the engines failed"):
+            group.broadcast([torch.zeros(2**22)], deadline=time.monotonic() + 30, watch=lambda: None)
+    finally:
+        ended.kill()
+        ended.communicate()
+        group.close()
+
+
+def test_when_a_broadcast_has_failed_the_other_members_are_let_go_at_once() -> None:
+    group = BroadcastGroup(name="two", world_size=3, backend="gloo", address="127.0.0.1", timeout_s=300)
+    ended, waiting = members = [member(group, rank) for rank in (1, 2)]
+    try:
+        group.join(deadline=time.monotonic() + 60, watch=lambda: None)
+        assert waiting.stdin is not None and waiting.stdout is not None
+        assert waiting.stdout.readline() == b"joined\n"
+        ended.kill()
+        ended.wait()
+        waiting.stdin.write(b"\n")
+        waiting.stdin.flush()
+        with pytest.raises(WeightSyncError) as caught:
+            group.broadcast([torch.zeros(2**22)] * 2, deadline=time.monotonic() + 60, watch=lambda: None)
+        group.close()
+        # Not when the error, with its traceback, is gone: what cleans up after it asks them.
+        assert select.select([waiting.stdout], [], [], 25)[0] and waiting.stdout.readline() == b"failed\n", caught
+    finally:
+        for one in members:
+            one.kill()
+            one.communicate()
