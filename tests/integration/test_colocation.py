@@ -74,7 +74,7 @@ def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine
     # The weights are sent when the engines' turn comes, which may be in an evaluation between two steps.
     differ = ("restarts/run", "synced_bytes")
     assert_same_bits(apart, [shared] * 3, "apart-ckpt", shared, "shared-ckpt", but=differ)
-    evaluated = [(run.run_dir / "rollouts" / "eval_held_3.jsonl").read_bytes() for run in (apart, shared)]
+    evaluated = [(run.run_dir / "rollouts" / "eval_held_000003.jsonl").read_bytes() for run in (apart, shared)]
     assert evaluated[0] == evaluated[1]
     assert all(row["train/logprob_gap_max"] < 1e-4 for row in shared.steps())
     # memory: what the evaluation used of the cache, and all weights; then gradients, which are as large
