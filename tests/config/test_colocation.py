@@ -70,4 +70,6 @@ def test_an_evaluation_has_no_trainer_to_share_devices_with() -> None:
 def test_engines_are_not_restarted_alone_but_the_run_is_on_request(load: Load, refused: Refused) -> None:
     assert load().restarts_engines and not load("--colocate").restarts_engines
     assert load("--colocate", "--use-fault-tolerance", "--max-restarts", "5").restarts_run
-    assert "no effect without --use-fault-tolerance: nothing is restarted" in refused("--colocate", "--max-restarts", "5")
+    assert "no effect without --use-fault-tolerance: nothing is restarted" in refused(
+        "--colocate", "--max-restarts", "5"
+    )

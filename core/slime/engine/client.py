@@ -22,7 +22,8 @@ import numpy as np
 import orjson
 from yarl import URL
 
-from slime.engine.keys import EngineKeys, bearer
+from slime.engine.control import bearer
+from slime.engine.keys import EngineKeys
 from slime.engine.together import LONGEST_TOGETHER, Answer, Request, Together
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams

@@ -12,10 +12,15 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from slime.engine.keys import EngineKeys, bearer
+from slime.engine.keys import EngineKeys
 from slime.errors import DeadlineError, EngineError
 
 _EXCERPT = 500
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that presents `key`; none without a key."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def call(

@@ -28,8 +28,3 @@ class EngineKeys:
     def random(cls) -> Self:
         """New keys that nobody can guess."""
         return cls(secrets.token_hex(32), secrets.token_hex(32))
-
-
-def bearer(key: str | None) -> dict[str, str]:
-    """The header that presents `key`; none without a key."""
-    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -17,11 +17,10 @@ from slime.kit.readers.prompt_file import PromptFile
 from slime.kit.readers.tokenize import PromptFormat, prompt_ids
 from slime.observe.samples import write_eval
 from slime.rollout.eval_statistics import passes, statistics
-from slime.rollout.failures import common_reasons, count_status
+from slime.rollout.failures import all_or_first_error, common_reasons, count_status
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.policy_session import evaluation_sampling
 from slime.rollout.record import reported_metrics, response_metrics, reward_parts
-from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:

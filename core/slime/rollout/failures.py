@@ -8,6 +8,8 @@ separately, by the same rule; their size is not known in advance, so the share i
 
 The costlier contract rules are checked on the first rollouts of a run (`--passive-checks`): they report and end
 nothing.
+
+An error that ends a rollout leaves no coroutine of it running unnoticed.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any, TypeVar
 
 from slime.errors import ErrorBudgetError, PluginContractError
 from slime.observe.samples import write_failed
 from slime.plugins.costly_contracts import check_samples_untouched, copy_samples
 from slime.raised import Raised, log_of_this_process
 from slime.types import Sample, Status
+
+T = TypeVar("T")
 
 #: characters of one reason
 REASON_LENGTH = 300
@@ -42,6 +47,8 @@ REASONS = 3
 PLACES = 20
 #: characters of a prompt in it
 PROMPT_LENGTH = 80
+#: seconds cancelled tasks may take to end before they are left behind
+CANCEL_TIMEOUT_S = 10.0
 
 
 class Cause(Enum):
@@ -323,3 +330,25 @@ class PassiveChecks:
         self._checked.clear()
         findings, self._unreported = self._unreported, []
         return findings
+
+
+async def all_or_first_error(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. The first error, or a cancellation, cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        await cancel(tasks)
+        raise
+
+
+async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel what is still running and wait for it, at most `CANCEL_TIMEOUT_S`. Errors of tasks are dropped."""
+    tasks = list(tasks)
+    if running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_TIMEOUT_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # asyncio would log it as never retrieved

@@ -21,12 +21,11 @@ from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.failures import PassiveChecks, common_reasons
+from slime.rollout.failures import PassiveChecks, all_or_first_error, common_reasons
 from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
-from slime.rollout.tasks import all_or_first_error
 
 if TYPE_CHECKING:
     from slime.config import RunConfig

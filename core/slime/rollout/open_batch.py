@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from slime.rollout.failures import cancel
 from slime.rollout.pipeline import GroupProgress, Pipeline
 from slime.rollout.policy_session import BatchContext
-from slime.rollout.tasks import cancel
 from slime.types import Group, Sample, Status
 
 #: seconds to wait for aborted requests; samples without an answer by then start over

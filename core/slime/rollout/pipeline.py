@@ -19,10 +19,9 @@ from slime.plugin import Generation, Generator, SamplingParams
 from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
 from slime.plugins.costly_contracts import check_tokens_generated
 from slime.raised import report
-from slime.rollout.failures import Cause, Health, PassiveChecks, fault_of, mark
+from slime.rollout.failures import Cause, Health, PassiveChecks, all_or_first_error, fault_of, mark
 from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
-from slime.rollout.tasks import all_or_first_error
 from slime.types import Group, Sample, Status
 
 logger = logging.getLogger(__name__)

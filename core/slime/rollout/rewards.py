@@ -29,8 +29,17 @@ from slime.plugins.costly_contracts import recheck_rewards
 from slime.plugins.plugin_set import PluginSet, load_plugins
 from slime.plugins.resolve import Use
 from slime.raised import Raised
-from slime.rollout.failures import Cause, Fault, Health, PassiveChecks, fault_of, mark, raised_fault, shorten
-from slime.rollout.tasks import all_or_first_error
+from slime.rollout.failures import (
+    Cause,
+    Fault,
+    Health,
+    PassiveChecks,
+    all_or_first_error,
+    fault_of,
+    mark,
+    raised_fault,
+    shorten,
+)
 from slime.types import Sample, Status
 
 #: the reward of one sample, or why it has none
