@@ -172,7 +172,7 @@ class ChaosRun:
             return _of_engine(self.target.pid(f"engine-{number}"), f"sglang::{kind}")
         if kind == "reward":
             logs = {process.pid: Path(output_of(process)).name for process in processes_marked(self.mark)}
-            return min(pid for pid, log in logs.items() if re.fullmatch(r"reward\S*\.log", log))
+            return min(pid for pid, log in logs.items() if re.fullmatch(r"reward-\d+\.log", log))
         return self.target.pid(role)
 
     def end(self) -> None:

@@ -91,7 +91,8 @@ def _fill(run: ChaosRun, rng: random.Random) -> None:
     assert run.place is not None
     disk = run.place.path("/mnt")
     free = os.statvfs(disk)
-    (disk / "ballast").write_bytes(b"\0" * (free.f_bavail * free.f_frsize - 2**20))
+    with (disk / "ballast").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - 2**20)
 
 
 def _parts(what: str) -> list[str]:
@@ -126,7 +127,7 @@ KINDS = (
     Kind("SIGSTOP of the rollout process", "run", 1, _signal(STOP, "rollout")),
     Kind("kill -9 of Ray's raylet", "run", 1, _signal(KILL, "raylet")),
     Kind("kill -9 of Ray's GCS", "run", 1, _signal(KILL, "gcs_server")),
-    Kind("disk of the checkpoints is full", "disk", 1, _fill),
+    Kind("disk of the checkpoints is full", "disk", 1, _fill, early=True),
 )
 
 
