@@ -19,7 +19,7 @@ from make_data import lesson, make_data
 from teach import teach
 for name in ("curriculum", "replay-buffer"):
     print(make_data(Path(f"outputs/{name}/train.jsonl"), copies=4))
-    teach(Path(f"outputs/{name}/model"), lesson, steps=30)
+    teach(Path(f"outputs/{name}/model"), lesson, steps=80)
 """
 
 
