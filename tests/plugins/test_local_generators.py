@@ -106,6 +106,17 @@ def test_the_documented_function_works_and_its_text_is_tokenized(
     assert "returns text without tokens" in caplog.text
 
 
+def test_a_response_without_text_is_complete(tmp_path: Path) -> None:
+    """The text of an end token alone is empty, and the function may leave the status to slime."""
+    source = BY_POLICY.replace("tokenizer.decode(answer.tokens)", '""').replace(
+        "sample.status = Sample.Status.COMPLETED", "sample.metadata = {**sample.metadata, 'seen': True}"
+    )
+    sample = pending()
+    asked = Snapshot.of(sample)
+    [done] = check_generated(generate(tmp_path, source, sample), asked)
+    assert (done.status, done.response, done.response_length) == (Status.COMPLETED, "", 2)
+
+
 def test_the_conversation_so_far_is_the_prompt_of_the_last_answer(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "q"}]
     sample = pending(chat, "user:q;")

@@ -89,7 +89,7 @@ class LocalGenerator:
 
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         """Fill in what the function left out. Raises `PluginContractError` if that cannot be done."""
-        if sample.status is Status.PENDING and sample.response:
+        if sample.status is Status.PENDING and (sample.response or sample.response_length):
             sample.status = _STATUS.get(sample.finish_reason or "", Status.COMPLETED)
         if not sample.trainable:
             return
