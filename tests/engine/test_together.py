@@ -52,7 +52,8 @@ def test_requests_in_one_message_get_the_answers_that_they_get_alone(engine: Eng
     requests = [
         (
             [10 + (7 * i + j) % 90 for j in range(3 + i % 6)],
-            SamplingParams(max_new_tokens=1 + 5 * (i % 8), sampling_seed=i, temperature=0.0 if i % 5 == 0 else 0.8),
+            # One of temperature 0 would change how the others of its batch are sampled.
+            SamplingParams(max_new_tokens=1 + 5 * (i % 8), sampling_seed=i, temperature=0.8),
             rid,
         )
         for i, rid in enumerate(names(40))
@@ -78,6 +79,40 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it(engine: Engi
     answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, together=True), requests))
     assert isinstance(answers[1], RequestRefusedError)
     assert [len(answers[i].tokens) for i in (0, 2, 3)] == [4, 4, 4]
+
+
+def test_requests_that_an_engine_still_works_on_are_sent_again_under_other_names(
+    faulty_engine: Callable[..., FaultyEngine],
+) -> None:
+    """SGLang hands the members of a message to its scheduler one by one, and refuses names that are in use."""
+    taken: set[str] = set()
+
+    def reply(_: int) -> tuple[int, bytes]:
+        request = orjson.loads(engine.bodies[-1])
+        [*rids] = request["rid"] if isinstance(request["rid"], list) else [request["rid"]]
+        used = taken & {*rids}
+        taken.update(rids)
+        if len(rids) > 1 or request["input_ids"] == [2] or used:
+            return 400, orjson.dumps({"error": {"message": f"Duplicate request ID: {used}" if used else "too long"}})
+        meta = {"id": rids[0], "finish_reason": {"type": "stop"}, "weight_version": "1"}
+        return 200, orjson.dumps({"meta_info": {**meta, "output_token_logprobs": [[-0.5, 7, None]]}})
+
+    async def all_three() -> list[Any]:
+        client = HttpPolicyClient(engine.url, timeout_s=30, together=True)
+        alone, one_by_one = client._ask, asyncio.Lock()
+
+        async def ordered(*args: Any) -> Any:
+            async with one_by_one:  # the stub looks at the newest request
+                return await alone(*args)
+
+        client._ask = ordered  # type: ignore[method-assign]  # see above
+        sampling = SamplingParams(max_new_tokens=4)
+        return await ask(client, [([i], sampling, rid) for i, rid in enumerate(names(3), 1)])
+
+    engine = faulty_engine(reply)
+    first, second, third = asyncio.run(all_three())
+    assert (first.tokens, third.tokens) == ([7], [7])
+    assert isinstance(second, RequestRefusedError) and "too long" in str(second)
 
 
 # --- what goes together ---

@@ -283,8 +283,9 @@ class HttpPolicyClient:
             with self._chosen(None, direct=True, requests=len(requests)) as url:
                 answers = _fields(await self._post(url, _encoded(message), self._headers), url)
         except RequestRefusedError:
-            # One of them is at fault, and must not take the others with it.
-            alone = (self._ask(self._url, request) for request in requests)
+            # One of them is at fault, and must not take the others with it. The engine may still be busy with those, so
+            # their names are taken.
+            alone = (self._ask(self._url, {**request, "rid": uuid.uuid4().hex}) for request in requests)
             found = await asyncio.gather(*alone, return_exceptions=True)
             return [one if isinstance(one, Exception) else (one, self._url) for one in found]
         names = _names(answers)

@@ -18,10 +18,10 @@ Request = dict[str, Any]
 #: the fields of its answer, and who gave it
 Answer = tuple[Any, URL]
 
-#: requests in one message at most: the way costs little more by then, and the engine has work sooner
+#: requests in one message at most; more would hardly cost less, and the engine would begin later
 MOST_TOGETHER = 32
-#: requests for at most so many tokens go together. The answer to a message comes when its slowest request is done, so
-#: each waits for at most so many decoding steps, which is what it would have waited for with an answer of full length
+#: only requests for at most this many tokens go together. A message is answered when its slowest request is done, so a
+#: request may wait this many decoding steps longer than alone
 LONGEST_TOGETHER = 64
 
 

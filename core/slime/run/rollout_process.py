@@ -60,8 +60,9 @@ async def build_rollout_process(
             concurrency=config.rollout.rollout_concurrency,
             vocab_size=description["vocab_size"],
             routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
-            # Which groups finish first must be decided by their own requests.
-            together=not config.aborts_surplus,
+            # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
+            # first must be decided by their own requests.
+            together=config.restarts_engines and not config.aborts_surplus,
         )
     repeating = None
     if client is not None and config.restarts_engines:
