@@ -239,7 +239,7 @@ def test_ranks_on_one_machine_share_its_cores(model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True)
     # As if there were two machines of one rank each: what counts is where the ranks are.
     config = make_config(folder, world_size=2, threads_per_rank=None, actor_num_nodes=2, actor_num_gpus_per_node=1)
-    assert run_ranks(threads, 2, config) == [max(1, (os.cpu_count() or 1) // 2)] * 2
+    assert run_ranks(threads, 2, config) == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
 
 
 def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:

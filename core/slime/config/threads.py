@@ -6,19 +6,23 @@ import os
 
 from slime.config.run_config import RunConfig
 
+#: threads of an engine process at most, unless the user says more: a product has at least 8 rows for each, so that its
+#: bits do not depend on the batch, and a small batch would become mostly padding
+_MOST_FOR_ENGINES = 4
+
 
 def engine_threads(config: RunConfig) -> int:
     """Threads of each process that computes for an engine on a CPU.
 
-    Trainer and engines take turns, so each of them may use all cores. With --async they compute at the same time, and
-    the engines get half of the cores.
+    Trainer and engines take turns, so each of them may use all cores, engines up to four for each process. With --async
+    they compute at the same time, and the engines get at most half of the cores.
     """
     if (stated := config.cluster.threads_per_engine) is not None:
         return stated
     if config.run.deterministic:
         return 1  # attention of one sequence is cut into parts for the threads, by how many others there are
-    cores = os.cpu_count() or 1
-    return max(1, (cores // 2 if config.rollout.async_mode else cores) // _engine_processes(config))
+    cores = _cores() // 2 if config.rollout.async_mode else _cores()
+    return max(1, min(_MOST_FOR_ENGINES, cores // _engine_processes(config)))
 
 
 def rank_threads(config: RunConfig, ranks: int) -> int:
@@ -29,10 +33,15 @@ def rank_threads(config: RunConfig, ranks: int) -> int:
     """
     if (stated := config.cluster.threads_per_rank) is not None:
         return stated
-    cores = os.cpu_count() or 1
+    cores = _cores()
     if config.rollout.async_mode and not config.on_gpu and config.algorithm.loss_type != "sft_loss":
         cores -= engine_threads(config) * _engine_processes(config)
     return max(1, cores // ranks)
+
+
+def _cores() -> int:
+    """Cores that this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
 
 
 def _engine_processes(config: RunConfig) -> int:

@@ -4,7 +4,8 @@ Sequences of a batch are padded to the longest, and the padding is masked. Each 
 the backend's own, which it still uses for cases that padding does not cover (cross attention, sliding
 windows) or where it would waste too much (very different lengths).
 
-Decoding gives a sequence the same bits whatever is in its batch. Prompts do so if each is computed by itself.
+With one thread, decoding gives a sequence the same bits whatever is in its batch, and so do prompts if each is computed
+by itself. Several threads divide a batch between them, and round differently for another number of sequences.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Places:
     """Where the keys and values of the sequences of one forward pass are: the same in all layers, so found once."""
 
     def __init__(self) -> None:
-        #: first sequence -> which positions exist [B, S], and the slot of each [B, S] (0 if it does not exist)
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        #: first and last sequence, positions -> which exist [B, S], and the slot of each [B, S] (0 if it does not)
+        self._known: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
 
     def forget(self) -> None:
         """Another forward pass begins."""
@@ -46,11 +47,12 @@ class Places:
         self, part: slice, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
         """Which of `longest` positions of the sequences in `part` exist, and the slots of all."""
-        if (known := self._known.get(part.start)) is None:
+        key = (part.start, part.stop, longest)
+        if (known := self._known.get(key)) is None:
             valid = torch.arange(longest) < seq_lens[part, None]
             slots = req_to_token[req_pool_indices[part], :longest].long()
             slots = pad(slots, (0, longest - slots.shape[1])).masked_fill(~valid, 0)
-            known = self._known[part.start] = valid, slots
+            known = self._known[key] = valid, slots
         return known
 
 

@@ -255,8 +255,8 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         # SGLang would derive a negative share from the size of the chunks.
         defaults["--mem-fraction-static"] = "0.8"
     return defaults | {
-        # A request's `sampling_seed` decides its tokens, whatever else is in its batch (3 % slower). On GPUs this costs
-        # much more, so there it is the user's choice.
+        # A request's `sampling_seed` and the model's probabilities decide its tokens. On GPUs this costs much more than
+        # sampling without seeds, so there it is the user's choice.
         "--enable-deterministic-inference": None,
         # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
         "--dtype": "float32",
