@@ -11,8 +11,8 @@ from slime.config.ranges import Count, Seconds
 
 #: seconds for each of the two steps in which a failed update is cleaned up
 CLEANUP_S = 10.0
-#: seconds for the answer of a rank on a busy machine
-_ANSWER_S = 20.0
+#: seconds after the time limit of an update in which the trainer says what failed: both steps, on a busy machine
+SYNC_ANSWER_S = 2 * CLEANUP_S + 20.0
 
 
 class CheckpointOptions(Section):
@@ -98,8 +98,3 @@ class SyncOptions(Section):
     keep turns the engines' prefix cache off."""
     weight_sync_timeout_s: Seconds = 600.0
     """Time limit for one update, in seconds."""
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds after which an update has succeeded, or the trainer has said what failed."""
-        return self.weight_sync_timeout_s + 2 * CLEANUP_S + _ANSWER_S

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from slime.config import RunConfig
+from slime.config.weight_options import SYNC_ANSWER_S
 from slime.errors import (
     CheckpointError,
     EngineError,
@@ -354,7 +355,7 @@ class Run:
                     str(self._weight_version),
                     restarts,
                     doing=f"syncing weights (version {self._weight_version})",
-                    timeout_s=self.config.sync.longest_s,
+                    timeout_s=self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 )
 
         self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))
