@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +63,8 @@ _ALIASES = {
 _MEETING_POINT = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 #: options with which SGLang needs addresses: ranks on several nodes, or several groups of ranks
 _MEET_BY_ADDRESS = ("--nnodes", "--dist-init-addr", "--nccl-init-addr", "--dp-size", "--data-parallel-size", "--dp")
+#: seconds between two looks at the files of an engine that starts
+_LOOK_S = 1.0
 #: a GPU server gets this long to end by itself, so that it frees its memory in order
 _CUDA_GRACE_S = 15.0
 
@@ -157,9 +161,22 @@ class EngineServer(SupervisedProcess):
 
     def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
         """Return once it answers requests: see `SupervisedProcess.wait_ready`."""
-        super().wait_ready(timeout_s, watch)
-        # Read while it lives: processes that have been killed tell nothing.
-        self._shared_memory = _shared_memory_files(self.pid)
+        looked_at = -math.inf
+
+        def look() -> None:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > _LOOK_S:
+                looked_at = time.monotonic()
+                self._find_shared_memory()
+            if watch is not None:
+                watch()
+
+        super().wait_ready(timeout_s, look)
+        self._find_shared_memory()
+
+    def _find_shared_memory(self) -> None:
+        """Find its files while it lives: processes that have been killed tell nothing."""
+        self._shared_memory |= _shared_memory_files(self.pid)
         if self._scratch is not None:
             self._scratch.remember(self._shared_memory)
 
@@ -177,7 +194,8 @@ class EngineServer(SupervisedProcess):
         Args:
             grace_s: Seconds between SIGTERM and SIGKILL; None: what the device needs.
         """
-        leftovers, self._shared_memory = self._shared_memory | _shared_memory_files(self.pid), set()
+        self._find_shared_memory()
+        leftovers, self._shared_memory = self._shared_memory, set()
         on_gpu = self.spec.device == "cuda"
         super().stop(grace_s=(_CUDA_GRACE_S if on_gpu else 0.0) if grace_s is None else grace_s)
         if self._reserved is not None:
