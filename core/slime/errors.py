@@ -86,6 +86,10 @@ class EngineStartError(EngineError):
     exit_code = 2
 
 
+class EngineRefusedError(EngineError):
+    """An engine or the router works, and refuses what it is asked to do."""
+
+
 class NoEngineError(EngineError):
     """No engine took a request, so nothing was generated: it may be sent again."""
 

@@ -11,7 +11,7 @@ from slime.config.ranges import Count, Seconds
 
 #: seconds for each of the two steps in which a failed update is cleaned up
 CLEANUP_S = 10.0
-#: seconds after the time limit of an update in which the trainer says what failed: both steps, on a busy machine
+#: seconds in which the trainer then says what failed: both steps, on a busy machine
 SYNC_ANSWER_S = 2 * CLEANUP_S + 20.0
 
 

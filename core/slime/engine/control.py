@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from slime.engine.keys import EngineKeys
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError, EngineError, EngineRefusedError
 
 _EXCERPT = 500
 
@@ -40,8 +40,8 @@ def call(
 
     Raises:
         DeadlineError: If there is no answer within `timeout_s`.
-        EngineError: For any status but `success`, an answer with `"success": false`, and a server that cannot be
-            reached.
+        EngineRefusedError: For a status of 4xx, or an answer with `"success": false`.
+        EngineError: For any other status but `success`, and a server that cannot be reached.
     """
     request = f"{method} {server}{path}"
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)
@@ -63,7 +63,10 @@ def call(
     if not isinstance(answer, dict):
         answer = {}
     if response.status != success or answer.get("success") is False:
-        raise EngineError(f"{request}: status {response.status}, answer: {text[:_EXCERPT]}")
+        refused = 400 <= response.status < 500 or answer.get("success") is False
+        raise (EngineRefusedError if refused else EngineError)(
+            f"{request}: status {response.status}, answer: {text[:_EXCERPT]}"
+        )
     return answer
 
 

@@ -355,7 +355,7 @@ class Run:
                     str(self._weight_version),
                     restarts,
                     doing=f"syncing weights (version {self._weight_version})",
-                    timeout_s=self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
+                    timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 )
 
         self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))

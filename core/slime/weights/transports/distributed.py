@@ -87,11 +87,10 @@ class DistributedTransport(WeightTransport):
             group.join(deadline=fleet.deadline, watch=joining.raise_failed)
             joining.wait(fleet.deadline)
         except BaseException as error:
-            _name_engines(error, joining)
             # An engine that is already connected gives up when the store ends; one that connects later would look for
             # the store for half an hour. So engines that are still connecting get a moment to do so.
             joining.settle(_ARRIVAL_S)
-            group.close()
+            _end_group(group, joining, error)
             raise
         return group
 
@@ -115,10 +114,8 @@ class DistributedTransport(WeightTransport):
             group.broadcast(tensors, deadline=fleet.deadline, watch=receiving.raise_failed)
             receiving.wait(fleet.deadline)
         except BaseException as error:
-            _name_engines(error, receiving)
-            # engines still waiting for the rest answer nothing else until the group ends
-            group.close()
             self._group = None
+            _end_group(group, receiving, error)
             raise
 
     def close(self) -> None:
@@ -133,10 +130,16 @@ class DistributedTransport(WeightTransport):
         fleet.close()
 
 
-def _name_engines(error: BaseException, call: FleetCall) -> None:
-    """Let the error of a broadcast name the engines that have not taken part."""
+def _end_group(group: BroadcastGroup, call: FleetCall, error: BaseException) -> None:
+    """End a group in which a call has failed, and let the error name the engines that hang.
+
+    Until the group ends, its engines answer nothing else. Those that only waited for others answer then.
+    """
+    group.close()
     if isinstance(error, WeightSyncError) and not error.urls:
-        error.urls = call.unanswered()
+        waited = call.unanswered()
+        call.settle(_ARRIVAL_S)
+        error.urls = call.silent() or ([] if call.refused() else waited)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from torch import Tensor
 from slime.architecture import Architecture
 from slime.config.weight_options import CLEANUP_S
 from slime.engine.control import EngineControl
-from slime.errors import WeightSyncError
+from slime.errors import EngineRefusedError, WeightSyncError
 from slime.weights.shards import NamedTensors, drained
 from slime.weights.verify import WeightCheck
 
@@ -72,6 +72,10 @@ def sync_buckets(
         yield bucket
 
 
+def _refused(call: futures.Future[Any]) -> bool:
+    return call.done() and isinstance(call.exception(), EngineRefusedError)
+
+
 class FleetCall:
     """One call to each of several engines, running in threads."""
 
@@ -84,11 +88,24 @@ class FleetCall:
         for future, engine in self._running.items():
             if future.done() and (error := future.exception()) is not None:
                 message = f"Weight sync: {self._phase} failed at engine {engine.url}: {error}"
-                raise WeightSyncError(message, [engine.url]) from error
+                # An engine that says no is not broken: most often another one is missing, or the weights do not fit.
+                raise WeightSyncError(message, [] if _refused(future) else [engine.url]) from error
 
     def unanswered(self) -> list[str]:
         """URLs of the engines that have not answered yet."""
         return [engine.url for future, engine in self._running.items() if not future.done()]
+
+    def silent(self) -> list[str]:
+        """URLs of the engines that have not answered yet, or cannot."""
+        return [
+            engine.url
+            for future, engine in self._running.items()
+            if not future.done() or not (future.exception() is None or _refused(future))
+        ]
+
+    def refused(self) -> bool:
+        """Whether an engine has answered no."""
+        return any(_refused(future) for future in self._running)
 
     def settle(self, seconds: float) -> None:
         """Wait at most this long for all calls to end, successfully or not."""
