@@ -65,8 +65,8 @@ def test_a_lost_request_is_sent_again_under_another_name() -> None:
     assert names[0] == RID and len(set(names)) == 3 and {len(name) for name in names} == {len(RID)}
     same = {"tokens": [1, 2], "sampling": SAMPLING, "session": "s", "direct": False}
     assert client.asked == [same] * 3
-    assert policy.take_repeated() == 1  # one request, however often
-    assert policy.take_repeated() == 0
+    assert policy.connected() == 1  # one request, however often
+    assert policy.connected() == 0
 
 
 def test_a_request_that_engines_fail_again_and_again_is_given_up() -> None:
@@ -123,6 +123,20 @@ def test_after_a_garbled_answer_engines_are_asked_directly_so_that_the_one_at_fa
         asyncio.run(policy.generate([1], SAMPLING, rid=RID))
     assert policy.garbling() == ["http://engine"]
     assert policy.garbling() == []
+
+
+def test_an_engine_that_is_about_to_be_restarted_does_not_use_up_a_requests_failures() -> None:
+    """It answers at once, so it gets every request until the driver has told who serves."""
+    garbled = [GarbledAnswerError("{", "http://engine") for _ in range(3 * MOST_FAILURES)]
+    answer, policy = ask(FaultyClient(*garbled))
+    assert answer is ANSWER and policy.garbling() == ["http://engine"]
+    another = FaultyClient(*garbled)
+    policy._policy = another  # type: ignore[assignment]  # the stand-in
+    assert asyncio.run(policy.generate([1], SAMPLING, rid=RID)) is ANSWER
+    policy.connected()
+    another.errors = [GarbledAnswerError("{", f"http://engine-{i}") for i in range(MOST_FAILURES)]
+    with pytest.raises(EngineError, match=f"^{MOST_FAILURES} engines"):
+        asyncio.run(policy.generate([1], SAMPLING, rid=RID))
 
 
 def test_an_aborted_request_is_not_repeated() -> None:

@@ -11,11 +11,13 @@ import pytest
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import (
+    CheckpointError,
     DeadlineError,
     EngineError,
     EngineStartError,
     ErrorBudgetError,
     PluginError,
+    ProcessDiedError,
     SlimeError,
     UnexpectedError,
     WeightSyncError,
@@ -107,12 +109,18 @@ class Watch:
     def __init__(self) -> None:
         self.checks: list[Callable[[], None]] = []
         self.restart: Any = None
+        #: the deaths of an engine and of a rank, once noticed
+        self.engine: SlimeError | None = None
+        self.rank: SlimeError | None = None
 
     def supervise(self, check: Callable[[], None]) -> None:
         self.checks.append(check)
 
     def restart_with(self, restart: Any) -> None:
         self.restart = restart
+
+    def explain(self, *, engines: bool) -> SlimeError | None:
+        return self.engine if engines and self.engine is not None else self.rank
 
     def __call__(self) -> None:
         for check in self.checks:
@@ -126,6 +134,9 @@ class Told:
         self.restarts: Counter[str] = Counter()
         self.lost: list[str] = []
         self.back: list[tuple[str, int]] = []
+
+    def ending(self, error: SlimeError) -> None:
+        self.lost.append(f"the run: {error}")
 
     def part_lost(self, kind: str, part: str, how: str) -> None:
         self.restarts[kind] += 1
@@ -306,9 +317,9 @@ def test_engines_that_never_take_weights_use_up_the_budget(monkeypatch: pytest.M
     bench = Bench(max_restarts=4)
 
     def send(urls: list[str], _: int) -> None:
-        raise WeightSyncError("wrong shape", urls)
+        raise WeightSyncError("no answer", urls)
 
-    with pytest.raises(WeightSyncError, match=r"^wrong shape\n.*4 of 4 restarts"):
+    with pytest.raises(WeightSyncError, match=r"^no answer\n.*4 of 4 restarts"):
         bench.sync(send)
 
 
@@ -324,5 +335,24 @@ def test_engines_that_never_take_weights_use_up_the_budget(monkeypatch: pytest.M
 def test_what_a_lost_engine_cannot_cause_is_not_blamed_on_it_while_it_is_restarted(
     error: SlimeError, off: bool, on: bool
 ) -> None:
-    assert Bench(tolerant=False).recovery.may_be_caused(error) == off
-    assert Bench(tolerant=True).recovery.may_be_caused(error) == on
+    assert Bench(tolerant=False).recovery.may_be_of_engine(error) == off
+    assert Bench(tolerant=True).recovery.may_be_of_engine(error) == on
+
+
+@pytest.mark.parametrize("tolerant", [True, False])
+def test_the_death_of_a_rank_explains_every_error(tolerant: bool) -> None:
+    """The others' collective operations fail, which they report as the failure of what they were doing."""
+    bench = Bench(tolerant=tolerant)
+    bench.watch.rank = ProcessDiedError("trainer rank 1 (pid 7) died")
+    with pytest.raises(ProcessDiedError, match="rank 1"):
+        bench.recovery.blame_first_cause(CheckpointError("the state could not be written: connection closed by peer"))
+    assert bench.told.lost == ["the run: trainer rank 1 (pid 7) died"]
+
+
+def test_the_restart_of_an_engine_does_not_hide_the_error_of_a_plugin() -> None:
+    bench = Bench()
+    bench.watch.engine = EngineError("engine 1's scheduler (pid 7) has ended")
+    bench.recovery.blame_first_cause(PluginError("the filter raises"))
+    assert bench.told.lost == ["the run: the filter raises"]
+    with pytest.raises(EngineError, match="scheduler"):
+        bench.recovery.blame_first_cause(UnexpectedError("generating: connection closed by peer"))

@@ -90,6 +90,13 @@ def test_without_ray_the_others_end_too_so_ray_is_named(watch: RunWatch, sleeper
     assert str(cause).endswith("Also in trouble: the rollout process, trainer rank 0.")
 
 
+def test_engines_explain_only_what_they_can_cause(watch: RunWatch, sleeper: Sleeper) -> None:
+    kill(sleeper("engine 1's scheduler", "engine"))
+    assert watch.explain(engines=False) is None and isinstance(watch.explain(), EngineError)
+    kill(sleeper("trainer rank 0", "trainer"))
+    assert str(watch.explain(engines=False)).startswith("trainer rank 0 (pid")
+
+
 def test_a_stopped_part_explains_an_error_at_once_but_ends_no_wait_yet(watch: RunWatch, sleeper: Sleeper) -> None:
     sleeper("trainer rank 0", "trainer").send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 50

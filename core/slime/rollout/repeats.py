@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MOST_FAILURES = 5
 #: seconds in which one engine's end may fail a request again and again
 OUTAGE_S = 5.0
-#: answers that are none, after which an engine is at fault, and not a request
+#: answers that are not responses, after which an engine is at fault, and not a request
 MOST_GARBLED = 3
 #: SGLang's name for the version of weights that it has read from the model folder
 _OF_MODEL_FOLDER = "default"
@@ -44,9 +44,9 @@ class RepeatingPolicy:
     """Implements `AbortablePolicy` over a client, whose failed requests it repeats, with the same sampling seed.
 
     A request that no engine takes waits until one does. One that an engine took and failed, by ending or with an
-    answer that is none, is sent until it has failed `MOST_FAILURES` times; failures within `OUTAGE_S` count once,
-    because the router goes on sending to an engine that has ended until it is told. What an engine refuses, or does
-    not answer in time, is not repeated.
+    answer that is not a response, is sent until it has failed `MOST_FAILURES` times; failures within `OUTAGE_S` count
+    once, because the router goes on sending to an engine that has ended until it is told, and those of an engine that
+    is known to be at fault do not count. What an engine refuses, or does not answer in time, is not repeated.
     """
 
     def __init__(self, policy: HttpPolicyClient, *, limit_s: float, trained: bool = True) -> None:
@@ -65,18 +65,22 @@ class RepeatingPolicy:
         self._names: dict[str, str] = {}
         self._aborted: set[str] = set()
         self._repeated = 0
-        #: URL of an engine -> answers of it that were none
+        #: URL of an engine -> answers of it that were not responses
         self._garbled: Counter[str] = Counter()
+        #: those that are about to be restarted for it
+        self._at_fault: set[str] = set()
 
     def garbling(self) -> list[str]:
         """URLs of the engines that have garbled `MOST_GARBLED` answers, which are counted anew from now on."""
         found = [url for url, count in self._garbled.items() if count >= MOST_GARBLED]
         for url in found:
             del self._garbled[url]
+        self._at_fault.update(found)
         return found
 
-    def take_repeated(self) -> int:
-        """How many requests were sent again since the last call."""
+    def connected(self) -> int:
+        """Other engines serve from now on. How many requests were sent again since the last call."""
+        self._at_fault.clear()
         repeated, self._repeated = self._repeated, 0
         return repeated
 
@@ -104,13 +108,14 @@ class RepeatingPolicy:
                     return answer
                 raise NoEngineError("the engine that answered has not got its weights yet")
             except EngineError as error:
+                now = time.monotonic()
+                failed_at = failed_at or now
+                counts = not isinstance(error, NoEngineError) and now - counted_at >= OUTAGE_S
                 if isinstance(error, GarbledAnswerError):
                     self._garbled[error.url] += direct
+                    counts = error.url not in self._at_fault and self._garbled[error.url] <= MOST_GARBLED
                     direct = True  # only an engine that is asked directly can be told from the others
-                failed_at = failed_at or time.monotonic()
-                now = time.monotonic()
-                garbled, outage = isinstance(error, GarbledAnswerError), now - counted_at < OUTAGE_S
-                if garbled or not (outage or isinstance(error, NoEngineError)):
+                if counts:
                     failures, counted_at = failures + 1, now
                 waited_s = now - failed_at
                 if failures >= MOST_FAILURES or waited_s > self._limit_s:

@@ -205,13 +205,13 @@ class Recovery:
         urls, self._busy = self._serving(), True
         trouble: SlimeError | None = None
         try:
+            [repeated] = self._rollout.call("connect", self._engines.url, urls, doing="changing the engines")
+            self._repeated += repeated
             if ROUTER not in self._lost:
                 try:
                     self._engines.route(urls)
                 except (EngineError, DeadlineError) as error:
                     trouble = error
-            [repeated] = self._rollout.call("connect", self._engines.url, urls, doing="changing the engines")
-            self._repeated += repeated
         finally:
             self._busy = False
         if trouble is not None:
@@ -257,7 +257,7 @@ class Recovery:
             except WeightSyncError as error:
                 if not self._active:
                     raise
-                if not self._noticed(fleet):
+                if not self._noticed(fleet, error):
                     self._blame(fleet, error)
                 told = "; ".join([str(error), *getattr(error, "__notes__", ())])
                 logger.warning("weights are sent again: %s", told, extra={ONLY_IN_LOGS: True})
@@ -285,12 +285,14 @@ class Recovery:
         for owner in blamed:
             self._lose(owner, error)
 
-    def _noticed(self, fleet: Mapping[str, int]) -> bool:
-        """Whether an engine of a failed sync was lost, which it may take the watch a moment to notice."""
+    def _noticed(self, fleet: Mapping[str, int], error: WeightSyncError) -> bool:
+        """Whether an engine that a failed sync names was lost, or any if it names none; it may take a moment to see."""
+        named = {owner for owner in fleet if self._engines.urls[_index(owner)] in error.urls}
         deadline = time.monotonic() + _NOTICED_S
         while time.monotonic() < deadline:
             # Lost, or lost and restarted since.
-            if any(self._restarting(owner) or self._starts.get(owner, 0) != fleet[owner] for owner in fleet):
+            lost = {owner for owner in fleet if self._restarting(owner) or self._starts.get(owner, 0) != fleet[owner]}
+            if lost and (lost & named or not named):
                 return True
             self._watch()
             time.sleep(TICK_S)
@@ -301,24 +303,25 @@ class Recovery:
     def blame_first_cause(self, error: SlimeError) -> None:
         """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
         stacks = self._watch.stacks(error) if isinstance(error, DeadlineError) else ""
-        cause = self._watch.explain() or self._dead_engine() if self.may_be_caused(error) else None
+        cause = None
+        # These already name what was lost, with all that is known of its end.
+        if not isinstance(error, ProcessDiedError | ClusterError):
+            engines = self.may_be_of_engine(error)
+            cause = self._watch.explain(engines=engines) or (self._dead_engine() if engines else None)
         if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
             self._observer.ending(error)
             if stacks:
-                raise DeadlineError(f"{error}{stacks}") from error
+                error.add_note(f"When the deadline passed:{stacks}")
             return
         self._observer.ending(cause)
         if stacks:
             cause.add_note(f"When a deadline passed:{stacks}")
         raise cause from error
 
-    def may_be_caused(self, error: SlimeError) -> bool:
-        """Whether `error` may come from a part that was lost."""
-        # These already name what was lost, with all that is known of its end.
-        if isinstance(error, ProcessDiedError | ClusterError):
-            return False
-        # What engines take with them is sent again. So an error of a plugin, for example, is one, even if an engine is
-        # being restarted.
+    def may_be_of_engine(self, error: SlimeError) -> bool:
+        """Whether `error` may come from the loss of an engine or of the router."""
+        # Requests that an engine takes with it are sent again. So a plugin's error, for example, has another cause,
+        # even while an engine is being restarted.
         return not self._active or isinstance(error, UnexpectedError) or is_curable(error, first=False)
 
     def _dead_engine(self) -> EngineError | None:

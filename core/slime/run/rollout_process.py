@@ -120,7 +120,7 @@ class RolloutProcess:
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
         # Never none: a request that is aborted while it waits for its turn returns when that comes.
         self._client.limit(max(1, int(sum(self._capacities[url] for url in engine_urls) * _IN_FLIGHT)))
-        return 0 if self._repeating is None else self._repeating.take_repeated()
+        return 0 if self._repeating is None else self._repeating.connected()
 
     async def garbling(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""

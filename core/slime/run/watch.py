@@ -127,11 +127,16 @@ class RunWatch:
         for trouble, describe in found:
             self._restart(trouble.part.owner, describe)
 
-    def explain(self) -> SlimeError | None:
-        """The part in trouble that explains an error, if there is one. A stopped part counts at once."""
+    def explain(self, *, engines: bool = True) -> SlimeError | None:
+        """The part in trouble that explains an error, if there is one. A stopped part counts at once.
+
+        Args:
+            engines: Whether the end of an engine or of the router can explain it.
+        """
         self._meet()
+        found = self._look(at_once=True)
         try:
-            self._raise(self._look(at_once=True))
+            self._raise([one for one in found if engines or one[0].part.kind not in _RESTARTED])
         except SlimeError as cause:
             return cause
         return None
