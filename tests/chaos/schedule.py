@@ -30,7 +30,7 @@ def schedule(kinds: Sequence[Kind], count: int, seed: int) -> list[Kind]:
 
 def inject_all(
     run: ChaosRun, faults: Sequence[Kind], seed: int, *, save_interval: int, told: Callable[[Injected], None]
-) -> list[Injected]:
+) -> None:
     """Inject the faults one after the other, each amid a step of its own; the run is at its end then.
 
     Args:
@@ -40,18 +40,16 @@ def inject_all(
         save_interval: That of the run.
         told: Called with what became of each.
     """
-    rng, outcomes = random.Random(f"moments {seed}"), []
-    _wait(run, lambda: "ready after" in run.text(), "start", _START_S)
+    rng = random.Random(f"moments {seed}")
+    run.target.wait_until(lambda: "ready after" in run.text(), "start", _START_S)
     run.allow(2)  # with what is done for the first time
-    _wait(run, lambda: 1 in run.steps(), "step 1", _START_S)
+    run.target.wait_until(lambda: 1 in run.steps(), "step 1", _START_S)
     began = time.monotonic()
     run.allow(3)
-    _wait(run, lambda: 2 in run.steps(), "step 2", _START_S)
+    run.target.wait_until(lambda: 2 in run.steps(), "step 2", _START_S)
     step_s = time.monotonic() - began
     for kind in faults:
-        outcomes.append(strike(run, kind, rng, step_s=step_s, save_interval=save_interval))
-        told(outcomes[-1])
-    return outcomes
+        told(strike(run, kind, rng, step_s=step_s, save_interval=save_interval))
 
 
 def finish(run: ChaosRun) -> None:
@@ -63,10 +61,6 @@ def finish(run: ChaosRun) -> None:
 def steps_needed(faults: Sequence[Kind], save_interval: int) -> int:
     """How many steps a run has that gets all these faults."""
     return 5 + sum(save_interval if kind.cures == "disk" else 1 for kind in faults)
-
-
-def _wait(run: ChaosRun, condition: Callable[[], object], what: str, timeout_s: float) -> None:
-    run.target.wait_until(condition, what, timeout_s)
 
 
 # --- what is in the end -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ def test_weights_are_exported_at_each_interval_if_each_has_its_folder(
     run = SimpleNamespace(
         config=SimpleNamespace(checkpoint=CheckpointOptions(save_hf=folder, save_interval=interval), num_rollout=5),
         finish_save=lambda **_: None,
+        finish_evaluation=lambda **_: None,
         save=lambda done: calls.append(("save", done)),
         export_hf=lambda path: calls.append(("export", path)),
     )

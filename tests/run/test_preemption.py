@@ -137,5 +137,5 @@ def test_a_step_that_does_not_end_is_given_up_in_time_for_an_orderly_end(
         monkeypatch.setattr(time, "monotonic", lambda: now + 984)
         preemption.check()
         monkeypatch.setattr(time, "monotonic", lambda: now + 986)
-        with pytest.raises(PreemptedError, match="the step did not end in time after SIGTERM"):
+        with pytest.raises(PreemptedError, match="the step or an evaluation did not end in time after SIGTERM"):
             preemption.check()

@@ -141,7 +141,7 @@ class ClusterOptions(Section):
     """Seconds without a sign of life after which a process of the run counts as hung."""
     use_fault_tolerance: bool | None = None
     """Restart the whole run from its newest checkpoint if a part dies or hangs that cannot be restarted alone. Engines
-    and the router can, and are by default; --no-use-fault-tolerance restarts nothing."""
+    and the router can, and are by default (not with --colocate); --no-use-fault-tolerance restarts nothing."""
     max_restarts: int = Field(default=3, ge=0)
     """Maximum number of restarts in a run."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)

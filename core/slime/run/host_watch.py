@@ -140,7 +140,7 @@ class HostWatch:
             del self._records[pid]
 
     def stacks(self) -> list[tuple[Part, str]]:
-        """Where each process is that can say it: the parts with a stack, see `stack_of`."""
+        """The stacks of the processes that have a handler for the signal: see `stack_of`."""
         by_log: dict[Path | None, list[Part]] = {}
         for record in self._records.values():
             by_log.setdefault(record.part.log, []).append(record.part)

@@ -53,7 +53,7 @@ class Preemption:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """What the body raises after SIGTERM because something was lost is told as the end that was asked for.
+        """If the body fails after SIGTERM because something was lost, say that the run was preempted.
 
         Batch systems may send SIGTERM to all processes, and Ray's end by it.
         """
@@ -91,8 +91,8 @@ class Preemption:
         ending_s = min(_ENDING_S, _ENDING_SHARE * self._timeout_s)
         if time.monotonic() > self._asked_at + self._timeout_s - ending_s:
             raise PreemptedError(
-                f"preempted: the step did not end in time after SIGTERM (--preemption-timeout-s {self._timeout_s:g});"
-                " what was saved before is complete"
+                "preempted: the step or an evaluation did not end in time after SIGTERM (--preemption-timeout-s"
+                f" {self._timeout_s:g}); what was saved before is complete"
             )
 
     def _end_at_once(self) -> None:
