@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_an_engine_on_gpus_that_shares_them_can_release_its_memory() -> None:
     assert not flags & set(server_arguments(spec(releases_memory=True), 1))  # slime.cpu.sglang_memory does it
     assert server_environment(spec(device="cuda", devices=("2", "3", "0")))["CUDA_VISIBLE_DEVICES"] == "2,3,0"
     assert "CUDA_VISIBLE_DEVICES" not in server_environment(spec(device="cuda"))
+
+
+def test_the_memory_saver_of_an_engine_on_gpus_covers_cuda_graphs() -> None:
+    name = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
+    assert server_environment(spec(device="cuda", releases_memory=True))[name] == "1"
+    assert name not in server_environment(spec(device="cuda"))
+    assert name not in server_environment(spec(releases_memory=True))
+    [folder] = find_spec("sglang").submodule_search_locations  # without importing it
+    assert f" {name} = " in Path(folder, "srt/environ.py").read_text()  # SGLang knows it
 
 
 def test_an_alias_counts_as_set() -> None:

@@ -222,6 +222,9 @@ def server_environment(spec: EngineSpec) -> dict[str, str]:
     environment = _ENVIRONMENT | loopback_only(spec.host)
     if spec.deterministic:
         environment |= _DETERMINISTIC_ENVIRONMENT
+    if spec.releases_memory and spec.device == "cuda":
+        # Otherwise the memory of CUDA graphs is not the memory saver's, and `--enable-memory-saver` leaves it in use.
+        environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"
     if spec.devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.device == "cpu":
