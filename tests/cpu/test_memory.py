@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,26 @@ def test_dropped_pages_are_no_longer_resident_and_come_back_as_zeros() -> None:
     edges = torch.ones(16 * MIB // 4)
     drop_pages([edges])
     assert edges.sum() < 2 * 4096 / 4  # the rest is zero
+
+
+def test_a_page_that_was_only_read_is_still_missing() -> None:
+    tensor = torch.ones(16 * MIB // 4)
+    dropped = drop_pages([tensor])
+    [(_, length)] = dropped
+    assert tensor.sum() < 2 * 4096 / 4  # reads every page
+    assert pages_missing(dropped) == length // 4096
+    tensor.fill_(0.0)
+    assert pages_missing(dropped) == 0
+
+
+def test_pages_that_were_written_count_after_a_fork_has_ended() -> None:
+    tensor = torch.ones(16 * MIB // 4)
+    dropped = drop_pages([tensor])
+    tensor.fill_(1.0)
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert pages_missing(dropped) == 0
 
 
 def test_memory_that_does_not_fill_a_page_stays() -> None:
@@ -90,5 +111,6 @@ def test_an_engine_whose_weights_were_not_all_sent_again_does_not_go_on(calls: A
     resume(one, tags("weights"))
     with torch.no_grad():
         model[0].weight.fill_(1.0)
+    assert model[1].weight.sum() < 4096  # something reads it: it is zero except at its ends
     with pytest.raises(RuntimeError, match=r"1 of 2 weights .* not sent again in full: 1\.weight\."):
         resume(one, tags("kv_cache"))

@@ -18,8 +18,9 @@ _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: where Linux says which pages this process uses
 USED_PAGES = Path("/proc/self/pagemap")
-#: of an entry there: the page is in memory, or swapped out (Documentation/admin-guide/mm/pagemap.rst)
-_HELD = 1 << 63 | 1 << 62
+#: of an entry there: the page is swapped out, or mapped by this process alone. "In memory" (bit 63) would not do: a
+#: page that is read before it is written is the kernel's page of zeros (Documentation/admin-guide/mm/pagemap.rst)
+_WRITTEN = 1 << 62 | 1 << 56
 _ENTRY_BYTES = 8
 
 
@@ -44,13 +45,16 @@ def drop_pages(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def pages_missing(ranges: Iterable[tuple[int, int]]) -> int:
-    """How many pages of what `drop_pages` returned have not been used since."""
+    """How many pages of what `drop_pages` returned have not been written since.
+
+    Pages that this process shares with a living fork count as missing.
+    """
     missing = 0
     with USED_PAGES.open("rb", buffering=0) as file:
         for first, length in ranges:
             file.seek(first // _PAGE * _ENTRY_BYTES)
             entries = array.array("Q", file.read(length // _PAGE * _ENTRY_BYTES))
-            missing += sum(1 for entry in entries if not entry & _HELD)
+            missing += sum(1 for entry in entries if not entry & _WRITTEN)
     return missing
 
 
