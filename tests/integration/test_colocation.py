@@ -80,6 +80,7 @@ def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine
     # memory: what the evaluation used of the cache, and all weights; then gradients, which are as large
     first = shared.steps()[0]
     assert first["memory/engines_released"] > 0.9 * (USED + WEIGHTS)
+    assert first["synced_bytes"] > WEIGHTS  # before the evaluation
     assert all(row["memory/engines_released"] > 0.9 * WEIGHTS for row in shared.steps())
     assert shared.steps()[1]["memory/trainer_released"] > 0.9 * WEIGHTS
     log = (shared.run_dir / "logs" / "driver.log").read_text()

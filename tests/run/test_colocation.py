@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,12 +69,17 @@ class Turns(ColocatedRun):
     def __init__(self, recorder: Any, *, shares: bool = True, transport: str = "tensor") -> None:
         sync = SimpleNamespace(update_weight_transport=transport)
         self.config: Any = SimpleNamespace(on_gpu=False, sync=sync)
-        self._shares, self._turn, self._memory, self._seconds = shares, "trainer", {}, {}
+        self._shares, self._turn, self._of_turns = shares, "trainer", defaultdict(float)
+        self._seconds, self._synced, self._weight_version = {}, {}, 0
         self._engines = self._trainer = recorder
-        self._saver = None
+        self._saver: Any = None
+        self.reported: list[dict[str, float]] = []
+        self.observer: Any = SimpleNamespace(step_finished=lambda _, metrics: self.reported.append(metrics))
+        self._retention: Any = SimpleNamespace(by_step=False)
 
     def _send_weights(self) -> None:
         self._trainer.call("weights sent", doing="")
+        self._synced["synced_bytes"] = 10.0
 
 
 def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +87,11 @@ def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch)
     for step in ("start_generation", "start_evaluation", "train", "save", "export_hf"):
         monkeypatch.setattr(base, step, lambda run, *_, step=step: run._trainer.calls.append(step))
     run = Turns(recorder := Recorder())
+    run._saver = SimpleNamespace(newest_done=None)
     run.start_evaluation(0)
     run.start_generation(0)
     run.train(None)  # type: ignore[arg-type]  # it is not looked at
-    run.save(1)  # without a folder for checkpoints
+    run.save(1)
     run.export_hf(Path("model"))
     run.start_generation(1)
     to_engines = [*map(str, BEFORE_SENDING), "weights sent", *map(str, AFTER_SENDING)]
@@ -94,10 +101,29 @@ def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch)
         *(*to_trainer, "train", "save", "export_hf"),
         *(*to_engines, "start_generation"),
     ]
-    assert run._memory.keys() == {
-        *("memory/engines_released", "memory/trainer_released", "memory/held_training", "memory/held_generating")
+
+
+def test_turns_between_two_steps_are_reported_with_the_second() -> None:
+    run = Turns(Recorder())
+    rollout: Any = SimpleNamespace(number=0, metrics={})
+    for between in ("once", "never"):
+        run._give_to_engines()  # for an evaluation
+        if between == "once":
+            run._give_to_trainer()  # for a checkpoint
+        run.start_step()
+        run._give_to_engines()
+        run._give_to_trainer()
+        run.finish_step(rollout, {"train/loss": 1.0})
+    run.start_step()
+    run.finish_step(rollout, {})
+    first, second, third = run.reported
+    assert (first["synced_bytes"], second["synced_bytes"]) == (20.0, 10.0)
+    turns = {
+        *("memory/engines_released", "memory/trainer_released", "memory/held_training", "memory/held_generating"),
+        *("time/colocate", "time/sync_weights", "synced_bytes"),
     }
-    assert run._seconds.keys() == {"time/colocate", "time/sync_weights"}
+    assert first.keys() == second.keys() == turns | third.keys() | {"train/loss"}
+    assert not turns & third.keys()
 
 
 def test_a_run_without_engines_has_no_turns() -> None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,8 +67,8 @@ class ColocatedRun(Run):
         super().__init__(*args, **options)
         self._shares = {"engines", "trainer"} <= self._roles
         self._turn: Side = "trainer"
-        #: numbers of the step, in bytes
-        self._memory: dict[str, float] = {}
+        #: bytes and seconds of the turns since the last step was reported: of some turns, no step is under way
+        self._of_turns: defaultdict[str, float] = defaultdict(float)
 
     # --- start: the engines have released their memory before the trainer takes any ---------------------
 
@@ -85,11 +87,6 @@ class ColocatedRun(Run):
         super()._build_trainer(ranks)
 
     # --- steps of the loop -------------------------------------------------------------------------------
-
-    def start_step(self) -> None:
-        """See `Run`."""
-        super().start_step()
-        self._memory.clear()
 
     def start_generation(self, number: int) -> None:
         """See `Run`; the engines get the devices, and the newest weights."""
@@ -123,8 +120,9 @@ class ColocatedRun(Run):
         super().export_hf(folder)
 
     def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
-        """See `Run`."""
-        super().finish_step(rollout, {**train_metrics, **self._memory})
+        """See `Run`; also reports the turns that an evaluation or a checkpoint took since the step before."""
+        super().finish_step(rollout, {**train_metrics, **self._of_turns})
+        self._of_turns.clear()
 
     # --- turns -------------------------------------------------------------------------------------------
 
@@ -132,27 +130,28 @@ class ColocatedRun(Run):
         if not self._shares or self._turn == "trainer":
             return
         held = self._held()
-        with self._timed("time/colocate"):
+        with self._turn_timed("time/colocate"):
             for stage in TO_TRAINER:
                 held = self._change(stage, held)
         self._turn = "trainer"
-        self._memory["memory/held_training"] = sum(held.values())
+        self._of_turns["memory/held_training"] = sum(held.values())
 
     def _give_to_engines(self) -> None:
         if not self._shares or self._turn == "engines":
             return
         held = self._held()
-        with self._timed("time/colocate"):
+        with self._turn_timed("time/colocate"):
             for stage in BEFORE_SENDING:
                 held = self._change(stage, held)
-        with self._timed("time/sync_weights"):
+        with self._turn_timed("time/sync_weights"):
             self._send_weights()
+        self._of_turns["synced_bytes"] += self._synced.pop("synced_bytes")
         held = self._held()
-        with self._timed("time/colocate"):
+        with self._turn_timed("time/colocate"):
             for stage in AFTER_SENDING:
                 held = self._change(stage, held)
         self._turn = "engines"
-        self._memory["memory/held_generating"] = sum(held.values())
+        self._of_turns["memory/held_generating"] = sum(held.values())
 
     def _change(self, stage: Stage, before: dict[str, float]) -> dict[str, float]:
         """Go through one stage, log what it changed, and count what was released; what is held afterwards."""
@@ -167,10 +166,16 @@ class ColocatedRun(Run):
         told = ", ".join(f"{who} {before[who] / _MIB:.0f} -> {after[who] / _MIB:.0f} MiB" for who in after)
         logger.info("colocation: %s in %.2f s; in use by %s", stage, seconds, told)
         if stage.verb == "release":
-            name = f"memory/{stage.side}_released"
-            freed = sum(before.values()) - sum(after.values())
-            self._memory[name] = self._memory.get(name, 0.0) + freed
+            self._of_turns[f"memory/{stage.side}_released"] += sum(before.values()) - sum(after.values())
         return after
+
+    @contextmanager
+    def _turn_timed(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._of_turns[phase] += time.monotonic() - started
 
     def _held(self) -> dict[str, float]:
         """Bytes in use where engines and trainer compute: of the GPUs, or of the host by each side."""
