@@ -84,7 +84,7 @@ class Turns(ColocatedRun):
 
 def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch) -> None:
     base = colocation.Run
-    for step in ("start_generation", "start_evaluation", "train", "save", "export_hf"):
+    for step in ("start_generation", "start_evaluation", "train", "_save", "export_hf"):
         monkeypatch.setattr(base, step, lambda run, *_, step=step: run._trainer.calls.append(step))
     run = Turns(recorder := Recorder())
     run._saver = SimpleNamespace(newest_done=None)
@@ -98,9 +98,17 @@ def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch)
     to_trainer = [*map(str, TO_TRAINER)]
     assert recorder.calls == [
         *(*to_engines, "start_evaluation", "start_generation"),
-        *(*to_trainer, "train", "save", "export_hf"),
+        *(*to_trainer, "train", "_save", "export_hf"),
         *(*to_engines, "start_generation"),
     ]
+
+
+@pytest.mark.parametrize("saver", [None, SimpleNamespace(newest_done=3)])
+def test_a_save_that_writes_nothing_takes_no_turn(saver: Any) -> None:
+    run = Turns(recorder := Recorder())
+    run._saver, run._turn = saver, "engines"
+    run.save(3)
+    assert recorder.calls == []
 
 
 def test_turns_between_two_steps_are_reported_with_the_second() -> None:

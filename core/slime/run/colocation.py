@@ -26,6 +26,7 @@ from typing import Any, Literal
 from slime.rollout.record import Rollout
 from slime.run.ray_session import Placement
 from slime.run.run import Run
+from slime.run.saving import Saver
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +109,9 @@ class ColocatedRun(Run):
         if self._shares:
             self._name_weights()
 
-    def save(self, rollouts_done: int) -> None:
-        """See `Run`; the trainer gets the devices."""
-        if self._saver is not None:
-            self._give_to_trainer()
-        super().save(rollouts_done)
+    def _save(self, saver: Saver, rollouts_done: int) -> None:
+        self._give_to_trainer()
+        super()._save(saver, rollouts_done)
 
     def export_hf(self, folder: Path) -> None:
         """See `Run`; the trainer gets the devices."""

@@ -415,11 +415,13 @@ class Run:
 
         With `--async-save` it is complete some time later, except for the last one.
         """
-        if self._saver is None or self._saver.newest_done == rollouts_done:
-            return
+        if self._saver is not None and self._saver.newest_done != rollouts_done:
+            self._save(self._saver, rollouts_done)
+
+    def _save(self, saver: Saver, rollouts_done: int) -> None:
         last = rollouts_done == self.config.num_rollout or self._is_preempted
-        with self._saver.training_waits():
-            self._saver.save(
+        with saver.training_waits():
+            saver.save(
                 rollouts_done,
                 self._weight_version,
                 self._trained_at,
