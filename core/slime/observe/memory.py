@@ -42,8 +42,11 @@ def process_tree_bytes(root: int) -> int:
 
 
 def resident_bytes(root: int) -> int:
-    """Bytes of memory that process `root` and its descendants use. Cheap, but counts pages that they share repeatedly:
-    for differences."""
+    """Resident set sizes of process `root` and its descendants, in bytes.
+
+    A page that several of them share counts once for each, so the sum is more than they use, and only differences mean
+    something. It is much cheaper than `process_tree_bytes`.
+    """
     total = 0
     with suppress(psutil.NoSuchProcess):
         tree = psutil.Process(root)
