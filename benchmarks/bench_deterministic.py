@@ -3,8 +3,9 @@
     python benchmarks/bench_deterministic.py [--rollouts 12] [--prompts 16] [--samples 8] [--tokens 64]
 
 A random model of 1 M parameters answers at most `--tokens` tokens to each prompt. The table has medians of the steps
-after the first three, in seconds of wall time, and the CPU seconds of Ray, engines, rollout process and trainer for one
-step: those mean something on a busy machine too, and are the difference between a run of all rollouts and one of three.
+after the first three, in seconds of wall time, which do not add up: a rollout is generated while the trainer waits for
+it. And the CPU seconds of Ray, engines, rollout process and trainer (not the driver's) for one step: those mean
+something on a busy machine too, and are the difference between a run of all rollouts and one of three.
 """
 
 from __future__ import annotations

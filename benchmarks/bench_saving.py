@@ -1,11 +1,13 @@
 """What `--async-save` costs: steps of one trainer rank with and without a checkpoint being written beside them.
 
-    python benchmarks/bench_saving.py [--shape 50M] [--saves 3] [--every 4] [--threads 2]
+    python benchmarks/bench_saving.py [--shape 50M] [--saves 3] [--every 4] [--threads 2] [--folder DIR]
 
 The rank and its checkpoints are slime's; the steps are those of bench_training.py. A checkpoint is begun every
 `--every` steps, as `--save-interval` does. It costs a pause, in which the state is copied, and slows down the steps
 during which it is written, hashed and flushed. The cost is the time of both, in percent of the steps of one interval
-and of one step. CPU seconds are those of the whole process, and mean something on a busy machine too.
+and of one step. It is that of the rank; the rollout process writes its few kilobytes beside it. The last step counts as
+a whole, though the checkpoint may be complete before its end. Flushing costs nothing on a tmpfs: `--folder` should be
+on a disk. CPU seconds are those of the whole process, and mean something on a busy machine too.
 """
 
 from __future__ import annotations
@@ -83,8 +85,9 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where checkpoints go; default: the folder for temporary files")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-saving-") as name:
+    with tempfile.TemporaryDirectory(prefix="bench-saving-", dir=options.folder) as name:
         folder = Path(name)
         make_model(folder / "model", options.shape)
         config = make_config(
@@ -119,8 +122,8 @@ def main() -> None:
 
 
 def median(took: list[Took], unit: str) -> float:
-    """The median of wall or CPU seconds."""
-    return statistics.median(getattr(one, unit) for one in took)
+    """The median of wall or CPU seconds; 0 if a checkpoint was written before a step could run beside it."""
+    return statistics.median(getattr(one, unit) for one in took) if took else 0.0
 
 
 if __name__ == "__main__":
