@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -29,7 +30,8 @@ SHORT = (
 
 @pytest.mark.engine
 def test_a_run_with_faults_trains_every_prompt_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    faults = schedule([kind for kind in KINDS if kind.name in SHORT], len(SHORT), SEED)
+    faults = [kind for kind in KINDS if kind.name in SHORT]
+    random.Random(SEED).shuffle(faults)
     number = steps_needed(faults, SAVE_INTERVAL)
     make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     names = [f"q{prompt:03d}" for prompt in range(PROMPTS * number)]
