@@ -117,7 +117,7 @@ KINDS = (
     Kind("socket closed instead of an answer", "again", 8, _spoil("close", count=2), True, SENT_AGAIN),
     Kind("truncated answer", "again", 8, _spoil("truncate", count=2), True, SENT_AGAIN),
     Kind("garbage answer", "again", 6, _spoil("garbage"), True, SENT_AGAIN),
-    Kind("answer delayed by 3 s", "nothing", 4, _spoil("delay", count=2), early=True),
+    Kind("answer delayed by 3 s", "nothing", 4, _spoil("delay"), early=True),
     Kind("wall clock jumps", "nothing", 5, _jump, early=True),
     Kind("kill -9 of a reward worker", "nothing", 4, _signal(KILL, "reward"), False, WORKER),
     Kind("SIGSTOP of a reward worker", "nothing", 2, _signal(STOP, "reward"), False, WORKER),
