@@ -35,19 +35,25 @@ def due(path):
     """How the answer to a request for `path` is to be spoiled, if at all."""
     engine = re.search(r"/engine-(\d+)\.log$", os.readlink("/proc/self/fd/1"))
     order = None if engine is None else FOLDER / f"http-{engine[1]}"
-    if order is None or not order.exists():
+    try:
+        wanted = None if order is None else json.loads(order.read_text())
+    except FileNotFoundError:
+        wanted = None
+    if wanted is None:
         return None
-    wanted = json.loads(order.read_text())
     if wanted.setdefault("pid", os.getpid()) != os.getpid():  # this engine has been started in place of the faulty one
-        order.unlink()
+        order.unlink(missing_ok=True)
         return None
     if not re.search(wanted["path"], path):
         return None
     wanted["count"] -= 1
     if wanted["count"]:
-        order.write_text(json.dumps(wanted))
+        # At once: the engine may be killed meanwhile, and the next one reads it.
+        new = order.with_suffix(".told")
+        new.write_text(json.dumps(wanted))
+        new.replace(order)
     else:
-        order.unlink()
+        order.unlink(missing_ok=True)
     with (FOLDER / "spoiled").open("a") as notes:
         notes.write(f"{time.monotonic()} {wanted['kind']} {path}\n")
     return wanted["kind"]
