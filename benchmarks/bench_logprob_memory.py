@@ -3,7 +3,7 @@
     python benchmarks/bench_logprob_memory.py [--tokens 8192] [--vocabulary 150000] [--plain-tokens 2048]
 
 Each method runs in a separate process on bfloat16 logits and computes gradients of both results. "In pieces" is what
-the trainer does (`slime.train.forward`); "plain" converts all logits to float32 and leaves the rest to torch. Plain
+the trainer does (`slime.train.output_layer`), "plain" converts all logits to float32 and leaves the rest to torch. It
 needs about 11 times the memory of the logits, so by default it runs on fewer tokens; memory is proportional to their
 number.
 """
@@ -29,7 +29,7 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     """In a new process: the memory that one forward and backward pass needs in addition to the logits."""
     import torch
 
-    from slime.train.forward import log_probs_and_entropy
+    from slime.train.output_layer import log_probs_and_entropy
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -7,8 +7,8 @@ import torch
 from tests.train.harness import RankLauncher, run_ranks
 from torch import Tensor
 
-from slime.train import forward
-from slime.train.forward import log_probs_and_entropy
+from slime.train import output_layer
+from slime.train.output_layer import log_probs_and_entropy
 
 VOCAB, PADDED, ROWS = 50, 56, 24
 
@@ -34,7 +34,7 @@ def expected(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ours(
-    part: Tensor, temperature: float, group: torch.distributed.ProcessGroup | None, chunk_elements: int
+    part: Tensor, temperature: float, group: torch.distributed.ProcessGroup | None, piece_elements: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, targets, a, b = inputs()
     part = part.clone().requires_grad_()
@@ -45,7 +45,7 @@ def ours(
         temperature=temperature,
         vocab_size=VOCAB,
         group=group,
-        chunk_elements=chunk_elements,
+        piece_elements=piece_elements,
     )
     ((log_probs * a).sum() + (entropy * b).sum()).backward()
     assert torch.equal(part.detach(), before), "logits were modified"
@@ -58,15 +58,15 @@ def assert_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
         assert (one - other).abs().max() < 5e-6
 
 
-@pytest.mark.parametrize("chunk_elements", [1, 200, 1 << 24])
+@pytest.mark.parametrize("piece_elements", [1, 200, 1 << 24])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_values_and_gradients_are_those_of_log_softmax(temperature: float, chunk_elements: int) -> None:
-    assert_equal(ours(inputs()[0], temperature, None, chunk_elements), expected(temperature))
+def test_values_and_gradients_are_those_of_log_softmax(temperature: float, piece_elements: int) -> None:
+    assert_equal(ours(inputs()[0], temperature, None, piece_elements), expected(temperature))
 
 
 def test_rows_are_worked_on_in_parts_that_keep_to_the_limit() -> None:
     def parts(limit: int) -> list[tuple[int, int]]:
-        return [(part.start, part.stop) for part in forward._chunks(10, 7, limit)]
+        return [(part.start, part.stop) for part in output_layer._pieces(10, 7, limit)]
 
     assert parts(27) == [(0, 3), (3, 6), (6, 9), (9, 10)]
     assert parts(70) == [(0, 10)]

@@ -111,13 +111,13 @@ def rows_of_logits(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tu
 
 
 @pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}])
-def test_logits_are_computed_only_where_a_response_token_is_predicted(
+def test_logits_are_computed_only_where_a_trained_token_is_predicted(
     model_folder: Folders, layout: dict[str, Any]
 ) -> None:
     batch, size = make_batch(prompt=(6, 20)), max(1, len(layout))
     config = make_config(model_folder("qwen3"), world_size=size, loss_type="sft_loss", megatron=layout)
     for positions, rows in run_ranks(rows_of_logits, size, config, batch):
-        assert rows == batch.response_lengths.sum() < positions
+        assert rows == sum(mask.sum() for mask in batch.loss_masks) < batch.response_lengths.sum() < positions
 
 
 def test_fewer_samples_than_data_parallel_ranks(model_folder: Folders) -> None:

@@ -17,7 +17,7 @@ class Flops:
 
     Attributes:
         per_token: In the matrix products with weights. Of a mixture of experts, those that a token is sent to.
-        per_prediction: In the output layer, which runs only for tokens of a response.
+        per_prediction: In the output layer, which runs only for tokens that are trained on.
         per_pair: In attention, for a query and a key that it sees, over all layers.
     """
 
@@ -46,14 +46,14 @@ class Flops:
         pairs = transformer.num_layers * heads * (query_dim + value_dim)
         return cls(per_token=2.0 * weights, per_prediction=2.0 * hidden * vocab_size, per_pair=2.0 * pairs)
 
-    def __call__(self, tokens: int, response: int) -> float:
+    def __call__(self, tokens: int, trained: int) -> float:
         """Operations of a sequence of so many tokens, each of which sees itself and all before it.
 
         Args:
             tokens: Of the whole sequence.
-            response: Those of them that are predicted.
+            trained: Those of them that are trained on.
         """
-        return self.per_token * tokens + self.per_prediction * response + self.per_pair * tokens * (tokens + 1) / 2
+        return self.per_token * tokens + self.per_prediction * trained + self.per_pair * tokens * (tokens + 1) / 2
 
 
 def _latent_attention_weights(transformer: MLATransformerConfig) -> int:

@@ -4,9 +4,7 @@ The last token of a sample predicts nothing and is not run. With P prompt and T 
 P - 1 .. P + T - 2 predict the response. Padding is only for context parallelism (each sequence a multiple of twice
 its size) and for sequence parallelism (the total a multiple of the tensor-parallel size).
 
-The output layer runs only at positions that predict response tokens: logits are the largest tensor of a pass, and
-nobody reads those of a prompt. Megatron's own cross-entropies overwrite float32 logits, and the fused one rounds
-gradients to bfloat16, so slime has its own. Log-probs are computed in float32 of `logits / temperature`.
+A head turns the last stage's output into log-probs (`slime.train.output_layer`) or values (`slime.train.value_model`).
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import ColumnParallelLinear, gather_from_sequence_parallel_region
 from torch import Tensor
 
 from slime.train.modules import packed_positions
@@ -49,6 +46,8 @@ class MicroBatch:
     slots: Tensor | None
     sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
     token_ids: Tensor  #: [R] int64, the index of each response token among all of the batch
+    #: [number of them] int64, which of the R_l tokens are trained on; None if all are
+    trained: Tensor | None = None
     routed: RoutedRows = NO_ROUTES  #: for the routers of a mixture of experts
 
 
@@ -104,6 +103,7 @@ class PackingRule:
             inputs.append(np.zeros(extra, dtype=np.int32))
             lengths.append(extra)
         tokens, rows, targets = _int64(inputs), _int64(row_parts), _int64(target_parts)
+        trained = torch.from_numpy(np.concatenate([batch.loss_masks[i] for i in samples]) > 0)
         runs = [len(batch.tokens[i]) - 1 for i in samples]
         padding = None
         if sum(lengths) > sum(runs):
@@ -118,7 +118,7 @@ class PackingRule:
             local_of = torch.full((int(ends[-1]),), -1)
             local_of[mine] = torch.arange(mine.numel())
             slots = (local_of[rows] >= 0).nonzero().squeeze(1)
-            tokens, rows, targets = tokens[mine], local_of[rows[slots]], targets[slots]
+            tokens, rows, targets, trained = tokens[mine], local_of[rows[slots]], targets[slots], trained[slots]
             padding = None if padding is None else padding[mine]
             chosen = None if chosen is None else chosen[mine]
         share = sum(runs) / step_tokens if counts and step_tokens else 0.0
@@ -133,6 +133,7 @@ class PackingRule:
             slots=None if slots is None else slots.to(self.device),
             sequence_ids=_int64(sequence_parts).to(self.device),
             token_ids=_int64(token_parts).to(self.device),
+            trained=None if trained.all() else trained.nonzero().squeeze(1).to(self.device),
             routed=RoutedRows(share, sum(runs), self._this_part(padding), self._this_part(chosen)),
         )
 
@@ -177,191 +178,12 @@ def _int64(parts: list[np.ndarray[Any, Any]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
-#: float32 elements of logits worked on at a time: bounds the memory of the float32 copy
-CHUNK_ELEMENTS = 1 << 24
-#: used as minus infinity in columns that pad the vocabulary: exp gives 0, and products with 0 stay finite
-_NEVER = -1e30
-
-
-def log_probs_and_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    vocab_size: int,
-    group: dist.ProcessGroup | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
-) -> tuple[Tensor, Tensor]:
-    """log p(targets[i] | logits[i]) and the entropy of that distribution, in nats.
-
-    Besides the gradient itself, no float32 tensor larger than `chunk_elements` is alive at any time.
-
-    Args:
-        logits: [R, V / tp] this rank's part of the vocabulary, any float type; never modified.
-        targets: [R] int64, the token each row should predict, numbered over the whole vocabulary.
-        temperature: Logits are divided by it.
-        vocab_size: The whole vocabulary without padding; later columns have probability 0.
-        group: Tensor-parallel group; None if `logits` has the whole vocabulary.
-        chunk_elements: How many elements of logits are worked on at a time.
-
-    Returns:
-        ([R], [R]) float32, equal on all ranks of `group` and differentiable in `logits`; the gradient each rank gets
-        is that of its own part.
-    """
-    log_probs, entropy = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]  # torch does not type it
-        logits, targets, temperature, vocab_size, group, chunk_elements
-    )
-    return log_probs, entropy
-
-
-def _chunks(rows: int, vocabulary: int, chunk_elements: int) -> Iterator[slice]:
-    step = max(1, chunk_elements // vocabulary)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
-def _scaled(logits: Tensor, temperature: float, valid: int, shift: Tensor) -> Tensor:
-    """A float32 copy [r, V / tp] of `logits / temperature - shift` [r], with padding columns disabled."""
-    z = torch.sub(logits.float() if temperature == 1.0 else logits.float() / temperature, shift.unsqueeze(-1))
-    if valid < z.size(-1):
-        z[:, max(valid, 0) :] = _NEVER
-    return z
-
-
-class _LogProbsAndEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        temperature: float,
-        vocab_size: int,
-        group: dist.ProcessGroup | None,
-        chunk_elements: int,
-    ) -> tuple[Tensor, Tensor]:
-        parallel = group is not None and group.size() > 1
-        rows, part = logits.shape
-        first = group.rank() * part if parallel and group is not None else 0
-        valid, local = vocab_size - first, targets - first
-        mine = (local >= 0) & (local < part)
-        local = local.clamp(0, part - 1)
-
-        # Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z - m of the target.
-        m, s, e, t = torch.empty(4, rows, dtype=torch.float32, device=logits.device)
-        for chunk in _chunks(rows, part, chunk_elements):
-            m[chunk] = logits[chunk, :valid].amax(-1).float() / temperature if valid > 0 else _NEVER
-            z = _scaled(logits[chunk], temperature, valid, m[chunk])
-            t[chunk] = z.gather(-1, local[chunk].unsqueeze(-1)).squeeze(-1)
-            weights = z.exp()
-            s[chunk] = weights.sum(-1)
-            e[chunk] = weights.mul_(z).sum(-1)
-
-        if parallel:
-            top = m.clone()
-            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-            shift, scale = m - top, (m - top).exp()
-            sums = torch.stack([s * scale, (e + shift * s) * scale, torch.where(mine, t + shift, 0.0)])
-            dist.all_reduce(sums, group=group)
-            s, e, t = sums
-            m = top
-        log_s = s.log()
-        entropy = log_s - e / s
-
-        ctx.save_for_backward(logits, local, mine, m + log_s, entropy)
-        ctx.temperature, ctx.valid, ctx.chunk_elements = temperature, valid, chunk_elements
-        ctx.set_materialize_grads(False)
-        return t - log_s, entropy
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_entropy = grads
-        if grad_log_prob is None and grad_entropy is None:
-            return (None,) * 6
-        logits, local, mine, log_z, entropy = ctx.saved_tensors
-        grad = torch.empty_like(logits)
-        for chunk in _chunks(logits.size(0), logits.size(1), ctx.chunk_elements):
-            log_p = _scaled(logits[chunk], ctx.temperature, ctx.valid, log_z[chunk])
-            p = torch.exp(log_p, out=grad[chunk] if grad.dtype == torch.float32 else None)
-            # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
-            slope = torch.zeros_like(entropy[chunk]).unsqueeze(-1)
-            if grad_log_prob is not None:
-                slope = slope - grad_log_prob[chunk].unsqueeze(-1)
-            if grad_entropy is not None:
-                slope = slope - grad_entropy[chunk].unsqueeze(-1) * (log_p + entropy[chunk].unsqueeze(-1))
-            p *= slope
-            if grad_log_prob is not None:
-                p.scatter_add_(-1, local[chunk].unsqueeze(-1), (grad_log_prob[chunk] * mine[chunk]).unsqueeze(-1))
-            if ctx.temperature != 1.0:
-                p /= ctx.temperature
-            if p.dtype != grad.dtype:
-                grad[chunk] = p
-        return grad, None, None, None, None, None
-
-
-#: What is read from the last stage's output for each response token: a policy's log-probs, or a critic's value.
+#: What is computed from the last stage's output for each response token: a policy's log-probs, or a critic's value.
 #: (output, micro-batch) -> vectors [R_l] float32, with one entry for each response token that this context-parallel
-#: rank predicts. The output has those rows [1, R_l, V / tp] if it is logits, and all [1, L, ...] otherwise.
+#: rank predicts.
 TokenHead = Callable[[Tensor, MicroBatch], tuple[Tensor, ...]]
 #: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
 LossFunction = Callable[..., tuple[Tensor, Any]]
-
-
-def policy_head(settings: TrainSettings, *, temperature: float) -> TokenHead:
-    """Log-probs and entropy at `temperature`, from logits [1, R_l, V / tp]."""
-    group = parallel_state.get_tensor_model_parallel_group()
-
-    def head(logits: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
-        return log_probs_and_entropy(
-            logits.squeeze(0),  # an index would copy the gradient
-            micro_batch.targets,
-            temperature=temperature,
-            vocab_size=settings.vocab_size,
-            group=group,
-        )
-
-    return head
-
-
-class PredictingRows:
-    """Has a chunk's output layer run only at the rows that predict response tokens, told by `expect` before each pass.
-
-    Under sequence parallelism the layer would gather its input itself. The rows are chosen from the whole sequence, so
-    it is gathered here, and the layer sums its input's gradient over ranks as it does without sequence parallelism.
-    """
-
-    def __init__(self, layer: ColumnParallelLinear) -> None:
-        self._rows: Tensor | None = None
-        self._gathers = layer.sequence_parallel
-        if self._gathers:
-            layer.sequence_parallel, layer.allreduce_dgrad = False, True
-        layer.register_forward_pre_hook(self._choose)
-        layer.predicting_rows = self  # for further passes through the layer, of other rows
-
-    def expect(self, rows: Tensor) -> None:
-        """The next forward pass predicts at these rows [R_l]."""
-        self._rows = rows
-
-    def _choose(self, _layer: ColumnParallelLinear, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *rest = inputs
-        if self._gathers:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        chosen: Tensor = _TakeRows.apply(hidden, self._rows)  # type: ignore[no-untyped-call]  # torch does not type it
-        return chosen, *rest
-
-
-class _TakeRows(torch.autograd.Function):
-    """[L, ...] -> [R, ...], no row twice, which lets the gradient be a copy: an indexed add is several times slower."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.total = whole.size(0)
-        return whole.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.total, *grad.shape[1:]).index_copy_(0, rows, grad), None
 
 
 class Pipeline:
@@ -373,11 +195,10 @@ class Pipeline:
 
     def __init__(self, settings: TrainSettings, chunks: list[Any], head: TokenHead) -> None:
         self._chunks, self._head = chunks, head
-        # Keeps logits in the model's precision: they are converted to float32 piece by piece.
+        # Keeps hidden states in the model's precision: only what is computed from logits is float32.
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
         self._cp_group = parallel_state.get_context_parallel_group()
         self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
-        self._outputs = {id(chunk): _output_rows(chunk) for chunk in chunks}
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
         """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
@@ -420,8 +241,6 @@ class Pipeline:
     def _run(self, model: Any, micro_batch: MicroBatch) -> Any:
         for router in self._routers[id(model)]:
             router.expect(micro_batch.routed)
-        for output in self._outputs[id(model)]:
-            output.expect(micro_batch.rows)
         return model(
             micro_batch.tokens,
             micro_batch.positions,
@@ -453,12 +272,6 @@ class Pipeline:
             **options,
         )
         return answer
-
-
-def _output_rows(chunk: torch.nn.Module) -> list[PredictingRows]:
-    """One for the chunk's output layer over the vocabulary, if it has one."""
-    layers = [module for name, module in chunk.named_modules() if name.rpartition(".")[2] == "output_layer"]
-    return [PredictingRows(layer) for layer in layers if isinstance(layer, ColumnParallelLinear)]
 
 
 class _GatherContext(torch.autograd.Function):

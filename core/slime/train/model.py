@@ -259,6 +259,8 @@ class TrainableModel:
     def score(self, batch: TrainBatch, *, replay: bool = True) -> list[Tensor]:
         """The head's first vector for every response token: N x [T_i] float32 on the CPU, the same on every rank.
 
+        Log-probs are 0 where a token is not trained on; a critic's values are those of all tokens.
+
         Args:
             batch: The samples.
             replay: Take the experts that the engine chose, if the batch has them; False for weights that are not the
@@ -380,7 +382,8 @@ class TrainableModel:
             max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
             micro_batch_size=algorithm.micro_batch_size,
             costs=[
-                self._flops(length, int(batch.response_lengths[i])) for length, i in zip(lengths, samples, strict=True)
+                self._flops(length, int(np.count_nonzero(batch.loss_masks[i])))
+                for length, i in zip(lengths, samples, strict=True)
             ],
         )
         mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]

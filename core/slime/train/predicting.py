@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.multi_token_prediction import (
     MultiTokenPredictionBlock,
@@ -33,8 +32,9 @@ from torch import Tensor
 
 from slime.errors import CheckpointError
 from slime.train.checkpoint_reader import METADATA, read_metadata, require_complete
-from slime.train.forward import LossFunction, MicroBatch, TokenHead, log_probs_and_entropy
+from slime.train.forward import LossFunction, MicroBatch, TokenHead
 from slime.train.loss import LossColumns
+from slime.train.output_layer import PolicyModel, spread
 from slime.train.settings import TrainSettings
 from slime.weights.shards import PREDICTING
 
@@ -42,8 +42,8 @@ from slime.weights.shards import PREDICTING
 LOSS_SCALE = 0.2
 
 
-class PredictingModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
-    """A GPTModel that has layers for multi-token prediction on its last pipeline stage. They run in training only."""
+class PredictingModel(PolicyModel):
+    """A PolicyModel with layers for multi-token prediction on its last pipeline stage. They run in training only."""
 
     def __init__(self, config: Any, spec: Any, *, predicting: int, **keywords: Any) -> None:
         """Build the model.
@@ -90,15 +90,7 @@ class PredictingModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
         states, self._states = self._states, ()
         return states
 
-    def further_logits(self, states: Tensor, rows: Tensor) -> Tensor:
-        """Logits [R, V / tp] at these rows of what a further layer computed; the output layer gets no gradients."""
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        weight = (self.output_layer.weight if weight is None else weight).detach()
-        self.output_layer.predicting_rows.expect(rows)
-        logits: Tensor = self.output_layer(states, weight=weight)[0]
-        return logits[:, 0]
-
-    def _postprocess(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor, **rest: Any) -> Any:
+    def _postprocess(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor, **rest: Any) -> Tensor:
         """Called by GPTModel with the decoder's output [L, 1, H], after the final norm."""
         if self.post_process and self.training and torch.is_grad_enabled():
             names = ("attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin", "packed_seq_params")
@@ -171,24 +163,28 @@ def _own_config(config: Any) -> Any:
 def predicting_head(head: TokenHead, model: PredictingModel, settings: TrainSettings) -> TokenHead:
     """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
 
-    They are those of the model's own distribution, at temperature 1. A response token so early that the layer has no
-    position to predict it from has log-prob 0.
+    They are those of the model's own distribution, at temperature 1. The output layer gets no gradients from them. A
+    response token that is not trained on has log-prob 0, and one so early that the layer has no position to predict it
+    from.
     """
-    group = parallel_state.get_tensor_model_parallel_group()
 
-    def whole(logits: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
-        vectors = head(logits, micro_batch)
+    def whole(hidden: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+        vectors = head(hidden, micro_batch)
+        rows, trained = micro_batch.rows, micro_batch.trained
         for number, states in enumerate(model.take_states(), start=1):
-            rows = micro_batch.rows
-            within = (micro_batch.positions[0, rows] >= number).nonzero().squeeze(1)
-            log_probs, _ = log_probs_and_entropy(
-                model.further_logits(states, rows[within] - number),
-                micro_batch.targets[within],
+            within = micro_batch.positions[0, rows] >= number
+            if trained is not None:
+                within &= spread(torch.ones_like(trained, dtype=torch.bool), trained, rows.numel())
+            places = within.nonzero().squeeze(1)
+            log_probs, _ = model.scores(
+                states,
+                rows[places] - number,
+                micro_batch.targets[places],
                 temperature=1.0,
                 vocab_size=settings.vocab_size,
-                group=group,
+                constant=True,
             )
-            vectors = (*vectors, log_probs.new_zeros(rows.numel()).index_put((within,), log_probs))
+            vectors = (*vectors, spread(log_probs, places, rows.numel()))
         return vectors
 
     return whole

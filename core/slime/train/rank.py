@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from slime.architecture import Architecture
@@ -25,7 +25,7 @@ from slime.train.architecture import ModelShape, read_same_model
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic, ValueColumns
-from slime.train.forward import LossFunction, flat_column, policy_head
+from slime.train.forward import LossFunction, flat_column
 from slime.train.lora import (
     add_adapters,
     check_adapters,
@@ -37,6 +37,7 @@ from slime.train.lora import (
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
 from slime.train.model import TrainableModel, timed
 from slime.train.offload import Part, held_bytes
+from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
@@ -129,7 +130,7 @@ class MegatronRank:
         config, settings, algorithm = self.config, self._settings, self.config.algorithm
         trained = self._trained
         further = trained.predicting if trained is not None and trained.predicts else None
-        builder = GPTModel if further is None else partial(PredictingModel, predicting=further.count)
+        builder = PolicyModel if further is None else partial(PredictingModel, predicting=further.count)
         chunks = build_chunks(settings, self._device, builder)
         if self._lora is not None and self._architecture is not None:
             add_adapters(chunks, self._lora, self._architecture)
@@ -148,7 +149,8 @@ class MegatronRank:
         if reference and self.reference is None:
             self.reference = ReferenceWeights(chunks)
         # Supervised answers were not sampled: their loss is the plain log-probability.
-        head = policy_head(settings, temperature=1.0 if self._supervised else config.rollout.rollout_temperature)
+        temperature = 1.0 if self._supervised else config.rollout.rollout_temperature
+        head = policy_head(chunks[-1], settings, temperature=temperature)
         if further is not None:
             head = predicting_head(head, chunks[-1], settings)
         self.policy = TrainableModel(
@@ -218,8 +220,12 @@ class MegatronRank:
         return metrics | seconds
 
     def log_probs(self, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
-        """Log-probs of the response tokens under the current weights, at the rollout temperature: N x [T_i] float32."""
-        return [part.numpy() for part in self.policy.score(batch)]
+        """Log-probs of the response tokens under the current weights, at the rollout temperature: N x [T_i] float32.
+
+        Also of those that are not trained on.
+        """
+        every = [np.ones_like(mask) for mask in batch.loss_masks]
+        return [part.numpy() for part in self.policy.score(dataclasses.replace(batch, loss_masks=every))]
 
     def _columns(
         self, batch: TrainBatch, seconds: dict[str, float], *, steps: int
