@@ -57,7 +57,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "packing": Area(
-        ("core/slime/train/forward.py", "core/slime/data/train_batch.py"),
+        ("core/slime/train/forward.py", "core/slime/train/output_layer.py", "core/slime/data/train_batch.py"),
         (
             (
                 "tests/data",
@@ -66,7 +66,12 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_logprob.py",
                 "tests/train/test_rank_alone.py",
             ),
-            ("tests/train/test_logprob.py", "tests/train/test_hf_parity.py", WIRING),
+            (
+                "tests/train/test_logprob.py",
+                "tests/train/test_output_layer.py",
+                "tests/train/test_hf_parity.py",
+                WIRING,
+            ),
             ("tests/train/test_layouts.py",),
         ),
     ),

@@ -10,7 +10,7 @@ from tests.train.harness import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from slime.train.architecture import ModelShape
-from slime.train.flops import Flops
+from slime.train.forward import Flops
 from slime.train.settings import train_settings
 from slime.weights.models import Models
 

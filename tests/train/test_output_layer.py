@@ -98,7 +98,7 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
         for one in answer if isinstance(answer, tuple | list) else [answer]:
             if isinstance(one, Tensor):
@@ -133,7 +133,7 @@ def step(launcher: RankLauncher, config: Any, batch: TrainBatch, chunk: int) -> 
     return SimpleNamespace(metrics=metrics, weights=weights, scores=torch.cat(scores), calls=calls)
 
 
-TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.1, "kl_coef": 0.1, "max_tokens_per_gpu": 60}
+TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.1, "kl_coef": 0.1, "max_tokens_per_gpu": 40}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "alone, no sums in products": (1, {"gradient_accumulation_fusion": False}),
@@ -154,7 +154,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.engine
 @pytest.mark.parametrize(("layout", "tied"), [(name, name != "alone, no sums in products") for name in LAYOUTS])
 def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool, model_folder: Folders) -> None:
-    """Also where a micro-batch has no trained token at all; the second sample's are the only ones of its micro-batch."""
+    """Also where a micro-batch has no trained token at all."""
     folder = model_folder("qwen3", tied=tied, num_hidden_layers=4)
     size, flags = LAYOUTS[layout]
     config = make_config(folder, world_size=size, megatron=flags, **TERMS)
@@ -166,6 +166,7 @@ def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool
         assert one.metrics == pytest.approx(other.metrics, rel=2e-5, abs=2e-5)
         assert (one.scores - other.scores).abs().max() < 2e-5
     calls = [call for one in found for call in one.calls]
+    assert 0 in calls
     assert max(calls) == rows < max(call for one in whole for call in one.calls)
     assert whole[0].weights.keys() == found[0].weights.keys()
     for name, weight in whole[0].weights.items():
@@ -175,9 +176,30 @@ def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool
 @pytest.mark.engine
 def test_tokens_without_loss_cost_nothing_and_have_log_prob_zero(model_folder: Folders) -> None:
     batch = make_batch(samples=6, response=(8, 24))
-    config = make_config(model_folder("qwen3"), steps=1, **TERMS)
+    config = make_config(model_folder("qwen3"), **TERMS)
     [found] = run_ranks(step, 1, config, batch, 1 << 26)
     mask = torch.cat([torch.from_numpy(part) for part in batch.loss_masks]) > 0
     assert (found.scores[~mask] == 0).all() and (found.scores[mask] < 0).all()
     # The passes of a step: log-probs of policy and reference for the KL of the reward, and training.
     assert sum(found.calls) == 3 * int(mask.sum()) < 3 * mask.numel()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        pytest.param("qwen3", {"lora_rank": 4}, id="a frozen output layer"),
+        pytest.param("glm4_moe", {"enable_mtp_training": True}, id="multi-token prediction"),
+    ],
+)
+def test_adapters_and_further_layers_train_the_same_in_chunks(
+    family: str, options: dict[str, Any], model_folder: Folders
+) -> None:
+    config = make_config(model_folder(family), entropy_coef=0.1, max_tokens_per_gpu=60, **options)
+    batch = make_batch(samples=6, prompt=(1, 5), response=(2, 24))
+    [whole], [found] = (run_ranks(step, 1, config, batch, rows * 128) for rows in (1 << 19, 3))
+    assert ("mtp_loss" in whole.metrics) is ("enable_mtp_training" in options)
+    assert found.metrics == pytest.approx(whole.metrics, rel=2e-5, abs=2e-5)
+    assert max(found.calls) == 3 < max(whole.calls)
+    for name, weight in whole.weights.items():
+        assert (found.weights[name] - weight).abs().max() < 2e-4, name

@@ -28,8 +28,8 @@ from slime.data import plan_micro_batches
 from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import Write, load_state, save_state, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
-from slime.train.flops import Flops
 from slime.train.forward import (
+    Flops,
     LossFunction,
     MicroBatch,
     PackingRule,
