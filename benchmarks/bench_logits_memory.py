@@ -8,7 +8,8 @@
 
 Each measurement is one step of a real trainer rank in a process of its own, on one sample, in float32: the peak of the
 step's resident memory above that before it, as the kernel counts it. "layers" is the same with a single trained token:
-the part that is not logits. With --trained below 1, tools wrote the first part of the response.
+the part that is not logits. "predicted" is what a dry run says of the logits of "trained", beside what was measured of
+them. With --trained below 1, tools wrote the first part of the response.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ def use_way(way: str) -> None:
 
 
 def measure(folder: Path, way: str, prompt: int, response: int, trained: float, vocabulary: int) -> dict[str, float]:
-    """In a new process: bytes that one step adds, its loss and its CPU seconds."""
+    """In a new process: bytes that one step adds, its loss, its CPU seconds, and predicted bytes of logits."""
+    from tests.support.families import read_architecture
     from tests.train.harness import RankLauncher, make_batch, make_config
 
+    from slime.cli.predicted_memory import logits_memory
     from slime.engine.ports import LOOPBACK, free_port
 
     use_way(way)
@@ -67,6 +70,7 @@ def measure(folder: Path, way: str, prompt: int, response: int, trained: float, 
         calculate_per_token_loss=True,
         threads_per_rank=1,
         micro_batch_size=1,
+        rollout_max_response_len=response,
         entropy_coef=0.1,
         megatron={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     )
@@ -80,6 +84,7 @@ def measure(folder: Path, way: str, prompt: int, response: int, trained: float, 
     before, start = resident("VmRSS"), time.process_time()
     metrics = rank.train(batch)
     found = {"added": resident("VmHWM") - before, "cpu": time.process_time() - start, "loss": metrics["loss"]}
+    found["predicted"] = logits_memory(config, read_architecture(folder))
     rank.close()
     return found
 
@@ -104,23 +109,29 @@ def main() -> None:
     lengths = [(prompt, shortest) for prompt in args.prompts]
     lengths += [(args.prompts[0], response) for response in args.responses[1:]]
     print(f"vocabulary {args.vocabulary:,}, hidden 64, one layer, {args.trained:.0%} of the response trained\n")
-    print(f"{'prompt':>7} {'response':>9} " + " ".join(f"{way + ', MiB':>14} {'CPU s':>6}" for way in WAYS))
+    print(
+        f"{'prompt':>7} {'response':>9} "
+        + " ".join(f"{way + ', MiB':>14} {'CPU s':>6}" for way in WAYS)
+        + f" {'predicted':>10}"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         context = max(prompt + response for prompt, response in lengths)
         sizes = {"vocab_size": args.vocabulary, "num_hidden_layers": 1, "max_position_embeddings": context}
         make_tiny_model(folder, "qwen3", seed=0, tied=True, **sizes)
         for prompt, response in lengths:
-            row, losses = f"{prompt:>7} {response:>9} ", set()
+            row, losses, added = f"{prompt:>7} {response:>9} ", set(), {}
             for way in WAYS:
                 words = [sys.executable, __file__, "--child", str(folder), way, str(prompt), str(response)]
                 words += ["--vocabulary", str(args.vocabulary), "--trained", str(args.trained)]
                 done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=1800, cwd=ROOT)
                 found = json.loads(done.stdout.splitlines()[-1])
-                row += f"{found['added'] / MIB:>14.0f} {found['cpu']:>6.1f} "
+                added[way] = found["added"] / MIB
+                row += f"{added[way]:>14.0f} {found['cpu']:>6.1f} "
                 if way != "layers":
                     losses.add(round(found["loss"], 4))
-            print(row, flush=True)
+            logits = added["trained"] - added["layers"]
+            print(f"{row} {logits:>11.0f} {found['predicted'] / MIB:>10.0f}", flush=True)
             assert len(losses) == 1, f"the ways have losses {losses}; expected the same"
 
 

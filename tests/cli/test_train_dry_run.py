@@ -33,7 +33,7 @@ def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, promp
         "1 router, port 19011",
         "4 training ranks: tensor 2 x pipeline 1 x context 1 x data 2, sequence parallel",
         "devices      cpu",
-        "memory       a training rank: 0.7 MiB = weights 0.2 MiB + gradients 0.2 MiB + optimizer 0.2 MiB; activations",
+        "memory       a training rank: 0.7 MiB = weights 0.2 MiB + gradients 0.2 MiB + optimizer 0.2 MiB; in a step",
         "an engine: weights",
         "network      everything listens on 127.0.0.1",
         "Ray: a local one with a random token of this run",

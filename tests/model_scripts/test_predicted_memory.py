@@ -14,7 +14,7 @@ from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.cli import predicted_memory
-from slime.cli.predicted_memory import engine_memory, memory_lines, memory_note, rank_memory
+from slime.cli.predicted_memory import engine_memory, logits_memory, memory_lines, memory_note, rank_memory
 from slime.config import RunConfig
 
 
@@ -115,6 +115,19 @@ def test_a_critic_takes_nearly_as_much_as_the_policy() -> None:
     config = config_of("--bf16")
     [policy], [both] = rank_memory(config, model), rank_memory(config, model, critic=True)
     assert 1.9 * policy.total < both.total < 2 * policy.total
+
+
+def test_logits_need_more_for_a_larger_micro_batch_up_to_a_bound() -> None:
+    """A chunk of logits with its gradient, and its pieces in float32."""
+    model = layouts.architecture(layouts.published("qwen3-8B"))
+    row, chunk, piece = 151_936, 1 << 26, 1 << 24
+    bound = {"float32": 2 * 4 * chunk + 3 * 4 * piece, "bfloat16": 2 * 2 * chunk + 4 * 4 * piece}
+    assert logits_memory(config_of(), model) == bound["float32"]
+    assert logits_memory(config_of("--bf16", **{"rollout-max-response-len": 32768}), model) == bound["bfloat16"]
+    few = {"rollout-max-response-len": 50, "micro-batch-size": 2}
+    assert logits_memory(config_of("--bf16", **few), model) == (2 * 2 + 4 * 4) * 100 * row
+    divided = config_of("--bf16 --tensor-model-parallel-size 8 --actor-num-gpus-per-node 8", **few)
+    assert logits_memory(divided, model) == (2 * 2 + 4 * 4) * 100 * row / 8
 
 
 def test_an_engine_copies_key_and_value_heads_that_are_fewer_than_its_devices() -> None:

@@ -1,6 +1,6 @@
-"""The memory that a run's weights, gradients and optimizer states need, from the model and the parallel layout.
+"""The memory that a run's weights, gradients, optimizer states and logits need, from model and parallel layout.
 
-Activations, the engines' caches and the libraries themselves are not in it: they depend on the lengths of what is
+Other activations, the engines' caches and the libraries themselves are not in it: they depend on the lengths of what is
 generated, and on the machine.
 """
 
@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.architecture import Architecture, Rule
 from slime.config import RunConfig
+from slime.data.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.observe.memory import GIB, gibibytes
 from slime.weights.lora import Lora, adapter_rules, lora_of
 
@@ -74,6 +75,26 @@ def rank_memory(config: RunConfig, model: Architecture, *, critic: bool = False)
     return [one + other for one, other in zip(policy, values, strict=True)]
 
 
+def logits_memory(config: RunConfig, model: Architecture) -> float:
+    """Bytes for logits and their gradients on a rank of the last stage, while `slime.train.output_layer` runs.
+
+    Of full micro-batches, or of responses as long as one may be.
+    """
+    rows = config.rollout.rollout_max_response_len
+    if (samples := config.algorithm.micro_batch_size) is not None:
+        rows *= samples
+    else:
+        rows = max(rows, config.algorithm.max_tokens_per_gpu)
+    ranks = int(config.megatron.get("tensor_model_parallel_size", 1))
+    columns = _padded(int(model.gpt["vocab_size"]), config, ranks) // ranks
+    # A chunk has one row at least.
+    elements = min(rows * columns, max(columns, CHUNK_ELEMENTS))
+    half = bool(config.megatron.get("bf16") or config.megatron.get("fp16"))
+    # What a piece needs in float32: log-probs, the slope of the gradient and what the slope is made of; in half
+    # precision also the gradient itself.
+    return 2 * elements * (2 if half else 4) + (4 if half else 3) * 4 * min(elements, max(columns, PIECE_ELEMENTS))
+
+
 def not_predicted(config: RunConfig) -> str | None:
     """The option for which there is no prediction, or None."""
     stated = config.megatron
@@ -112,7 +133,8 @@ def memory_lines(config: RunConfig, model: Architecture, *, critic: bool, with_e
         both = ", of policy and critic" if critic else ""
         yield (
             f"a training rank{stage}: {size_text(largest.total)} = weights {size_text(largest.weights)} + gradients"
-            f" {size_text(largest.gradients)} + optimizer {size_text(largest.optimizer)}{both}; activations not counted"
+            f" {size_text(largest.gradients)} + optimizer {size_text(largest.optimizer)}{both}; in a step"
+            f" {size_text(logits_memory(config, model))} for logits, other activations not counted"
         )
     if with_engines:
         devices = config.cluster.rollout_num_gpus_per_engine
@@ -211,9 +233,13 @@ def _held(rule: Rule, config: RunConfig, ranks: int) -> float:
     """The numbers of a tensor that a rank holds, if `ranks` divide it."""
     if rule.layout == "vocab":
         [(rows, columns)] = rule.shapes
-        step = ranks * int(config.megatron.get("make_vocab_size_divisible_by", 1))
-        return -(-rows // step) * step * columns / ranks
+        return _padded(rows, config, ranks) * columns / ranks
     return sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None else ranks)
+
+
+def _padded(vocabulary: int, config: RunConfig, ranks: int) -> int:
+    step = ranks * int(config.megatron.get("make_vocab_size_divisible_by", 1))
+    return -(-vocabulary // step) * step
 
 
 def _stages(rule: Rule, layers: list[int], pipeline: int, *, tied: bool) -> Iterable[int]:

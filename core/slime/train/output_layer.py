@@ -21,14 +21,10 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from slime.data.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.train.forward import MicroBatch, TokenHead
 from slime.train.settings import TrainSettings
 
-#: logits of a rank that exist at a time, and as many gradients of them: 128 MiB each in bfloat16. At a vocabulary of
-#: 150,000 these are 447 rows, enough for a matrix product at full speed.
-CHUNK_ELEMENTS = 1 << 26
-#: float32 elements worked on at a time: bounds the memory of float32 copies
-PIECE_ELEMENTS = 1 << 24
 #: used as minus infinity in columns that pad the vocabulary: exp gives 0, and products with 0 stay finite
 _NEVER = -1e30
 
