@@ -8,8 +8,9 @@
 
 Each measurement is one step of a real trainer rank in a process of its own, on one sample, in float32: the peak of the
 step's resident memory above that before it, as the kernel counts it. "layers" is the same with a single trained token:
-the part that is not logits. "predicted" is what a dry run says of the logits of "trained", beside what was measured of
-them. With --trained below 1, tools wrote the first part of the response.
+the part that is not logits. "logits" is the peak of "trained" between the end of the last layer's forward pass and the
+beginning of its backward pass, above the memory at that time, and "predicted" what a dry run says of it. With --trained
+below 1, tools wrote the first part of the response.
 """
 
 from __future__ import annotations
@@ -34,6 +35,43 @@ def resident(field: str) -> int:
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
+
+
+class Peak:
+    """The peak of this process, of a whole step and of its logits alone."""
+
+    def __init__(self) -> None:
+        self.highest = self.logits = 0
+        self._before = self._start()
+        self.highest = 0  # what was before does not count
+
+    def _start(self) -> int:
+        """Let the peak begin anew; the memory now."""
+        self.highest = max(self.highest, resident("VmHWM"))
+        Path("/proc/self/clear_refs").write_text("5")
+        return resident("VmRSS")
+
+    def watch_logits(self) -> None:
+        """Measure from what a rank's model returns until its gradient is there."""
+        from slime.train import output_layer
+
+        scores_of = output_layer.PolicyModel.scores
+
+        def scores(model: Any, hidden: Any, *rest: Any, **options: Any) -> tuple[Any, ...]:
+            before = self._start()
+
+            def done(_: Any) -> None:
+                self.logits = resident("VmHWM") - before
+
+            hidden.register_hook(done)
+            return scores_of(model, hidden, *rest, **options)
+
+        output_layer.PolicyModel.scores = scores  # type: ignore[method-assign]  # only watched
+
+    @property
+    def added(self) -> int:
+        """The whole step's."""
+        return max(self.highest, resident("VmHWM")) - self._before
 
 
 def use_way(way: str) -> None:
@@ -80,10 +118,10 @@ def measure(folder: Path, way: str, prompt: int, response: int, trained: float, 
     kept = 1 if way == "layers" else round(response * trained)
     batch.loss_masks[0][: response - kept] = 0
     rank.train(make_batch(samples=1, vocab=vocabulary, masked=False))  # what the first step of a process allocates
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before, start = resident("VmRSS"), time.process_time()
+    peak, start = Peak(), time.process_time()
+    peak.watch_logits()
     metrics = rank.train(batch)
-    found = {"added": resident("VmHWM") - before, "cpu": time.process_time() - start, "loss": metrics["loss"]}
+    found = {"added": peak.added, "logits": peak.logits, "cpu": time.process_time() - start, "loss": metrics["loss"]}
     found["predicted"] = logits_memory(config, read_architecture(folder))
     rank.close()
     return found
@@ -112,7 +150,7 @@ def main() -> None:
     print(
         f"{'prompt':>7} {'response':>9} "
         + " ".join(f"{way + ', MiB':>14} {'CPU s':>6}" for way in WAYS)
-        + f" {'predicted':>10}"
+        + f" {'logits, MiB':>12} {'predicted':>10}"
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
@@ -120,18 +158,18 @@ def main() -> None:
         sizes = {"vocab_size": args.vocabulary, "num_hidden_layers": 1, "max_position_embeddings": context}
         make_tiny_model(folder, "qwen3", seed=0, tied=True, **sizes)
         for prompt, response in lengths:
-            row, losses, added = f"{prompt:>7} {response:>9} ", set(), {}
+            row, losses, logits = f"{prompt:>7} {response:>9} ", set(), ""
             for way in WAYS:
                 words = [sys.executable, __file__, "--child", str(folder), way, str(prompt), str(response)]
                 words += ["--vocabulary", str(args.vocabulary), "--trained", str(args.trained)]
                 done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=1800, cwd=ROOT)
                 found = json.loads(done.stdout.splitlines()[-1])
-                added[way] = found["added"] / MIB
-                row += f"{added[way]:>14.0f} {found['cpu']:>6.1f} "
+                row += f"{found['added'] / MIB:>14.0f} {found['cpu']:>6.1f} "
+                if way == "trained":
+                    logits = f"{found['logits'] / MIB:>12.0f} {found['predicted'] / MIB:>10.0f}"
                 if way != "layers":
                     losses.add(round(found["loss"], 4))
-            logits = added["trained"] - added["layers"]
-            print(f"{row} {logits:>11.0f} {found['predicted'] / MIB:>10.0f}", flush=True)
+            print(row + logits, flush=True)
             assert len(losses) == 1, f"the ways have losses {losses}; expected the same"
 
 
