@@ -48,12 +48,14 @@ def results(
     """Rows of each call of the layer; log-probs, entropy, and gradients of hidden states and weight."""
     monkeypatch.setattr(output_layer, "CHUNK_ELEMENTS", chunk)
     hidden, weight, targets, factors = numbers(rows, dtype)
+    weight.main_grad = torch.zeros(weight.shape)  # type: ignore[attr-defined]  # as Megatron's DDP does
     layer = Layer()
     vocabulary = {"temperature": 0.7, "vocab_size": VOCABULARY - 3, "group": None}
     found = chunked_scores(hidden, weight, layer, targets, **vocabulary)  # type: ignore[arg-type]
     ((found[0] * factors[0]).sum() + (found[1] * factors[1]).sum() * int(entropy)).backward()
     assert hidden.grad is not None and weight.grad is not None
-    return layer.calls, [found[0].detach(), found[1].detach(), hidden.grad, weight.grad]
+    total = weight.main_grad + weight.grad  # type: ignore[attr-defined]  # one of them is 0
+    return layer.calls, [found[0].detach(), found[1].detach(), hidden.grad, total]
 
 
 def test_chunks_give_the_numbers_of_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +81,10 @@ def test_one_chunk_is_log_softmax_of_all_logits_to_the_bit(monkeypatch: pytest.M
 
 
 def test_gradients_of_half_precision_weights_are_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of 500 bfloat16 terms would be off by more than the rounding of the result."""
+    """A sum of 500 terms in bfloat16 would be off by more than they are."""
     _, expected = results(monkeypatch, 1, rows=500)
     _, found = results(monkeypatch, 1, rows=500, dtype=torch.bfloat16)
     _, whole = results(monkeypatch, 1 << 20, rows=500, dtype=torch.bfloat16)
-    assert found[3].dtype == torch.bfloat16
 
     def error(gradient: Tensor) -> Tensor:
         return (gradient.float() - expected[3]).norm() / expected[3].norm()
@@ -154,7 +155,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.engine
 @pytest.mark.parametrize(("layout", "tied"), [(name, name != "alone, no sums in products") for name in LAYOUTS])
 def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool, model_folder: Folders) -> None:
-    """Also where a micro-batch has no trained token at all."""
+    """Also where a micro-batch has no trained token at all, or only one chunk, whose gradient is added by Megatron."""
     folder = model_folder("qwen3", tied=tied, num_hidden_layers=4)
     size, flags = LAYOUTS[layout]
     config = make_config(folder, world_size=size, megatron=flags, **TERMS)
@@ -166,8 +167,9 @@ def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool
         assert one.metrics == pytest.approx(other.metrics, rel=2e-5, abs=2e-5)
         assert (one.scores - other.scores).abs().max() < 2e-5
     calls = [call for one in found for call in one.calls]
-    assert 0 in calls
-    assert max(calls) == rows < max(call for one in whole for call in one.calls)
+    sizes = {call for one in whole for call in one.calls}
+    assert 0 in sizes and any(0 < size <= rows for size in sizes)
+    assert max(calls) == rows < max(sizes)
     assert whole[0].weights.keys() == found[0].weights.keys()
     for name, weight in whole[0].weights.items():
         assert (found[0].weights[name] - weight).abs().max() < 2e-4, name

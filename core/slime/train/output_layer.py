@@ -143,7 +143,7 @@ def chunked_scores(
 
     Args:
         hidden: [R, 1, H] the layer's input.
-        weight: [V / tp, H] its weight.
+        weight: [V / tp, H] its weight; if it is trained, inside Megatron's DDP, which gives it its `main_grad`.
         layer: Megatron's column-parallel layer, without sequence parallelism: (hidden, weight) -> (logits, no bias).
         targets: As of `log_probs_and_entropy`, as are the other arguments and the results.
         temperature: See there.
@@ -162,8 +162,9 @@ def chunked_scores(
 class _ChunkedScores(torch.autograd.Function):
     """The layer is called for one chunk after the other, also by the backward pass, each time with its own gradients.
 
-    It adds the gradient of its weight to Megatron's sum by itself if it does so in the matrix product; autograd then
-    gets the placeholder that it returned. Otherwise the sum over chunks is float32, whatever the weight is.
+    Each chunk's gradient of the weight is added to Megatron's sum over micro-batches, by the matrix product itself or
+    here, and autograd gets zeros. So there is no further sum over chunks, which would be as large as the weight and, in
+    half precision, inexact.
     """
 
     @staticmethod
@@ -185,23 +186,22 @@ class _ChunkedScores(torch.autograd.Function):
             return (None,) * 5
         hidden, weight, log_z, entropy = ctx.saved_tensors
 
-        def of_chunk(rows: slice) -> tuple[Tensor, ...]:
+        def of_chunk(rows: slice) -> Tensor:
             """Here, so that a chunk's logits are gone before there are those of the next."""
             with torch.enable_grad():
                 part = hidden[rows].detach().requires_grad_()
                 logits = ctx.layer(part, weight=weight)[0].squeeze(1)
             grad = ctx.softmax.gradient(logits.detach(), rows, log_z, entropy, grads)
-            return torch.autograd.grad(logits, [part, weight] if ctx.needs_input_grad[1] else [part], grad)
+            inputs = [part, weight] if ctx.needs_input_grad[1] else [part]
+            grad_part, *of_weight = torch.autograd.grad(logits, inputs, grad)
+            if of_weight and not ctx.layer.gradient_accumulation_fusion:
+                weight.main_grad.add_(of_weight[0])
+            return grad_part
 
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        grad_hidden = torch.empty_like(hidden)
         for rows in _parts(hidden.size(0), ctx.step):
-            grad_hidden[rows], *of_weight = of_chunk(rows)
-            for one in of_weight:
-                if ctx.layer.gradient_accumulation_fusion:
-                    grad_weight = one
-                else:
-                    grad_weight = one.float() if grad_weight is None else grad_weight.add_(one)
-        return grad_hidden, grad_weight, None, None, None
+            grad_hidden[rows] = of_chunk(rows)
+        return grad_hidden, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 # --- from logits --------------------------------------------------------------------------------------
