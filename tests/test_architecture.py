@@ -35,7 +35,8 @@ KERNEL: dict[str, frozenset[str]] = {
     "plugins": _BASE | {"hookspecs"},
     "config": _BASE | {"plugins"},
     "data": _CONFIGURED | {"kit.readers"},
-    "observe": _CONFIGURED | {"data"},
+    "view": frozenset({"errors", "redaction"}),
+    "observe": _CONFIGURED | {"data", "view"},
     "cpu": _BASE,
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
@@ -94,6 +95,7 @@ LIGHT = frozenset(
         "data",
         "cli",
         "observe",
+        "view",
         "rollout",
         "loop",
     }

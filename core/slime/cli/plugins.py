@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from slime.cli.arguments import Arguments
 from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError, did_you_mean
 from slime.plugins.component import Component
 from slime.plugins.kinds import KINDS
@@ -75,24 +74,6 @@ def run(argv: Sequence[str]) -> int:
     return commands[command](words)
 
 
-class _Arguments(argparse.ArgumentParser):
-    """An `ArgumentParser` without --help that raises `ConfigError` instead of ending the process."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(prog=command, add_help=False, allow_abbrev=False)
-
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        stated, unknown = self.parse_known_args(list(words))
-        if unknown:
-            what = "option" if unknown[0].startswith("-") else "word"
-            nearest = did_you_mean(unknown[0], re.findall(r"--[\w-]+", self.format_usage()))
-            raise ConfigError(f"{self.prog}: unknown {what} {unknown[0]!r}.{nearest}")
-        return stated
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message} (see {self.prog} --help)")
-
-
 def _kind(text: str) -> str:
     """Read a kind of component: `buffer-filter` or `buffer_filter`."""
     kind = text.replace("-", "_")
@@ -108,7 +89,7 @@ def _kind(text: str) -> str:
 
 
 def _list(words: Sequence[str]) -> int:
-    parser = _Arguments("slime plugins")
+    parser = Arguments("slime plugins")
     parser.add_argument("--kind", type=_kind)
     for switch in ("--json", "--no-load", "--check", "--freeze"):
         parser.add_argument(switch, action="store_true")
@@ -158,7 +139,7 @@ def _refuse_combinations(stated: argparse.Namespace) -> None:
 def _show(words: Sequence[str]) -> int:
     from slime.cli.plugins_show import component_text
 
-    parser = _Arguments("slime plugins show")
+    parser = Arguments("slime plugins show")
     parser.add_argument("id", metavar="ID")
     parser.add_argument("--kind", type=_kind)
     stated = parser.read(words)
@@ -173,7 +154,7 @@ def _check(words: Sequence[str]) -> int:
     from slime.cli.text_layout import count
     from slime.testing.check import check_component
 
-    parser = _Arguments("slime plugins check")
+    parser = Arguments("slime plugins check")
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--kind", type=_kind)
     parser.add_argument("--numbers", action="store_true")
@@ -203,7 +184,7 @@ def _new(words: Sequence[str]) -> int:
     """Write a package and print what to do next."""
     from slime.testing.scaffold import Names, write_package
 
-    parser = _Arguments("slime plugins new")
+    parser = Arguments("slime plugins new")
     parser.add_argument("kind", metavar="KIND", type=_kind)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--into", type=Path, default=Path())

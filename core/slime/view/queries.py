@@ -1,0 +1,165 @@
+"""What is asked of an index: tables of samples, groups, the visits of one prompt, prompts of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime.errors import DataError, did_you_mean
+from slime.view.filters import Condition
+from slime.view.index import SCALARS, RunIndex, message_text, prompt_text
+from slime.view.lines import line_at
+from slime.view.run_files import SAMPLES
+
+#: what a table can be sorted by
+SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version")
+#: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
+_EXCERPT, MAX_TEXT = 240, 50_000
+_GONE = "(the file of this sample was deleted or has changed)"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One sample of the index, and, if they were read, its texts."""
+
+    #: `000012:3`: file and number of the line; the same as long as the file is
+    key: str
+    scalars: dict[str, Any]
+    #: the line of the file; None if the file is gone
+    row: dict[str, Any] | None
+
+    @property
+    def group_key(self) -> str:
+        """`000012/40`: file and number of the group."""
+        return f"{self.key.rpartition(':')[0]}/{self.scalars['grp']}"
+
+    def brief(self) -> dict[str, Any]:
+        """For a table: the scalars, and how prompt and response begin."""
+        texts = {"question": _GONE, "answer": ""} if self.row is None else excerpts(self.row)
+        return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
+
+    def whole(self, max_text: int = MAX_TEXT) -> dict[str, Any]:
+        """For reading: everything that was written of it; texts that are longer than `max_text` are cut, and say so."""
+        row = {} if self.row is None else shortened(self.row, max_text)
+        return {"key": self.key, "group_key": self.group_key, "scalars": self.scalars, "row": row, "gone": not self.row}
+
+
+def excerpts(row: dict[str, Any]) -> dict[str, str]:
+    """How the question and the answer of a sample begin; of a conversation, the last message of the user's."""
+    prompt = row.get("prompt")
+    said = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
+    asked = next((message_text(one) for one in reversed(said) if one.get("role") != "assistant"), None)
+    question = prompt_text(prompt) if asked is None else asked
+    return {"question": question[:_EXCERPT], "answer": prompt_text(row.get("response"))[:_EXCERPT]}
+
+
+def shortened(value: Any, most: int) -> Any:
+    """A JSON value with its long texts cut, each with the number of characters left out."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]}\n… {len(value) - most:,} more characters are in the file"
+    if isinstance(value, list):
+        return [shortened(one, most) for one in value]
+    if isinstance(value, dict):
+        return {name: shortened(one, most) for name, one in value.items()}
+    return value
+
+
+_SELECT = f"SELECT files.name, line, offset, length, {', '.join(f'samples.{name}' for name in SCALARS)}"
+_FROM = "FROM samples JOIN files ON files.id = samples.file"
+
+
+def _order(sort: str) -> str:
+    column = sort.removeprefix("-")
+    if column not in SORTS:
+        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
+    return f"samples.{column} {'DESC' if sort.startswith('-') else 'ASC'} NULLS LAST"
+
+
+def count(index: RunIndex, condition: Condition) -> int:
+    """How many samples a filter finds."""
+    [(number,)] = index.query(f"SELECT count(*) FROM samples WHERE {condition.sql}", condition.parameters)
+    return int(number)
+
+
+def find(
+    index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
+) -> list[Found]:
+    """The samples that a filter finds, `limit` of them from the one numbered `offset` on.
+
+    Args:
+        index: The index.
+        condition: The filter.
+        sort: One of `SORTS`, with a `-` in front: the largest first.
+        limit: How many.
+        offset: How many to leave out.
+
+    Raises:
+        DataError: They cannot be sorted by that.
+    """
+    # The numbers first, and only then the rows: sorting by them is cheap.
+    chosen = f"SELECT id FROM samples WHERE {condition.sql} ORDER BY {_order(sort)}, id LIMIT ? OFFSET ?"
+    numbers = [number for (number,) in index.query(chosen, (*condition.parameters, limit, offset))]
+    marks = ", ".join("?" * len(numbers))
+    rows = index.query(f"{_SELECT}, samples.id {_FROM} WHERE samples.id IN ({marks})", numbers)
+    by_number = {row[-1]: row[:-1] for row in rows}
+    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number]
+
+
+def group(index: RunIndex, key: str) -> list[Found]:
+    """The samples of a group, `000012/40`, in the order of the file."""
+    file, _, number = key.rpartition("/")
+    if not number.isdecimal():  # samples without a group have "None"
+        return _select(index, "WHERE files.name = ? AND grp IS NULL ORDER BY line", [f"{file}.jsonl"])
+    return _select(index, "WHERE files.name = ? AND grp = ? ORDER BY line", [f"{file}.jsonl", int(number)])
+
+
+def sample(index: RunIndex, key: str) -> Found | None:
+    """The sample `000012:3`; None if there is none."""
+    file, _, line = key.rpartition(":")
+    found = _select(index, "WHERE files.name = ? AND line = ?", [f"{file}.jsonl", line])
+    return found[0] if found else None
+
+
+def visits(index: RunIndex, prompt: str, most: int = 2000) -> list[Found]:
+    """The samples of a prompt through the run, without those that are kept twice (`kind` failed)."""
+    return _select(
+        index,
+        f"WHERE prompt = ? AND kind != 'failed' ORDER BY samples.step, files.name, line LIMIT {most}",
+        [prompt],
+    )
+
+
+def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[list[str], list[str]]:
+    """The groups with the highest and with the lowest mean reward, of those that a filter finds; none is in both."""
+    sql = (
+        f"SELECT files.name, grp, avg(reward) {_FROM} WHERE {condition.sql} AND reward IS NOT NULL AND grp IS NOT NULL"
+        " GROUP BY file, grp ORDER BY avg(reward) DESC, samples.step DESC, line"
+    )
+    keys = [f"{name.removesuffix('.jsonl')}/{number}" for name, number, _ in index.query(sql, condition.parameters)]
+    best = keys[: min(most, (len(keys) + 1) // 2)]
+    return best, [key for key in keys[::-1][:most] if key not in best]
+
+
+def prompt_means(index: RunIndex, kind: str) -> dict[str, tuple[float, int, str]]:
+    """Prompt -> mean reward over the last visit's samples, how many visits it had, and the key of that group."""
+    sql = (
+        f"SELECT prompt, avg(reward), files.name, grp, samples.step {_FROM}"
+        " WHERE kind = ? AND reward IS NOT NULL GROUP BY prompt, file ORDER BY samples.step"
+    )
+    means: dict[str, tuple[float, int, str]] = {}
+    for prompt, mean, name, number, _ in index.query(sql, [kind]):
+        seen = means[prompt][1] if prompt in means else 0
+        means[prompt] = (mean, seen + 1, f"{name.removesuffix('.jsonl')}/{number}")
+    return means
+
+
+def _select(index: RunIndex, rest: str, parameters: Iterable[object]) -> list[Found]:
+    return [_found(index.folder.path, row) for row in index.query(f"{_SELECT} {_FROM} {rest}", list(parameters))]
+
+
+def _found(run: Path, row: Sequence[Any]) -> Found:
+    name, line, offset, length, *scalars = row
+    content = line_at(run / SAMPLES / name, offset, length)
+    return Found(f"{name.removesuffix('.jsonl')}:{line}", dict(zip(SCALARS, scalars, strict=True)), content)

@@ -1,0 +1,185 @@
+"""The index: what it holds, how it grows with the run, where it lies, and what damage does to it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.view.making import add_step, make_run, rising
+
+from slime.errors import DataError
+from slime.observe.metrics import MetricsWriter
+from slime.view import index as module
+from slime.view import queries
+from slime.view.filters import read_filter
+from slime.view.index import FILE_NAME, RunIndex, index_path, open_index
+from slime.view.run_files import RunFolder
+
+HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202e" + "z" * 2**20
+
+
+def open_run(folder: Path) -> RunIndex:
+    index = open_index(RunFolder(folder))
+    index.refresh()
+    return index
+
+
+def counted(index: RunIndex, line: str = "") -> int:
+    return queries.count(index, read_filter(line))
+
+
+def test_the_index_grows_with_the_run_and_reads_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    index = open_run(folder)
+    assert counted(index) == 27 and index.state().done == index.state().total > 0
+    read: list[str] = []
+    lines = module.complete_lines
+    monkeypatch.setattr(module, "complete_lines", lambda file, *rest: read.append(file.name) or lines(file, *rest))
+    assert index.refresh() == 0 and read == []
+    writer = MetricsWriter(folder)
+    add_step(folder, writer, 2)
+    writer.close()
+    assert index.refresh() == 12 and counted(index) == 39
+    assert [Path(name).name for name in read] == ["000002.jsonl"]
+    again = open_run(folder)
+    assert counted(again) == 39 and len(read) == 1
+
+
+def test_a_half_written_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    path = folder / "rollouts" / "000000.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    index = open_run(folder)
+    assert counted(index, "kind:train") == 11
+    with path.open("ab") as file:
+        file.write(whole[-20:])
+    assert index.refresh() == 1 and counted(index, "kind:train") == 12
+    assert queries.find(index, read_filter("kind:train"), limit=99)[-1].key == "000000:11"
+
+
+def test_a_file_that_is_written_again_replaces_its_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    index = open_run(folder)
+    assert counted(index, "step=1 kind:train reward=1") < 12
+    writer = MetricsWriter(folder)
+    add_step(folder, writer, 1, reward=lambda *_: 1.0)  # as a resumed run does
+    writer.close()
+    index.refresh()
+    assert counted(index, "step=1 kind:train reward=1") == counted(index, "step=1 kind:train") == 12
+    assert counted(index, "step=1 kind:train carry") == 12
+
+
+def test_hostile_lines_are_counted_or_kept_as_text(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    rows = [
+        {"group": 0, "index": 1, "prompt": HOSTILE, "response": HOSTILE, "reward": 0.5, "status": "completed"},
+        {"group": {"a": 1}, "index": 2**70, "prompt": None, "reward": "much", "status": 7, "messages": 3},
+        {"group": 0, "reward": {"score": 0.25, "format": True}, "messages": [{"role": "assistant"}, "x", None]},
+        {"prompt": [{"content": [{"type": "text", "text": "a picture"}, 5]}, 7]},
+    ]
+    path = folder / "rollouts" / "000001.jsonl"
+    broken = b'{"a": \n[]\n\xff\xfe\n' + b"[" * 100_000 + b"\n"
+    path.write_bytes(broken + "".join(json.dumps(row) + "\n" for row in rows[:1] + rows[2:]).encode())
+    index = open_run(folder)
+    assert index.state().problems == ["000001.jsonl: 4 lines are no JSON objects and are left out"]
+    found = queries.find(index, read_filter("step=1 kind:train"), limit=9)
+    assert [one.scalars["reward"] for one in found] == [0.5, 0.25, None]
+    assert found[0].brief()["question"] == HOSTILE[:240]
+    cut = found[0].whole(1000)["row"]["response"]
+    assert len(cut) < 1100 and "more characters are in the file" in cut
+    assert counted(index, '"a picture"') == 1
+    scalars = module._scalars(index.files()[0], rows[1] | {"weight_versions": ["x", "9" * 40]})
+    assert scalars[3:5] == (None, None) and scalars[6:8] == (None, None)
+
+
+def test_a_deleted_file_is_told_where_its_samples_were(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    index = open_run(folder)
+    (folder / "rollouts" / "000000.jsonl").unlink()
+    [gone] = queries.find(index, read_filter("step=0 kind:train"), limit=1)
+    assert "was deleted" in gone.brief()["question"] and gone.whole()["gone"]
+    index.refresh()
+    assert counted(index, "step=0 kind:train") == 0 and counted(index, "kind:train") == 12
+
+
+def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=3)
+    one, other = open_index(RunFolder(folder)), open_index(RunFolder(folder))
+    first = iter(one._read(next(iter(one.files()))))
+    next(first)
+    other.refresh()
+    list(first)
+    one.refresh()
+    assert counted(one) == counted(other) == 39
+
+
+def test_a_damaged_index_or_one_of_another_version_is_built_anew(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    open_run(folder).close()
+    (folder / FILE_NAME).write_bytes(b"no database" * 100)
+    assert counted(open_run(folder)) == 15
+    with sqlite3.connect(folder / FILE_NAME) as db:
+        db.execute("PRAGMA user_version = 99")
+    assert counted(open_run(folder)) == 15
+
+
+def test_an_index_lies_in_the_cache_if_the_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(make_run(tmp_path / "run", steps=1))
+    assert index_path(folder) == folder.path / FILE_NAME
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    real = module.tempfile.NamedTemporaryFile
+
+    def refused(dir: Path) -> object:
+        if Path(dir) in forbidden:
+            raise PermissionError(13, "Permission denied")
+        return real(dir=dir)
+
+    # Tests run as root, for whom no folder is read-only.
+    monkeypatch.setattr(module.tempfile, "NamedTemporaryFile", refused)
+    forbidden = {folder.path}
+    assert index_path(folder).parent == tmp_path / "cache" / "slime"
+    assert index_path(folder) == index_path(folder)
+    forbidden.add(tmp_path / "cache" / "slime")
+    temporary = index_path(folder)
+    assert "slime-index-" in str(temporary) and temporary.parent.is_dir()
+
+
+def test_an_index_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=60)
+    index = open_index(RunFolder(folder))
+    [(pages,)] = index.query("PRAGMA page_count")
+    index.query(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(DataError, match=rf"the index {index.path} cannot be written: database or disk is full"):
+        index.refresh()
+
+
+def test_groups_and_the_visits_of_a_prompt_are_found(tmp_path: Path) -> None:
+    index = open_run(make_run(tmp_path / "run", steps=4, dropped=[1]))
+    members = queries.group(index, "000002/7")
+    assert [one.scalars["idx"] for one in members] == [28, 29, 30, 31]
+    assert [one.scalars["reward"] for one in members] == [rising(2, 1, n) for n in range(4)]
+    assert queries.group(index, "dropped_000001/9001")[0].scalars["dropped"] == "all equal"
+    assert queries.group(index, "000002/99") == [] and queries.sample(index, "000002:99") is None
+    visited = queries.visits(index, members[0].scalars["prompt"])
+    assert [one.scalars["step"] for one in visited] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4 + [4]  # and an evaluation
+    assert queries.sample(index, "000002:4") is not None
+    best, worst = queries.extreme_groups(index, read_filter("kind:train step=0"), 2)
+    assert best == ["000000/0", "000000/1"] and worst == ["000000/2"]
+
+
+def test_samples_are_sorted_and_paged(tmp_path: Path) -> None:
+    index = open_run(make_run(tmp_path / "run", steps=2))
+    everything = [one.key for one in queries.find(index, read_filter("kind:train"), sort="-reward", limit=99)]
+    pages = [
+        one.key
+        for offset in range(0, 24, 10)
+        for one in queries.find(index, read_filter("kind:train"), sort="-reward", limit=10, offset=offset)
+    ]
+    assert pages == everything and len(set(pages)) == 24
+    with pytest.raises(DataError, match=r"cannot be sorted by 'rewrd'. Did you mean reward\?"):
+        queries.find(index, read_filter(""), sort="rewrd")
