@@ -100,7 +100,7 @@ def test_a_deleted_file_is_told_where_its_samples_were(tmp_path: Path) -> None:
     index = open_run(folder)
     (folder / "rollouts" / "000000.jsonl").unlink()
     [gone] = queries.find(index, read_filter("step=0 kind:train"), limit=1)
-    assert "was deleted" in gone.brief()["question"] and gone.whole()["gone"]
+    assert "was deleted" in gone.brief()["question"] and gone.whole()["row"] is None
     index.refresh()
     assert counted(index, "step=0 kind:train") == 0 and counted(index, "kind:train") == 12
 

@@ -46,6 +46,7 @@ CREATE INDEX by_group ON samples (file, grp);
 CREATE INDEX by_prompt ON samples (prompt);
 CREATE INDEX by_step ON samples (kind, step);
 CREATE INDEX by_reward ON samples (kind, reward);
+CREATE INDEX by_tokens ON samples (kind, tokens);
 PRAGMA user_version = {VERSION};
 """
 _INSERT = (
@@ -121,15 +122,15 @@ class RunIndex:
             # The index can be built anew, so that a crash may damage it.
             db.execute("PRAGMA synchronous = OFF")
         try:
-            # Only one of two processes makes the tables.
-            db.execute("BEGIN IMMEDIATE")
-            [(version,)] = db.execute("PRAGMA user_version")
-            if version != VERSION:
-                if version or db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    raise sqlite3.DatabaseError("it is damaged, or of another version of slime")
-                for statement in _TABLES.split(";\n"):
-                    db.execute(statement)
-            db.execute("COMMIT")
+            if _version(db) != VERSION:
+                # Only one of two processes makes the tables.
+                db.execute("BEGIN IMMEDIATE")
+                if _version(db) != VERSION:
+                    if db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                        raise sqlite3.DatabaseError("it is of another version of slime")
+                    for statement in _TABLES.split(";\n"):
+                        db.execute(statement)
+                db.execute("COMMIT")
         except sqlite3.DatabaseError:
             db.close()
             raise
@@ -265,6 +266,11 @@ class RunIndex:
             if broken:
                 problems.append(f"{file.path.name}: {broken} lines are no JSON objects and are left out")
         return IndexState(samples, covered, total, problems)
+
+
+def _version(db: sqlite3.Connection) -> int:
+    [(version,)] = db.execute("PRAGMA user_version")
+    return int(version)
 
 
 def _scalars(file: SampleFile, row: dict[str, Any]) -> tuple[object, ...]:

@@ -42,8 +42,7 @@ class Found:
 
     def whole(self, max_text: int = MAX_TEXT) -> dict[str, Any]:
         """For reading: everything that was written of it; texts that are longer than `max_text` are cut, and say so."""
-        row = {} if self.row is None else shortened(self.row, max_text)
-        return {"key": self.key, "group_key": self.group_key, "scalars": self.scalars, "row": row, "gone": not self.row}
+        return {**self.brief(), "row": None if self.row is None else shortened(self.row, max_text)}
 
 
 def excerpts(row: dict[str, Any]) -> dict[str, str]:

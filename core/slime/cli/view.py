@@ -1,0 +1,60 @@
+"""`slime view`: looks at runs in the browser."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.cli.arguments import Arguments
+from slime.errors import ConfigError
+
+_HELP = """\
+usage: slime view RUN [RUN ...] [--port PORT]
+
+Show run folders in the browser, while the runs go on or after them: curves, what
+went wrong, samples by filter and text, groups, conversations, one prompt through
+the run, two runs compared. The page is served on this machine alone
+(127.0.0.1), to whoever has the address that is printed; nothing can be changed
+with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
+
+  --port PORT  [a free one]
+  --help       this text
+
+Ctrl-C ends it. `slime show` prints a run in the terminal.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; returns its exit code. Raises `ConfigError`."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(_HELP, end="")
+        return 0 if argv else 2
+    parser = Arguments("slime view")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
+    parser.add_argument("--port", type=int, default=0)
+    stated = parser.read(argv)
+    if not 0 <= stated.port < 2**16:
+        raise ConfigError(f"--port {stated.port} is no port; expected 1 to 65535, or none for a free one")
+    asyncio.run(_serve(stated.runs, stated.port))
+    return 0
+
+
+async def _serve(folders: Sequence[Path], port: int) -> None:
+    # It imports aiohttp, which takes longer than printing the help.
+    from slime.view.server import ViewServer
+
+    server = ViewServer(folders)
+    await server.start(port)
+    try:
+        for watched in server.runs:
+            print(f"{watched.folder.path}  index of the samples: {watched.reader.path}")
+        print(f"open {server.address}", flush=True)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        await ended.wait()
+    finally:
+        await server.stop()

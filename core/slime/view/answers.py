@@ -1,0 +1,104 @@
+"""What the page asks for, as JSON: the server answers with it, and a static page contains it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from slime.errors import DataError
+from slime.view import queries
+from slime.view.alerts import alerts
+from slime.view.compare import config_differences, flat, metric_ends, plugin_differences, prompts_compared
+from slime.view.filters import read_filter
+from slime.view.index import IndexState, RunIndex
+from slime.view.panels import LANES, panels
+from slime.view.queries import Found
+from slime.view.run_files import Metrics, RunFolder
+
+#: rows of a table that are sent at once, at most, and prompts of two runs
+MAX_ROWS, MAX_PROMPTS = 500, 100
+#: characters of each text where a sample is shown alone
+_WHOLE_TEXT = 2_000_000
+
+
+def run_answer(folder: RunFolder, state: IndexState, index: str, trouble: str = "") -> dict[str, Any]:
+    """A run without its curves. `index`: where its index lies; `trouble`: why it is not continued."""
+    metrics = folder.metrics
+    used = folder.plugins().get("used", {})
+    known = metrics.names
+    return {
+        "name": folder.name,
+        "path": str(folder.path),
+        "state": folder.state(),
+        "steps": metrics.steps[-1:],
+        "alerts": [asdict(alert) for alert in alerts(metrics)],
+        "events": [asdict(event) for event in reversed(folder.events())],
+        "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
+        "panels": [asdict(panel) for panel in panels(metrics)],
+        "lanes": [asdict(lane) for lane in LANES if lane.metric in known],
+        "names": known,
+        "config": _entries(folder.config()),
+        "plugins": _entries(used if isinstance(used, dict) else {}),
+        "command": folder.command(),
+        "index": {"path": index, "samples": state.samples, "done": state.done, "total": state.total},
+    }
+
+
+def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
+    known = ((name, value) for name, value in flat(content).items() if value not in (None, {}))
+    return [(name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in known]
+
+
+def series_answer(metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
+    """Curves on common steps; null where a metric has no value."""
+    known = set(metrics.names)
+    wanted = [name for name in names if name in known]
+    steps = [step for step in metrics.steps if any(metrics.rows[step].get(name) is not None for name in wanted)]
+    return {"steps": steps, "values": {name: [metrics.rows[step].get(name) for step in steps] for name in wanted}}
+
+
+def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: int) -> dict[str, Any]:
+    """A part of the table of samples that a filter line finds."""
+    condition = read_filter(line)
+    found = queries.find(index, condition, sort=sort, limit=max(0, min(limit, MAX_ROWS)), offset=max(0, offset))
+    return {"total": queries.count(index, condition), "rows": [one.brief() for one in found]}
+
+
+def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """The samples of one group. Raises `DataError` if there is none."""
+    return {"samples": [one.whole() for one in _some(queries.group(index, key), f"group {key}")]}
+
+
+def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """One sample, whole. Raises `DataError` if there is none."""
+    found = queries.sample(index, key)
+    [one] = _some([] if found is None else [found], f"sample {key}")
+    return {"sample": one.whole(_WHOLE_TEXT)}
+
+
+def prompt_answer(index: RunIndex, prompt: str) -> dict[str, Any]:
+    """All samples of one prompt through the run. Raises `DataError` if there is none."""
+    return {"samples": [one.whole() for one in _some(queries.visits(index, prompt), f"prompt {prompt}")]}
+
+
+def _some(found: list[Found], what: str) -> list[Found]:
+    if not found:
+        raise DataError(f"there is no {what} in this run; its file may have been deleted, or not be indexed yet")
+    return found
+
+
+def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, Any]:
+    """What differs between two runs, and the prompts whose rewards of the samples of a `kind` differ most."""
+    one, other = first.folder, second.folder
+    prompts = prompts_compared(first, second, kind, MAX_PROMPTS)
+    for entry in prompts:
+        members = queries.group(first, entry["first"]["group"])
+        entry["question"] = members[0].brief()["question"] if members else ""
+    return {
+        "config": [asdict(difference) for difference in config_differences(one, other)],
+        "plugins": [asdict(difference) for difference in plugin_differences(one, other)],
+        "ends": [asdict(ends) for ends in metric_ends(one.metrics, other.metrics)],
+        "prompts": prompts,
+    }

@@ -1,0 +1,123 @@
+// Where the data comes from (the server, or the file itself), and the state that is in the address.
+import { h } from "preact";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import htm from "htm";
+
+export const html = htm.bind(h);
+const embedded = document.getElementById("data");
+// What a static file contains: its run, all its curves and some samples.
+export const fixed = embedded && JSON.parse(embedded.textContent);
+
+const number = (a, b, by) => {
+  const [x, y] = [a[by], b[by]];
+  if (x == null || y == null) return (x == null) - (y == null);
+  return x < y ? -1 : x > y ? 1 : 0;
+};
+
+const inFile = {
+  runs: () => ({ runs: [fixed.run] }),
+  run: () => fixed.run,
+  series: ({ names }) => ({
+    steps: fixed.series.steps,
+    values: Object.fromEntries(names.split("\n").filter(n => n in fixed.series.values).map(n => [n, fixed.series.values[n]])),
+  }),
+  samples: ({ sort = "step" }) => {
+    const by = sort.replace("-", "");
+    const rows = [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
+    return { total: rows.length, rows };
+  },
+  group: ({ key }) => ({ samples: fixed.samples.filter(s => s.group_key == key) }),
+  sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
+  prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key) }),
+};
+
+export async function get(name, params = {}) {
+  if (fixed) {
+    if (!inFile[name]) throw Error("This file does not contain it; open the run with slime view.");
+    return inFile[name](params);
+  }
+  let answer;
+  try {
+    answer = await fetch(`api/${name}?${new URLSearchParams(params)}`);
+  } catch {
+    throw Error("The server does not answer: slime view has ended. Start it again and reload its new address.");
+  }
+  const content = await answer.json().catch(() => ({ error: `status ${answer.status}` }));
+  if (!answer.ok) throw Error(content.error);
+  return content;
+}
+
+// The answer to a question, asked again when the question or `version` changes; the old one stays until then.
+export function useData(name, params, version = 0) {
+  const [state, set] = useState({});
+  const key = JSON.stringify([name, params]);
+  useEffect(() => {
+    let wanted = true;
+    if (params)
+      get(name, params).then(
+        data => wanted && set({ key, data }),
+        error => wanted && set(old => ({ key, data: old.key == key ? old.data : undefined, error: error.message })));
+    return () => (wanted = false);
+  }, [key, version]);
+  return { ...state, waiting: params && state.key != key };
+}
+
+// --- the address: #/view/run/key?name=value ------------------------------------------------------------
+
+export function address(view, parts, params = {}) {
+  const stated = Object.entries(params).filter(([, value]) => value !== "" && value != null);
+  const tail = stated.length ? "?" + new URLSearchParams(stated) : "";
+  return "#/" + [view, ...parts].map(encodeURIComponent).join("/") + tail;
+}
+
+export function place() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [view = "", ...parts] = path.split("/").map(part => { try { return decodeURIComponent(part); } catch { return part; } });
+  return { view, parts, params: Object.fromEntries(new URLSearchParams(query || "")) };
+}
+
+// Change parameters of the present address, without a step to go back to.
+export function restate(changed) {
+  const { view, parts, params } = place();
+  location.replace(address(view, parts, { ...params, ...changed }));
+}
+
+export const go = to => { location.hash = to; };
+
+// --- keys ----------------------------------------------------------------------------------------------
+
+const bound = new Set();
+// Keys of a view while it is shown: {key: [what it does, function]}.
+export function useKeys(keys) {
+  useLayoutEffect(() => {
+    bound.add(keys);
+    return () => bound.delete(keys);
+  });
+}
+export const allKeys = () => [...bound].flatMap(keys => Object.entries(keys));
+
+addEventListener("keydown", event => {
+  const typing = event.target.matches("input, textarea, select");
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (typing) {
+    if (event.key == "Escape") event.target.blur();
+    return;
+  }
+  const found = allKeys().findLast(([key]) => key == event.key);
+  if (found) {
+    event.preventDefault();
+    found[1][1]();
+  }
+});
+
+// --- how things are written ------------------------------------------------------------------------------
+
+export function short(value) {
+  if (value == null) return "·";
+  if (typeof value != "number") return String(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+  const size = Math.abs(value);
+  return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, "");
+}
+
+export const Trouble = ({ text }) => html`<p class="trouble" role="alert">${text}</p>`;

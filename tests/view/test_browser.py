@@ -1,0 +1,261 @@
+"""The page of `slime view` in a headless Chromium: each view, the keyboard, what is new, hostile texts, files.
+
+Skipped where there is no Chromium (Debian: `apt-get install chromium-headless-shell`) or no playwright.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.view.conftest import Serve, Served
+from tests.view.making import GROUPS, SAMPLES, add_step, make_run, rising, sample_of
+
+from slime.observe.metrics import MetricsWriter
+from slime.observe.samples import write_rollout
+from slime.types import Group, Status
+from slime.view.report import write_report_page
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
+
+STEPS = 12
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # Containers, and root, have no sandbox for it; the pages are ours.
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is cut off more and more, and whose last step has hostile texts."""
+    folder = make_run(
+        tmp_path_factory.mktemp("runs") / "first",
+        STEPS,
+        metrics=lambda step: {"rollout/truncated_ratio": step / STEPS, "train/lr": 0.001},
+        dropped=[3],
+    )
+    texts = [HOSTILE, "\x00\x1b[31mred\u202eback", "long " * 5000, ""]
+    samples = [
+        sample_of(STEPS, 0, number, 0.0, group_index=500, response=text, prompt=HOSTILE, status=Status.TRUNCATED)
+        for number, text in enumerate(texts)
+    ]
+    samples[0].reward = {"score": 0.25, "format": 1.0, HOSTILE: "x"}
+    samples[1].metadata["messages"] = [
+        {"role": "user", "content": [{"type": "text", "text": HOSTILE}]},
+        {"role": "assistant", "content": "I ask", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]},
+        {"role": "tool", "name": "add", "content": "the sum is 4"},
+    ]
+    write_rollout(folder, STEPS, [Group(500, samples)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(serve: Serve, first: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    second = make_run(tmp_path_factory.mktemp("runs") / "second", STEPS, reward=lambda *_: 0.0)
+    one = serve(first, second)
+    one.wait(2 * (STEPS * GROUPS * SAMPLES + GROUPS) + 1 + 4)
+    return one
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A new page; whatever it writes to its console, raises or asks of others than its server fails the test."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    wrong: list[str] = []
+    # The browser itself writes a line for each wrong question.
+    opened.on("console", lambda message: "status of 400" in message.text or wrong.append(message.text))
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("dialog", lambda dialog: wrong.append(dialog.message))
+    allowed = re.compile(r"(http://127\.0\.0\.1:\d+/|data:|file:|blob:)")
+    opened.on("request", lambda request: allowed.match(request.url) or wrong.append(request.url))
+    yield opened
+    opened.close()
+    assert wrong == []
+
+
+Open = Callable[..., None]
+
+
+@pytest.fixture
+def show(page: Any, served: Served) -> Open:
+    """Opens a view and waits until it is there."""
+
+    def open_view(place: str = "") -> None:
+        page.goto(f"{served.server.address}#/{place}")
+        page.wait_for_selector("main section")
+
+    return open_view
+
+
+VIEWS = {
+    "run/0": "Worth a look",
+    "samples/0": "what is 0+0?",
+    "group/0/000003%2F10": "Group 10 of step 3",
+    "group/0/dropped_000003%2F9003": "Dropped by a filter: all equal",
+    "sample/0/000003%3A5": "All tokens of the answer count in training",
+    "compare/0/1": "Metrics at the end",
+}
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_view_fits_the_window_in_both_themes(page: Any, show: Open, width: int, theme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme)
+    for place, text in VIEWS.items():
+        show(place)
+        expect(page.locator("main")).to_contain_text(text)
+        over = page.evaluate("document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth")
+        assert over <= 0, f"{place} is {over} pixels too wide at {width}"
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert light == ("rgb(255, 255, 255)" if theme == "light" else "rgb(21, 25, 28)")
+
+
+def test_an_alert_leads_to_its_samples(page: Any, show: Open) -> None:
+    show("run/0")
+    alert = page.locator(".alerts li", has_text="responses were cut off")
+    alert.get_by_role("link").click()
+    expect(page.locator("#filter")).to_have_value("kind:train status:truncated step>=8")
+    expect(page.locator(".samples tbody tr")).to_have_count(4)
+
+
+def test_everything_can_be_done_by_keys_and_is_in_the_address(page: Any, show: Open) -> None:
+    show()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("samples")
+    page.keyboard.press("Escape")
+    page.keyboard.press("2")
+    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    page.keyboard.press("/")
+    page.keyboard.type('kind:train step=3 "what is 1+1"')
+    page.keyboard.press("Enter")
+    expect(page.locator(".samples tbody tr")).to_have_count(SAMPLES)
+    page.keyboard.press("Escape")
+    page.keyboard.press("r")
+    page.keyboard.press("r")
+    rewards = page.locator(".samples tbody td:nth-child(4)")
+    expect(rewards).to_have_text(
+        [f"{reward:g}" for reward in sorted((rising(3, 1, n) for n in range(4)), reverse=True)]
+    )
+    there = page.url
+    assert "sort=-reward" in there
+    page.reload()
+    expect(page.locator(".samples tbody tr")).to_have_count(SAMPLES)
+    assert page.url == there
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h2").first).to_contain_text("Group 10 of step 3")
+    expect(page.locator(".siblings article")).to_have_count(SAMPLES)
+    marked = page.locator(".siblings mark").count()
+    assert marked >= SAMPLES - 1
+    page.keyboard.press("d")
+    expect(page.locator(".siblings mark")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(page.locator("h2").first).to_contain_text("Sample ")
+    page.keyboard.press("p")
+    expect(page.locator("h2").first).to_contain_text("One prompt through the run")
+    expect(page.locator("h2").first).to_contain_text(f"{STEPS + 1} visits, {STEPS * SAMPLES + 1} samples")
+    page.keyboard.press("b")
+    expect(page.locator("h2").first).to_contain_text("Sample ")
+    page.keyboard.press("3")
+    expect(page.locator("main")).to_contain_text("Prompts that differ most")
+
+
+def test_a_filter_that_cannot_be_read_is_told_on_the_page(page: Any, show: Open) -> None:
+    show("samples/0?q=kind:train")
+    page.fill("#filter", "rewrd<1")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("there is no field 'rewrd'. Did you mean reward?")
+    page.fill("#filter", "step=3")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES + 1)
+
+
+def test_curves_are_zoomed_together_and_any_metric_can_be_added(page: Any, show: Open) -> None:
+    show("run/0")
+    page.wait_for_selector(".u-over")
+    box = page.locator(".u-over").first.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.25, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, y, steps=4)
+    page.mouse.up()
+    page.wait_for_function("location.hash.includes('x=')")
+    low, high = (float(part) for part in re.search(r"x=([\d.]+)_([\d.]+)", page.url).groups())
+    assert 2 < low < 4 and 7 < high < 9
+    ticks = page.evaluate("uPlot.sync('steps').plots.map(plot => [plot.scales.x.min, plot.scales.x.max])")
+    assert len(ticks) > 3 and len({tuple(one) for one in ticks}) == 1
+    page.keyboard.press("z")
+    page.wait_for_function("!location.hash.includes('x=')")
+    page.keyboard.press("m")
+    page.keyboard.type("train/lr")
+    page.keyboard.press("Enter")
+    expect(page.locator("figcaption", has_text="train/lr")).to_have_count(1)
+    assert "m=train%2Flr" in page.url
+
+
+def test_hostile_texts_are_shown_as_text(page: Any, show: Open) -> None:
+    show("group/0/000012%2F500")
+    expect(page.locator(".siblings")).to_contain_text(HOSTILE)
+    expect(page.locator(".siblings")).to_contain_text("\u2400\u241b[31mred[RLO]back")
+    expect(page.locator(".siblings")).to_contain_text("more characters")
+    expect(page.locator(".parts")).to_contain_text("format 1")
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    show("sample/0/000012%3A1")
+    expect(page.locator(".turn.tool")).to_contain_text("the sum is 4")
+    expect(page.locator(".turn.policy")).to_contain_text('"name"')
+    show("samples/0?q=step=12")
+    expect(page.locator(".samples")).to_contain_text(HOSTILE[:40])
+    assert "hacked" not in page.title()
+
+
+def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "live", 2, finished=False)
+    one = serve(folder)
+    one.wait(2 * GROUPS * SAMPLES + GROUPS)
+    page.goto(f"{one.server.address}#/samples/0?q=kind:train&sort=-step")
+    expect(page.locator(".chips")).to_contain_text("24 samples")
+    writer = MetricsWriter(folder)
+    add_step(folder, writer, 2)
+    writer.close()
+    expect(page.locator(".chips")).to_contain_text("36 samples", timeout=20_000)
+    expect(page.locator("nav")).to_contain_text("step 2")
+    expect(page.locator(".samples tbody td").first).to_have_text("2")
+
+
+def test_an_export_and_a_report_are_files_that_need_no_server(
+    page: Any, show: Open, first: Path, tmp_path: Path
+) -> None:
+    show("samples/0?q=kind:train+step=3&sort=-reward")
+    with page.expect_download() as caught:
+        page.keyboard.press("e")
+    file = tmp_path / "export.html"
+    caught.value.save_as(file)
+    page.goto(f"file://{file}#/samples/0")
+    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES)
+    page.locator(".samples tbody tr").first.click()
+    expect(page.locator("h2").first).to_contain_text("of step 3")
+    write_report_page(first)
+    page.goto(f"file://{first}/report.html")
+    expect(page.locator("main")).to_contain_text("The groups with the highest and the lowest mean reward")
+    expect(page.locator("main")).to_contain_text(f"slime train {first}/config.toml")
+    page.wait_for_selector(".u-over")
+    page.keyboard.press("2")
+    expect(page.locator(".samples")).to_contain_text(HOSTILE[:40])
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert "hacked" not in page.title()
