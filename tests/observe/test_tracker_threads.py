@@ -174,4 +174,4 @@ def test_a_run_without_trackers_writes_its_metrics_and_nothing_else(tmp_path: Pa
     observer = RunObserver(config, run_dir, load_plugins(config.plugins), file=io.StringIO())
     observer.step_finished(0, {"loss": 0.5})
     observer.run_finished("finished")
-    assert sorted(file.name for file in run_dir.iterdir()) == ["logs", "metrics.jsonl"]
+    assert sorted(file.name for file in run_dir.iterdir()) == ["logs", "metrics.jsonl", "report.html"]

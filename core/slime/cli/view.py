@@ -46,15 +46,14 @@ async def _serve(folders: Sequence[Path], port: int) -> None:
     from slime.view.server import ViewServer
 
     server = ViewServer(folders)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await server.start(port)
     try:
         for watched in server.runs:
             print(f"{watched.folder.path}  index of the samples: {watched.reader.path}")
         print(f"open {server.address}", flush=True)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ended.set)
         await ended.wait()
     finally:
         await server.stop()

@@ -36,6 +36,7 @@ CONTENTS: tuple[tuple[str, str], ...] = (
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "for TensorBoard: tensorboard --logdir {parent}"),
+    ("report.html", "for the browser: curves, phases, what went wrong, best and worst answers"),
     ("reward_curve.png", "reward over the steps, held-out evaluations marked"),
     ("phases.png", "seconds of each step by phase"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.errors import writing
 from slime.view import queries
 from slime.view.answers import run_answer, series_answer
 from slime.view.filters import read_filter
@@ -13,7 +14,7 @@ from slime.view.index import RunIndex
 from slime.view.page import static_page
 from slime.view.run_files import RunFolder, SampleFile
 
-FILE_NAME = "report.html"
+REPORT = "report.html"
 #: samples of an export
 MAX_EXPORTED = 500
 #: best and worst groups of a report, and the bytes of the newest sample files that they are looked for in
@@ -24,24 +25,33 @@ _MAX_TEXT = 5000
 _STEPS = 2000
 
 
-def report_page(folder: RunFolder) -> str:
-    """The report of a run. It reads the metrics and the newest samples only, so that it takes a moment."""
+def write_report_page(run_dir: Path, outcome: str) -> None:
+    """Write `report.html` of a run that has just ended.
+
+    It reads the metrics and the newest samples only, so that it takes a moment.
+
+    Args:
+        run_dir: The run folder.
+        outcome: "finished", "interrupted" or "failed".
+
+    Raises:
+        DataError: The folder is gone.
+        OSError: The file cannot be written.
+    """
+    folder = RunFolder(run_dir)
     folder.metrics.refresh()
     files = _newest(folder)
     index = RunIndex(folder, None, files)
     index.refresh()
     best, worst = queries.extreme_groups(index, read_filter("kind:train"), _GROUPS)
     found = [sample for key in (*best, *worst) for sample in queries.group(index, key)]
-    what = f"The groups with the highest and the lowest mean reward in the last {len(files)} rollouts."
-    return _page(index, found, f"{what} Everything else: slime view {folder.path}")
-
-
-def write_report_page(run_dir: Path) -> None:
-    """Write `report.html` into a run folder. Raises `SlimeError` or `OSError`."""
-    path = run_dir / FILE_NAME
+    note = f"The groups with the highest and the lowest mean reward in the last {len(files)} rollouts."
+    page = _page(index, found, f"{note} Everything else: slime view {run_dir}", outcome)
+    path = run_dir / REPORT
     partial = path.with_suffix(".partial")
-    partial.write_text(report_page(RunFolder(run_dir)), encoding="utf-8")
-    partial.replace(path)
+    with writing(path):
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(path)
 
 
 def export_page(index: RunIndex, line: str, sort: str) -> str:
@@ -53,9 +63,11 @@ def export_page(index: RunIndex, line: str, sort: str) -> str:
     return _page(index, found, f"{some} of {index.folder.path} that fit: {line or 'all'}")
 
 
-def _page(index: RunIndex, found: Sequence[queries.Found], note: str) -> str:
+def _page(index: RunIndex, found: Sequence[queries.Found], note: str, outcome: str | None = None) -> str:
     folder = index.folder
     run = run_answer(folder, index.state(), "")
+    if outcome is not None:
+        run["state"] = outcome
     series = _thinned(series_answer(folder.metrics, folder.metrics.names))
     samples = [one.whole(_MAX_TEXT) for one in found]
     return static_page(f"{folder.name} · slime", {"run": run, "series": series, "samples": samples, "note": note})
