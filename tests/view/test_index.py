@@ -78,19 +78,24 @@ def test_hostile_lines_are_counted_or_kept_as_text(tmp_path: Path) -> None:
         {"group": 0, "index": 1, "prompt": HOSTILE, "response": HOSTILE, "reward": 0.5, "status": "completed"},
         {"group": {"a": 1}, "index": 2**70, "prompt": None, "reward": "much", "status": 7, "messages": 3},
         {"group": 0, "reward": {"score": 0.25, "format": True}, "messages": [{"role": "assistant"}, "x", None]},
-        {"prompt": [{"content": [{"type": "text", "text": "a picture"}, 5]}, 7]},
+        {
+            "prompt": [{"content": [{"type": "text", "text": "a picture"}, 5]}, 7],
+            "more": json.loads("[" * 300 + "]" * 300),
+        },
     ]
     path = folder / "rollouts" / "000001.jsonl"
-    broken = b'{"a": \n[]\n\xff\xfe\n' + b"[" * 100_000 + b"\n"
+    deep = b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}\n"
+    broken = b'{"a": \n[]\n\xff\xfe\n' + b"[" * 100_000 + b"\n" + deep
     path.write_bytes(broken + "".join(json.dumps(row) + "\n" for row in rows[:1] + rows[2:]).encode())
     index = open_run(folder)
-    assert index.state().problems == ["000001.jsonl: 4 lines are no JSON objects and are left out"]
+    assert index.state().problems == ["000001.jsonl: 5 lines are no samples in JSON and are left out"]
     found = queries.find(index, read_filter("step=1 kind:train"), limit=9)
     assert [one.scalars["reward"] for one in found] == [0.5, 0.25, None]
     assert found[0].brief()["question"] == HOSTILE[:240]
     cut = found[0].whole(1000)["row"]["response"]
     assert len(cut) < 1100 and "more characters are in the file" in cut
     assert counted(index, '"a picture"') == 1
+    assert json.dumps(found[2].whole()).count("[") < 100
     scalars = module._scalars(index.files()[0], rows[1] | {"weight_versions": ["x", "9" * 40]})
     assert scalars[3:5] == (None, None) and scalars[6:8] == (None, None)
 

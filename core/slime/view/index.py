@@ -218,18 +218,22 @@ class RunIndex:
 
     def _add(self, number: int, file: SampleFile, batch: list[Line]) -> int:
         [(line_number,)] = self.query("SELECT coalesce(max(line) + 1, 0) FROM samples WHERE file = ?", [number])
-        good = [line for line in batch if line.row is not None]
-        for line in good:
-            assert line.row is not None
-            scalars = _scalars(file, line.row)
-            made = self._db.execute(_INSERT, (number, line_number, line.offset, line.length, *scalars))
-            self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (made.lastrowid, _words(line.row)))
-            line_number += 1
+        added = 0
+        for line in batch:
+            if line.row is None:
+                continue
+            try:
+                scalars, words = _scalars(file, line.row), _words(line.row)
+            except (RecursionError, orjson.JSONEncodeError):  # hundreds of lists within each other
+                continue
+            made = self._db.execute(_INSERT, (number, line_number + added, line.offset, line.length, *scalars))
+            self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (made.lastrowid, words))
+            added += 1
         self._db.execute(
             "UPDATE files SET done = ?, broken = broken + ? WHERE id = ?",
-            (batch[-1].offset + batch[-1].length, len(batch) - len(good), number),
+            (batch[-1].offset + batch[-1].length, len(batch) - added, number),
         )
-        return len(good)
+        return added
 
     def _forget(self, present: set[str]) -> None:
         """Remove the samples of files that were deleted: their texts cannot be shown any more."""
@@ -264,7 +268,7 @@ class RunIndex:
             done, broken = known.get(file.path.name, (0, 0))
             total, covered = total + size, covered + min(done, size)
             if broken:
-                problems.append(f"{file.path.name}: {broken} lines are no JSON objects and are left out")
+                problems.append(f"{file.path.name}: {broken} lines are no samples in JSON and are left out")
         return IndexState(samples, covered, total, problems)
 
 

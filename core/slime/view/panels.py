@@ -39,6 +39,7 @@ _PANELS = (
     Panel("Loss", ("train/loss",)),
     Panel("Gradient norm", ("train/grad_norm",)),
     Panel("Clipped, share", ("train/clip_fraction",)),
+    Panel("Ledger of prompts", ("ledger/in_flight", "ledger/buffered", "ledger/dropped", "ledger/regenerated")),
     Panel("Seconds of a step", ("time/step",)),
 )
 #: the phases of a step in their order; the engines' own, which may overlap the trainer's, come last

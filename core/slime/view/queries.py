@@ -17,6 +17,8 @@ from slime.view.run_files import SAMPLES
 SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version")
 #: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
 _EXCERPT, MAX_TEXT = 240, 50_000
+#: lists within lists of a sample that are shown
+_DEPTH = 50
 _GONE = "(the file of this sample was deleted or has changed)"
 
 
@@ -54,14 +56,16 @@ def excerpts(row: dict[str, Any]) -> dict[str, str]:
     return {"question": question[:_EXCERPT], "answer": prompt_text(row.get("response"))[:_EXCERPT]}
 
 
-def shortened(value: Any, most: int) -> Any:
-    """A JSON value with its long texts cut, each with the number of characters left out."""
+def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:
+    """A JSON value with its long texts cut, each with the number of characters left out, and no deeper than `depth`."""
     if isinstance(value, str) and len(value) > most:
         return f"{value[:most]}\n… {len(value) - most:,} more characters are in the file"
+    if isinstance(value, list | dict) and not depth:
+        return "…"
     if isinstance(value, list):
-        return [shortened(one, most) for one in value]
+        return [shortened(one, most, depth - 1) for one in value]
     if isinstance(value, dict):
-        return {name: shortened(one, most) for name, one in value.items()}
+        return {name: shortened(one, most, depth - 1) for name, one in value.items()}
     return value
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from slime.errors import ConfigError, DataError, SlimeError
+from slime.errors import ConfigError, DataError, SlimeError, one_line
 from slime.view import answers
 from slime.view.index import RunIndex, open_index
 from slime.view.page import live_page, static_files
@@ -71,8 +71,8 @@ class WatchedRun:
             try:
                 added = self._index.refresh(self._batch_added)
                 self.trouble = ""
-            except (SlimeError, OSError) as error:
-                added, told = 0, str(error)
+            except Exception as error:  # noqa: BLE001 - it is told on the page, and tried again
+                added, told = 0, str(error) if isinstance(error, SlimeError) else one_line(error)
                 if told != self.trouble:
                     logger.warning("%s", told)
                     self.trouble = told

@@ -17,9 +17,14 @@ function App() {
   useEffect(() => {
     const listen = () => moved(n => n + 1);
     addEventListener("hashchange", listen);
-    const ask = () => document.hidden || get("state").then(state => { setVersion(state.version); setLost(""); }, error => setLost(error.message));
-    const timer = !fixed && setInterval(ask, EVERY_MS);
-    return () => { removeEventListener("hashchange", listen); clearInterval(timer); };
+    let timer;
+    // One question after another, however long an answer takes.
+    const ask = async () => {
+      if (!document.hidden) await get("state").then(state => { setVersion(state.version); setLost(""); }, error => setLost(error.message));
+      timer = setTimeout(ask, EVERY_MS);
+    };
+    if (!fixed) ask();
+    return () => { removeEventListener("hashchange", listen); clearTimeout(timer); };
   }, []);
   const { data, error } = useData("runs", {}, version);
   const runs = data?.runs || [];

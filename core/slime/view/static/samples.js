@@ -44,9 +44,9 @@ export function Samples({ id, run, version }) {
       <button>Filter</button>
       <a id="export" class="button" href=${"api/export?" + new URLSearchParams({ run: id, q, sort })} download>Export</a>
     </form>
-    <p class="chips">${[["all", ""], ["training", "kind:train"], ["worst", "kind:train reward<=0"], ["cut off", "status:truncated"],
+    <p class="chips">${[["all", "-kind:failed"], ["training", "kind:train"], ["worst", "kind:train reward<=0"], ["cut off", "status:truncated"],
       ["failed", "status:failed"], ["dropped", "kind:dropped"], ["evaluation", "kind:eval"]].map(([name, line]) => html`
-      <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line || "step>=0", sort })}>${name}</a>`)}
+      <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line, sort })}>${name}</a>`)}
       <span class="right dim">${data ? `${data.total.toLocaleString()} samples` : "searching"}${done < total ? `, ${Math.floor((100 * done) / total)} % of the files are indexed` : ""}</span></p>`}
     ${error && html`<${Trouble} text=${error} />`}
     <div class="scroll"><table class=${"samples" + (waiting ? " old" : "")}>
