@@ -129,7 +129,7 @@ def test_an_alert_leads_to_its_samples(page: Any, show: Open) -> None:
     show("run/0")
     alert = page.locator(".alerts li", has_text="responses were cut off")
     alert.get_by_role("link").click()
-    expect(page.locator("#filter")).to_have_value("kind:train status:truncated step>=8")
+    expect(page.locator("#filter")).to_have_value("kind:train status:truncated step>=4")
     expect(page.locator(".samples tbody tr")).to_have_count(4)
 
 

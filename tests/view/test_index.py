@@ -108,6 +108,11 @@ def test_a_deleted_file_is_told_where_its_samples_were(tmp_path: Path) -> None:
     assert "was deleted" in gone.brief()["question"] and gone.whole()["row"] is None
     index.refresh()
     assert counted(index, "step=0 kind:train") == 0 and counted(index, "kind:train") == 12
+    assert index.state().problems == ["files of samples that were deleted after they were indexed: 1"]
+    writer = MetricsWriter(folder)
+    add_step(folder, writer, 0)
+    writer.close()
+    assert index.refresh() == 12 and index.state().problems == []
 
 
 def test_two_processes_may_build_one_index(tmp_path: Path) -> None:

@@ -64,13 +64,14 @@ def test_only_who_knows_the_token_and_comes_from_this_machine_is_answered(served
     assert len(token) >= 32
     path = f"/{token}/api/runs"
     assert served.request(path)[0] == 200
-    assert served.request(path, Host=f"localhost:{port}", Origin=f"http://localhost:{port}")[0] == 200
+    assert served.request(path, Host="localhost:9000", Origin="http://localhost:9000")[0] == 200, "through a tunnel"
     for wrong in (f"/{token[:-1]}/api/runs", f"/{token}x/api/runs", "/api/runs", "/", f"/%ff{token}/"):
         status, body, _ = served.request(wrong)
         assert status in (403, 404) and b"first" not in body
     for headers in (
         {"Host": f"evil.example:{port}"},
-        {"Host": "127.0.0.1"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
         {"Origin": "http://evil.example"},
         {"Origin": f"http://127.0.0.1:{port + 1}"},
         {"Origin": "null"},

@@ -29,7 +29,7 @@ def test_a_run_is_shown_with_its_curves_alerts_and_command(tmp_path: Path, capsy
     assert "reward      rewards/exact_match  (slime-rl 0.1.0)" in out
     assert "0.5 -> 1\n" in next(line + "\n" for line in out.splitlines() if "rollout/reward_mean" in line)
     assert "50% of the responses were cut off" in out
-    assert f"slime show {folder} --where 'kind:train status:truncated step>=8'" in out
+    assert f"slime show {folder} --where 'kind:train status:truncated step>=0'" in out
     assert "warning: the reward is slow" in out
     assert f"again: slime train {folder}/config.toml" in out
     assert not (folder / "index.sqlite").exists(), "curves need no index"

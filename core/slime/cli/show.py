@@ -31,7 +31,8 @@ RUN is a run folder, of a run that goes on or has ended; nothing in it is change
 but index.sqlite, which --where makes.
 
   --step N         of rollout N
-  --where FILTER   such as '{EXAMPLE}'
+  --where FILTER   such as '{EXAMPLE}';
+                   of training, unless it names a kind
   --worst K        the K samples with the lowest reward [3]
   --best K         the K samples with the highest reward
   --full           whole texts

@@ -26,7 +26,6 @@ from slime.observe.trackers import TrackerThread, close_all
 from slime.plugin import Context
 from slime.plugins.resolve import Use, components_used
 from slime.raised import ONLY_IN_LOGS, Raised
-from slime.view.report import REPORT, write_report_page
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -310,7 +309,10 @@ class RunObserver:
                 self._metrics.close()
         with self._sink("report"):
             write_report(self._run_dir)
-        with self._sink(REPORT):
+        with self._sink("report.html"):
+            # Here, so that a Python without SQLite loses the report only.
+            from slime.view.report import write_report_page
+
             write_report_page(self._run_dir, outcome)
         facts = [f"{self._steps} steps", f"{self.seconds:.0f} s"]
         peak_bytes = self._memory.stop()

@@ -143,13 +143,14 @@ def _equal_groups(metrics: Metrics) -> Iterator[Alert]:
     name = "rollout/zero_std_ratio"
     trend, reward = _trend(metrics, name), _trend(metrics, "rollout/reward_mean")
     if trend is not None and reward is not None and trend.last >= EQUAL_GROUPS:
+        since = trend.crossed(lambda value: value >= EQUAL_GROUPS)
         yield Alert(
             f"{trend.last:.0%} of the groups have one reward for all their samples (last {trend.window} steps, mean"
             f" reward {reward.last:.3g}): there is nothing to learn from comparing them",
             "Prompts that are too hard or too easy: choose others, filter such groups, or repair the reward.",
             name,
-            f"kind:train step>={trend.since}",
-            trend.crossed(lambda value: value >= EQUAL_GROUPS),
+            f"kind:train step>={since}",
+            since,
         )
 
 
@@ -157,13 +158,14 @@ def _truncation(metrics: Metrics) -> Iterator[Alert]:
     name = "rollout/truncated_ratio"
     trend = _trend(metrics, name)
     if trend is not None and trend.last >= TRUNCATED:
+        since = trend.crossed(lambda value: value >= TRUNCATED)
         yield Alert(
             f"{trend.last:.0%} of the responses were cut off at the length limit (last {trend.window} steps)",
             "What is cut off is mostly scored as wrong: allow longer responses (--rollout-max-response-len), or see"
             " whether the model repeats itself.",
             name,
-            f"kind:train status:truncated step>={trend.since}",
-            trend.crossed(lambda value: value >= TRUNCATED),
+            f"kind:train status:truncated step>={since}",
+            since,
         )
 
 
@@ -171,14 +173,15 @@ def _entropy(metrics: Metrics) -> Iterator[Alert]:
     name = "train/entropy"
     trend = _trend(metrics, name)
     if trend is not None and trend.last < ENTROPY and trend.last < ENTROPY_SHARE * trend.first:
+        since = trend.crossed(lambda value: value < ENTROPY_SHARE * trend.first)
         yield Alert(
             f"entropy collapsed: {trend.last:.3g} nats per token in the last {trend.window} steps,"
             f" {trend.first:.3g} in the first",
             "The answers to a prompt are nearly equal, so that nothing is explored: compare siblings. A lower learning"
             " rate, a KL or entropy term, or a higher temperature help.",
             name,
-            f"kind:train step>={trend.since}",
-            trend.crossed(lambda value: value < ENTROPY_SHARE * trend.first),
+            f"kind:train step>={since}",
+            since,
         )
 
 
@@ -186,13 +189,14 @@ def _gap(metrics: Metrics) -> Iterator[Alert]:
     name = "train/logprob_gap_mean"
     trend = _trend(metrics, name)
     if trend is not None and trend.last > GAP and trend.last > GAP_GROWTH * trend.first:
+        since = trend.crossed(lambda value: value > GAP)
         yield Alert(
             f"the gap between the engines' and the trainer's log-probs grew to {trend.last:.3g} per token, from"
             f" {trend.first:.3g}",
             "Training is off policy by that much: look at staleness, the weight sync and the precision of the engines.",
             name,
-            f"kind:train step>={trend.since}",
-            trend.crossed(lambda value: value > GAP),
+            f"kind:train step>={since}",
+            since,
         )
 
 

@@ -31,6 +31,8 @@ VERSION = 1
 _BATCH = 2000
 #: seconds to wait for another process that writes to the index
 _BUSY_S = 30.0
+#: in place of the inode of a file that was deleted
+_GONE = -1
 #: columns of `samples` that are shown and sorted by
 SCALARS = (
     *("kind", "step", "name", "grp", "idx", "prompt", "reward", "status", "tokens", "prompt_tokens", "trained"),
@@ -236,12 +238,12 @@ class RunIndex:
         return added
 
     def _forget(self, present: set[str]) -> None:
-        """Remove the samples of files that were deleted: their texts cannot be shown any more."""
-        gone = [number for number, name in self.query("SELECT id, name FROM files") if name not in present]
-        for number in gone:
+        """Remove the samples of files that were deleted: their texts cannot be shown any more. The names are kept."""
+        known = self.query("SELECT id, name FROM files WHERE inode != ?", [_GONE])
+        for number in (number for number, name in known if name not in present):
             with self._transaction():
                 self._db.execute("DELETE FROM samples WHERE file = ?", [number])
-                self._db.execute("DELETE FROM files WHERE id = ?", [number])
+                self._db.execute("UPDATE files SET inode = ?, done = 0, broken = 0 WHERE id = ?", [_GONE, number])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -260,7 +262,10 @@ class RunIndex:
         known = {name: (done, broken) for name, done, broken in self.query("SELECT name, done, broken FROM files")}
         total = covered = 0
         problems = []
-        for file in self.files():
+        present = self.files()
+        if self._files is None and (gone := len(known.keys() - {file.path.name for file in present})):
+            problems.append(f"files of samples that were deleted after they were indexed: {gone}")
+        for file in present:
             try:
                 size = file.path.stat().st_size
             except OSError:

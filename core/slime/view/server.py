@@ -1,7 +1,8 @@
 """The server of `slime view`: on the loopback address, for whoever knows its token, and for reading only.
 
 A page of another site could send requests to the address too. So the token is part of every path, `Host` must be the
-loopback address (a name of the attacker's may resolve to it) and `Origin`, where there is one, the page's own.
+loopback address (a name of the attacker's may resolve to it) and `Origin`, where there is one, the same. The port may
+be another one: that of a tunnel.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class WatchedRun:
         """End the thread, after its present batch."""
         self._ended.set()
         self._thread.join(30.0)
+        self.reader.close()
 
     def _watch(self) -> None:
         while not self._ended.is_set():
@@ -84,6 +86,7 @@ class WatchedRun:
                 self._state = state
                 self.version += 1
             self._ended.wait(_LOOK_EVERY_S)
+        self._index.close()
 
     def _batch_added(self) -> bool:
         self.version += 1
@@ -167,9 +170,8 @@ class ViewServer:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        hosts = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
-        origin = request.headers.get("Origin")
-        if request.host not in hosts or (origin is not None and origin.removeprefix("http://") not in hosts):
+        origin, host = request.headers.get("Origin"), request.host
+        if host.partition(":")[0] not in (HOST, "localhost") or origin not in (None, f"http://{host}"):
             raise web.HTTPForbidden(text="This page is for the machine that it runs on.")
         token = request.match_info.get("token", "")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):

@@ -40,6 +40,7 @@ export function Run({ id, run, version }) {
       ${!run.alerts.length && html`<p class="dim">No alert: reward, evaluations, groups, truncation, entropy, log-prob gap, failures.</p>`}
       <ol class="alerts">${run.alerts.map((alert, n) => html`<li class=${n == at ? "at" : ""}>
         <b>${alert.text[0].toUpperCase() + alert.text.slice(1)}.</b> ${alert.advice} ${" "}
+        ${!run.panels.some(p => p.metrics.includes(alert.metric)) && html`<a href=${address("run", [id], { ...params, m: [...more, alert.metric].join(",") })}>Curve</a> `}
         ${alert.filter && (fixed ? html`<code>${alert.filter}</code>` :
           html`<a href=${address("samples", [id], { q: alert.filter })}>Samples${alert.step != null ? ` from step ${alert.step}` : ""}</a>`)}
       </li>`)}</ol>

@@ -23,7 +23,8 @@ export function Samples({ id, run, version }) {
   const open = n => rows[n] && go(address("group", [id, rows[n].group_key], { at: rows[n].key }));
   useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
   useKeys({
-    "/": ["filter", () => document.querySelector("#filter")?.select()],
+    ...(fixed ? {} : { "/": ["filter", () => document.querySelector("#filter").select()],
+      e: ["export as a file", () => document.querySelector("#export").click()] }),
     j: ["next row", () => setAt(n => Math.min(n + 1, rows.length - 1))],
     k: ["previous row", () => setAt(n => Math.max(n - 1, 0))],
     Enter: ["open the group", () => open(at)],
@@ -34,7 +35,6 @@ export function Samples({ id, run, version }) {
     r: ["sort by reward", () => order("reward")],
     s: ["sort by step", () => order("step")],
     t: ["sort by tokens", () => order("tokens")],
-    e: ["export as a file", () => document.querySelector("#export")?.click()],
   });
   const [done, total] = [run.index.done, run.index.total];
   return html`<section>
@@ -48,6 +48,7 @@ export function Samples({ id, run, version }) {
       ["failed", "status:failed"], ["dropped", "kind:dropped"], ["evaluation", "kind:eval"]].map(([name, line]) => html`
       <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line, sort })}>${name}</a>`)}
       <span class="right dim">${data ? `${data.total.toLocaleString()} samples` : "searching"}${done < total ? `, ${Math.floor((100 * done) / total)} % of the files are indexed` : ""}</span></p>`}
+    ${fixed && html`<p class="dim">${fixed.note}</p>`}
     ${error && html`<${Trouble} text=${error} />`}
     <div class="scroll"><table class=${"samples" + (waiting ? " old" : "")}>
       <thead><tr>${COLUMNS.map(([name, by]) => html`<th aria-sort=${sort == by ? "ascending" : sort == "-" + by ? "descending" : "none"}>
