@@ -80,7 +80,9 @@ def test_a_filter_that_cannot_be_read_says_where_and_what_was_expected(line: str
     assert told.replace("\\?", "?") in str(raised.value)
 
 
-@pytest.mark.parametrize("line", ["x' OR 1=1 --", '"a"" OR b"', "NEAR(a b)", '"a* OR b"', "'", "set:x');DROP", "a\0b"])
+@pytest.mark.parametrize(
+    "line", ["x' OR 1=1 --", '"a"" OR b"', "NEAR(a b)", '"a* OR b"', "'", "set:x');DROP", "a\0b", "\udcff"]
+)
 def test_what_is_typed_is_never_run_as_sql(index: RunIndex, line: str) -> None:
     with suppress(FilterError):
         assert count(index, read_filter(line)) == 0

@@ -64,6 +64,7 @@ def read_filter(line: str) -> Condition:
     Raises:
         FilterError: It cannot be read.
     """
+    line = line.encode("utf-8", "replace").decode("utf-8")  # a shell passes bytes that are no text on as they are
     condition, position = Condition(), 0
     while position < len(line):
         if line[position].isspace():

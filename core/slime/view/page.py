@@ -15,12 +15,13 @@ from typing import Any
 import orjson
 
 STATIC = Path(__file__).with_name("static")
+_OWN = ("app", "charts", "compare", "data", "group", "prompt", "run", "samples", "texts")
 #: name in an import -> file
 MODULES = {
     "preact": "vendor/preact.mjs",
     "preact/hooks": "vendor/hooks.mjs",
     "htm": "vendor/htm.mjs",
-    **{f"slime/{name}": f"{name}.js" for name in ("app", "charts", "compare", "data", "run", "samples", "texts")},
+    **{f"slime/{name}": f"{name}.js" for name in _OWN},
 }
 _PLOT = "vendor/uPlot.iife.min.js"
 _STYLES = ("vendor/uPlot.min.css", "style.css")

@@ -3,7 +3,9 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
 import { Run } from "slime/run";
-import { Conversation, Group, Samples, Visits } from "slime/samples";
+import { Samples } from "slime/samples";
+import { Conversation, Group } from "slime/group";
+import { Visits } from "slime/prompt";
 import { Compare } from "slime/compare";
 
 const VIEWS = { run: Run, samples: Samples, group: Group, sample: Conversation, prompt: Visits };
@@ -20,11 +22,21 @@ function App() {
     let timer;
     // One question after another, however long an answer takes.
     const ask = async () => {
-      if (!document.hidden) await get("state").then(state => { setVersion(state.version); setLost(""); }, error => setLost(error.message));
+      if (!document.hidden)
+        await get("state").then(
+          state => {
+            setVersion(state.version);
+            setLost("");
+          },
+          error => setLost(error.message),
+        );
       timer = setTimeout(ask, EVERY_MS);
     };
     if (!fixed) ask();
-    return () => { removeEventListener("hashchange", listen); clearTimeout(timer); };
+    return () => {
+      removeEventListener("hashchange", listen);
+      clearTimeout(timer);
+    };
   }, []);
   const { data, error } = useData("runs", {}, version);
   const runs = data?.runs || [];
@@ -34,42 +46,115 @@ function App() {
   useKeys({
     1: ["the run", () => go(address("run", [id]))],
     2: ["samples", () => go(address("samples", [id]))],
-    ...(runs.length > 1 ? { 3: ["two runs", () => go(address("compare", [a, b]))],
-      w: ["next run", () => go(address("run", [(id + 1) % runs.length]))] } : {}),
+    ...(runs.length > 1
+      ? {
+          3: ["two runs", () => go(address("compare", [a, b]))],
+          w: ["next run", () => go(address("run", [(id + 1) % runs.length]))],
+        }
+      : {}),
     b: ["back", () => history.back()],
     "?": ["keys", () => setHelp(on => !on)],
     Escape: ["close", () => setHelp(false)],
   });
   const run = runs[id];
-  useEffect(() => { document.title = run ? `${run.name} · slime` : "slime"; }, [run?.name]);
+  useEffect(() => {
+    document.title = run ? `${run.name} · slime` : "slime";
+  }, [run?.name]);
   // A view is made anew for another run or sample, so that it begins at its top.
   useEffect(() => scrollTo(0, 0), [view, parts.join("/")]);
-  if (!runs.length) return error ? html`<main><${Trouble} text=${error} /></main>` : html`<main class="dim">loading</main>`;
-  if (!run) return html`<main><${Trouble} text="There is no such run." /></main>`;
+  if (!runs.length)
+    return error
+      ? html`<main><${Trouble} text=${error} /></main>`
+      : html`<main class="dim">loading</main>`;
+  if (!run)
+    return html`<main><${Trouble} text="There is no such run." /></main>`;
   const View = VIEWS[view] || Run;
   const link = (name, to, on) => html`<a class=${on ? "on" : ""} href=${to}>${name}</a>`;
   return html`
     <nav>
       <b>slime</b>
-      ${view == "compare" ? "" : runs.length > 1 ? html`<select aria-label="run" value=${id} onChange=${event => go(address(view == "samples" ? view : "run", [event.target.value]))}>
-        ${runs.map((one, n) => html`<option value=${n} selected=${n == id}>${one.name}</option>`)}</select>` : html`<span class="name">${run.name}</span>`}
-      ${view != "compare" && html`<span class=${"state " + run.state}>${run.state}${run.steps.length ? `, step ${run.steps[0]}` : ""}</span>`}
-      <span class="right">${link("Run", address("run", [id]), !view || view == "run")}
-      ${link("Samples", address("samples", [id]), ["samples", "group", "sample", "prompt"].includes(view))}
-      ${runs.length > 1 && link("Compare", address("compare", [a, b]), view == "compare")}
-      <button class="plain" title="Keys" onClick=${() => setHelp(!help)}>?</button></span>
+      ${
+        view == "compare"
+          ? ""
+          : runs.length > 1
+            ? html`
+                <select
+                  aria-label="run"
+                  value=${id}
+                  onChange=${event => go(address(view == "samples" ? view : "run", [event.target.value]))}>
+                  ${runs.map((one, n) => html`<option value=${n} selected=${n == id}>${one.name}</option>`)}
+                </select>
+              `
+            : html`<span class="name">${run.name}</span>`
+      }
+      ${
+        view != "compare" &&
+        html`
+          <span class=${"state " + run.state}>${run.state}${run.steps.length ? `, step ${run.steps[0]}` : ""}</span>
+        `
+      }
+      <span class="right">
+        ${link("Run", address("run", [id]), !view || view == "run")}
+        ${link("Samples", address("samples", [id]), ["samples", "group", "sample", "prompt"].includes(view))}
+        ${runs.length > 1 && link("Compare", address("compare", [a, b]), view == "compare")}
+        <button class="plain" title="Keys" onClick=${() => setHelp(!help)}>?</button>
+      </span>
     </nav>
     <main>
       ${lost && html`<${Trouble} text=${lost} />`}
-      ${view == "compare" ? runs[a] && runs[b] && html`
-        <p>${[[0, a], [1, b]].map(([side, chosen]) => html`<select aria-label=${side ? "second run" : "first run"} value=${chosen}
-          onChange=${event => go(address("compare", side ? [a, event.target.value] : [event.target.value, b]))}>
-          ${runs.map((one, n) => html`<option value=${n} selected=${n == chosen}>${one.name}</option>`)}</select> `)}</p>
-        <${Compare} key=${[a, b].join()} runs=${runs} parts=${[a, b]} version=${version} />` :
-        html`<${View} key=${[view, ...parts].join("/")} id=${id} run=${run} parts=${parts.slice(1)} version=${version} />`}
+      ${
+        view == "compare"
+          ? runs[a] &&
+            runs[b] &&
+            html`
+              <p class="chips">
+                ${[
+                  [0, a],
+                  [1, b],
+                ].map(
+                  ([side, chosen]) => html`
+                    <select
+                      aria-label=${side ? "second run" : "first run"}
+                      value=${chosen}
+                      onChange=${({ target }) => go(address("compare", side ? [a, target.value] : [target.value, b]))}>
+                      ${runs.map((one, n) => html`<option value=${n} selected=${n == chosen}>${one.name}</option>`)}
+                    </select>
+                  `,
+                )}
+              </p>
+              <${Compare} key=${[a, b].join()} runs=${runs} parts=${[a, b]} version=${version} />
+            `
+          : html`
+              <${View}
+                key=${[view, ...parts].join("/")}
+                id=${id}
+                run=${run}
+                parts=${parts.slice(1)}
+                version=${version} />
+            `
+      }
     </main>
-    ${help && html`<div class="help" role="dialog" aria-label="keys" onClick=${() => setHelp(false)}><table>
-      ${allKeys().map(([key, [does]]) => html`<tr><td><kbd>${key}</kbd></td><td>${does}</td></tr>`)}</table></div>`}`;
+    ${
+      help &&
+      html`
+        <div class="help" role="dialog" aria-label="keys" onClick=${() => setHelp(false)}>
+          <table>
+            ${allKeys().map(
+              ([key, [does]]) => html`
+                <tr>
+                  <td><kbd>${key}</kbd></td>
+                  <td>${does}</td>
+                </tr>
+              `,
+            )}
+          </table>
+        </div>
+      `
+    }
+  `;
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+render(
+  html`<${App} />`,
+  document.getElementById("app"),
+);

@@ -13,30 +13,152 @@ export function Compare({ runs, parts: [first, second], version }) {
     a: ["all metrics or the main ones", () => restate({ every: every ? "" : "1" })],
     t: ["prompts of training or of evaluations", () => restate({ kind: kind == "eval" ? "train" : "" })],
   });
-  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  if (!data)
+    return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const line = (n, name) => {
-    const { steps, values } = curves[n], all = values[name] || [];
+    const { steps, values } = curves[n],
+      all = values[name] || [];
     const kept = steps.map((_, i) => i).filter(i => all[i] != null);
     return { label: [one, other][n].name, steps: kept.map(i => steps[i]), values: kept.map(i => all[i]) };
   };
-  const table = (title, rows) => html`<h2>${title} ${!rows.length && html`<small>the same</small>`}</h2>
-    ${rows.length > 0 && html`<table class="entries"><thead><tr><th></th><th>${one.name}</th><th>${other.name}</th></tr></thead>
-      ${rows.map(row => html`<tr><td>${row.name}</td><td class="wrap">${said(row.first)}</td><td class="wrap">${said(row.second)}</td></tr>`)}</table>`}`;
+  const table = (title, rows) => html`
+    <h2>
+      ${title}
+      ${!rows.length && html`<small>the same</small>`}
+    </h2>
+    ${
+      rows.length > 0 &&
+      html`
+        <table class="entries">
+          <thead>
+            <tr>
+              <th></th>
+              <th>${one.name}</th>
+              <th>${other.name}</th>
+            </tr>
+          </thead>
+          ${rows.map(
+            row => html`
+              <tr>
+                <td>${row.name}</td>
+                <td class="wrap">${said(row.first)}</td>
+                <td class="wrap">${said(row.second)}</td>
+              </tr>
+            `,
+          )}
+        </table>
+      `
+    }
+  `;
   const ends = data.ends.filter(row => every || names.includes(row.name));
-  return html`<section><div class="two"><div>${table("Configuration", data.config)}</div><div>${table("Plugins", data.plugins)}</div></div></section>
-    <section><h2>Curves</h2>${curves[0] && curves[1] && html`<div class="charts">
-      ${names.map(name => html`<${Chart} key=${name} title=${name} lines=${[line(0, name), line(1, name)].filter(l => l.steps.length)} />`)}</div>`}</section>
-    <section><h2>Metrics at the end <small>means of the last ten steps that both have; evaluations at the last</small>
-      <span class="right"><a href=${address("compare", [first, second], { kind, every: every ? "" : "1" })}>${every ? "main ones" : "all"}</a></span></h2>
-      <table class="entries"><thead><tr><th></th><th>${one.name}</th><th>${other.name}</th><th>difference</th><th>until step</th></tr></thead>
-      ${ends.map(row => html`<tr><td>${row.name}</td><td>${short(row.first)}</td><td>${short(row.second)}</td><td>${short(row.second - row.first)}</td><td>${row.step}</td></tr>`)}</table></section>
-    <section><h2>Prompts that differ most <small>mean reward of the last visit</small>
-      <span class="right">${["eval", "train"].map(name => html` <a class=${name == kind ? "on" : ""} href=${address("compare", [first, second], { kind: name })}>${name}</a>`)}</span></h2>
-      ${data.prompts.length ? html`<table class="samples"><thead><tr><th>prompt</th><th>${one.name}</th><th>${other.name}</th></tr></thead>
-        ${data.prompts.map(row => html`<tr><td class="cut">${visible(row.question)}</td>
-          ${[["first", first], ["second", second]].map(([side, id]) => html`<td><a href=${address("group", [id, row[side].group])}>${short(row[side].reward)}</a>
-            <a class="dim" href=${address("prompt", [id, row.prompt])}>${row[side].visits} visits</a></td>`)}</tr>`)}</table>` :
-        html`<p class="dim">The runs have no prompt of this kind in common.</p>`}</section>`;
+  return html`
+    <section>
+      <div class="two">
+        <div>${table("Configuration", data.config)}</div>
+        <div>${table("Plugins", data.plugins)}</div>
+      </div>
+    </section>
+    <section>
+      <h2>Curves</h2>
+      ${
+        curves[0] &&
+        curves[1] &&
+        html`
+          <div class="charts">
+            ${names.map(
+              name => html`
+                <${Chart}
+                  key=${name}
+                  title=${name}
+                  lines=${[line(0, name), line(1, name)].filter(l => l.steps.length)} />
+              `,
+            )}
+          </div>
+        `
+      }
+    </section>
+    <section>
+      <h2>
+        Metrics at the end
+        <small>means of the last ten steps that both have; evaluations at the last</small>
+        <span class="right">
+          <a href=${address("compare", [first, second], { kind, every: every ? "" : "1" })}>
+            ${every ? "main ones" : "all"}
+          </a>
+        </span>
+      </h2>
+      <table class="entries">
+        <thead>
+          <tr>
+            <th></th>
+            <th>${one.name}</th>
+            <th>${other.name}</th>
+            <th>difference</th>
+            <th>until step</th>
+          </tr>
+        </thead>
+        ${ends.map(
+          row => html`
+            <tr>
+              <td>${row.name}</td>
+              <td>${short(row.first)}</td>
+              <td>${short(row.second)}</td>
+              <td>${short(row.second - row.first)}</td>
+              <td>${row.step}</td>
+            </tr>
+          `,
+        )}
+      </table>
+    </section>
+    <section>
+      <h2>
+        Prompts that differ most
+        <small>mean reward of the last visit</small>
+        <span class="right">
+          ${["eval", "train"].map(
+            name => html`
+              <a class=${name == kind ? "on" : ""} href=${address("compare", [first, second], { kind: name })}>
+                ${name}
+              </a>
+            `,
+          )}
+        </span>
+      </h2>
+      ${
+        data.prompts.length
+          ? html`
+              <table class="samples">
+                <thead>
+                  <tr>
+                    <th>prompt</th>
+                    <th>${one.name}</th>
+                    <th>${other.name}</th>
+                  </tr>
+                </thead>
+                ${data.prompts.map(
+                  row => html`
+                    <tr>
+                      <td class="cut">${visible(row.question)}</td>
+                      ${[
+                        ["first", first],
+                        ["second", second],
+                      ].map(
+                        ([side, id]) => html`
+                          <td>
+                            <a href=${address("group", [id, row[side].group])}>${short(row[side].reward)}</a>
+                            <a class="dim" href=${address("prompt", [id, row.prompt])}>${row[side].visits} visits</a>
+                          </td>
+                        `,
+                      )}
+                    </tr>
+                  `,
+                )}
+              </table>
+            `
+          : html`<p class="dim">The runs have no prompt of this kind in common.</p>`
+      }
+    </section>
+  `;
 }
 
 const said = value => (value == null ? "·" : typeof value == "object" ? JSON.stringify(value) : String(value));

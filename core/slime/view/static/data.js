@@ -19,7 +19,12 @@ const inFile = {
   run: () => fixed.run,
   series: ({ names }) => ({
     steps: fixed.series.steps,
-    values: Object.fromEntries(names.split("\n").filter(n => n in fixed.series.values).map(n => [n, fixed.series.values[n]])),
+    values: Object.fromEntries(
+      names
+        .split("\n")
+        .filter(n => n in fixed.series.values)
+        .map(n => [n, fixed.series.values[n]]),
+    ),
   }),
   samples: ({ sort = "step" }) => {
     const by = sort.replace("-", "");
@@ -56,7 +61,8 @@ export function useData(name, params, version = 0) {
     if (params)
       get(name, params).then(
         data => wanted && set({ key, data }),
-        error => wanted && set(old => ({ key, data: old.key == key ? old.data : undefined, error: error.message })));
+        error => wanted && set(old => ({ key, data: old.key == key ? old.data : undefined, error: error.message })),
+      );
     return () => (wanted = false);
   }, [key, version]);
   return { ...state, waiting: params && state.key != key };
@@ -72,7 +78,13 @@ export function address(view, parts, params = {}) {
 
 export function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [view = "", ...parts] = path.split("/").map(part => { try { return decodeURIComponent(part); } catch { return part; } });
+  const [view = "", ...parts] = path.split("/").map(part => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
   return { view, parts, params: Object.fromEntries(new URLSearchParams(query || "")) };
 }
 
@@ -82,7 +94,9 @@ export function restate(changed) {
   location.replace(address(view, parts, { ...params, ...changed }));
 }
 
-export const go = to => { location.hash = to; };
+export const go = to => {
+  location.hash = to;
+};
 
 // --- keys ----------------------------------------------------------------------------------------------
 

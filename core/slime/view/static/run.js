@@ -8,8 +8,13 @@ const band = name => [name, `${name}/low`, `${name}/high`];
 export function Run({ id, run, version }) {
   const { params } = place();
   const more = (params.m || "").split(",").filter(Boolean);
-  const names = [...new Set([...run.panels.flatMap(p => (p.band ? p.metrics.flatMap(band) : p.metrics)),
-    ...run.lanes.map(lane => lane.metric), ...more])].filter(n => run.names.includes(n));
+  const names = [
+    ...new Set([
+      ...run.panels.flatMap(p => (p.band ? p.metrics.flatMap(band) : p.metrics)),
+      ...run.lanes.map(lane => lane.metric),
+      ...more,
+    ]),
+  ].filter(n => run.names.includes(n));
   const { data, error } = useData("series", { run: id, names: names.join("\n") }, version);
   useState(zoomOfAddress);
   const [at, setAt] = useState(-1);
@@ -21,7 +26,8 @@ export function Run({ id, run, version }) {
     k: ["previous alert", () => setAt(n => Math.max(n - 1, 0))],
     Enter: ["samples of the alert", () => open(Math.max(0, at))],
   });
-  if (error && !data) return html`<${Trouble} text=${error} />`;
+  if (error && !data)
+    return html`<${Trouble} text=${error} />`;
   const line = (name, banded) => {
     const all = data.values[name] || [];
     const kept = data.steps.map((step, i) => i).filter(i => all[i] != null);
@@ -37,51 +43,145 @@ export function Run({ id, run, version }) {
   return html`
     <section>
       <h2>${run.alerts.length ? "Worth a look" : "Nothing stands out"}</h2>
-      ${!run.alerts.length && html`<p class="dim">No alert: reward, evaluations, groups, truncation, entropy, log-prob gap, failures.</p>`}
-      <ol class="alerts">${run.alerts.map((alert, n) => html`<li class=${n == at ? "at" : ""}>
-        <b>${alert.text[0].toUpperCase() + alert.text.slice(1)}.</b> ${alert.advice} ${" "}
-        ${!run.panels.some(p => p.metrics.includes(alert.metric)) && html`<a href=${address("run", [id], { ...params, m: [...more, alert.metric].join(",") })}>Curve</a> `}
-        ${alert.filter && (fixed ? html`<code>${alert.filter}</code>` :
-          html`<a href=${address("samples", [id], { q: alert.filter })}>Samples${alert.step != null ? ` from step ${alert.step}` : ""}</a>`)}
-      </li>`)}</ol>
+      ${
+        !run.alerts.length &&
+        html`<p class="dim">No alert: reward, evaluations, groups, truncation, entropy, log-prob gap, failures.</p>`
+      }
+      <ol class="alerts">
+        ${run.alerts.map(
+          (alert, n) => html`
+            <li class=${n == at ? "at" : ""}>
+              <b>${alert.text[0].toUpperCase() + alert.text.slice(1)}.</b>
+              ${" " + alert.advice + " "}
+              ${
+                !run.panels.some(p => p.metrics.includes(alert.metric)) &&
+                html`<a href=${address("run", [id], { ...params, m: [...more, alert.metric].join(",") })}>Curve</a> `
+              }
+              ${
+                alert.filter &&
+                (fixed
+                  ? html`<code>${alert.filter}</code>`
+                  : html`
+                      <a href=${address("samples", [id], { q: alert.filter })}>
+                        Samples${alert.step != null ? ` from step ${alert.step}` : ""}
+                      </a>
+                    `)
+              }
+            </li>
+          `,
+        )}
+      </ol>
       ${run.problems.map(text => html`<${Trouble} text=${"Left out: " + text} />`)}
       ${fixed?.note && html`<p class="dim">${fixed.note}</p>`}
     </section>
     <section>
-      <h2>Curves <small>drag to zoom, double-click to see all</small>
-        <label class="right">Any metric <input id="metric" list="names" placeholder="train/lr" onChange=${add} /></label>
-        <datalist id="names">${run.names.map(name => html`<option value=${name} />`)}</datalist></h2>
-      ${!data ? html`<p class="dim">loading</p>` : html`<div class="charts">
-        ${run.panels.map(panel => html`<${Chart} key=${panel.title} title=${panel.title}
-          lines=${panel.metrics.map(name => line(name, panel.band))} />`)}
-        ${more.map(name => html`<${Chart} key=${name} title=${name} lines=${[line(name)]}
-          close=${() => restate({ m: more.filter(other => other != name).join(",") })} />`)}
-      </div>
-      ${run.lanes.length > 0 && html`<${Lanes} lanes=${run.lanes} ...${timed(data)} />`}`}
+      <h2>
+        Curves
+        <small>drag to zoom, double-click to see all</small>
+        <label class="right">
+          Any metric
+          <input id="metric" list="names" placeholder="train/lr" onChange=${add} />
+        </label>
+        <datalist id="names">
+          ${run.names.map(name => html`<option value=${name} />`)}
+        </datalist>
+      </h2>
+      ${
+        !data
+          ? html`<p class="dim">loading</p>`
+          : html`
+              <div class="charts">
+                ${run.panels.map(
+                  panel => html`
+                    <${Chart}
+                      key=${panel.title}
+                      title=${panel.title}
+                      lines=${panel.metrics.map(name => line(name, panel.band))} />
+                  `,
+                )}
+                ${more.map(
+                  name => html`
+                    <${Chart}
+                      key=${name}
+                      title=${name}
+                      lines=${[line(name)]}
+                      close=${() => restate({ m: more.filter(other => other != name).join(",") })} />
+                  `,
+                )}
+              </div>
+              ${run.lanes.length > 0 && html`<${Lanes} lanes=${run.lanes} ...${timed(data)} />`}
+            `
+      }
     </section>
     <section class="two">
       <${Entries} title="Configuration" rows=${run.config} />
       <div>
         <${Entries} title="Plugins" rows=${run.plugins} />
-        ${run.events.length > 0 && html`<h2>Warnings and errors of the log</h2>
-          <table class="entries">${run.events.map(event => html`<tr><td class="dim">${event.time}</td><td>${event.level}</td>
-            <td class="wrap">${event.text}</td></tr>`)}</table>`}
-        <h2>Again</h2><pre>${run.command}</pre>
-        <p class="dim">${run.index.samples.toLocaleString()} samples${run.index.path && `; their index: ${run.index.path}`}</p>
+        ${
+          run.events.length > 0 &&
+          html`
+            <h2>Warnings and errors of the log</h2>
+            <table class="entries">
+              ${run.events.map(
+                event => html`
+                  <tr>
+                    <td class="dim">${event.time}</td>
+                    <td>${event.level}</td>
+                    <td class="wrap">${event.text}</td>
+                  </tr>
+                `,
+              )}
+            </table>
+          `
+        }
+        <h2>Again</h2>
+        <pre>${run.command}</pre>
+        <p class="dim">
+          ${run.index.samples.toLocaleString()} samples${run.index.path && `; their index: ${run.index.path}`}
+        </p>
       </div>
-    </section>`;
+    </section>
+  `;
 }
 
 // The steps in which something was timed; evaluations have rows of their own.
 function timed({ steps, values }) {
-  const kept = steps.map((_, i) => i).filter(i => Object.keys(values).some(n => n.startsWith("time/") && values[n][i] != null));
-  return { steps: kept.map(i => steps[i]), values: Object.fromEntries(Object.entries(values).map(([n, v]) => [n, kept.map(i => v[i])])) };
+  const kept = steps
+    .map((_, i) => i)
+    .filter(i => Object.keys(values).some(n => n.startsWith("time/") && values[n][i] != null));
+  return {
+    steps: kept.map(i => steps[i]),
+    values: Object.fromEntries(Object.entries(values).map(([n, v]) => [n, kept.map(i => v[i])])),
+  };
 }
 
 function Entries({ title, rows }) {
   const [part, set] = useState("");
   const found = rows.filter(row => row.join(" ").toLowerCase().includes(part.toLowerCase()));
-  return html`<div><h2>${title} <label class="right"><input placeholder="find" value=${part}
-      onInput=${event => set(event.target.value)} aria-label=${"find in " + title} /></label></h2>
-    <div class="tall"><table class="entries">${found.map(([name, value]) => html`<tr><td>${name}</td><td class="wrap">${value}</td></tr>`)}</table></div></div>`;
+  return html`
+    <div>
+      <h2>
+        ${title}
+        <label class="right">
+          <input
+            placeholder="find"
+            value=${part}
+            onInput=${event => set(event.target.value)}
+            aria-label=${"find in " + title} />
+        </label>
+      </h2>
+      <div class="tall">
+        <table class="entries">
+          ${found.map(
+            ([name, value]) => html`
+              <tr>
+                <td>${name}</td>
+                <td class="wrap">${value}</td>
+              </tr>
+            `,
+          )}
+        </table>
+      </div>
+    </div>
+  `;
 }

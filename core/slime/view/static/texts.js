@@ -2,15 +2,32 @@
 import { useMemo } from "preact/hooks";
 import { html } from "slime/data";
 
-const NAMES = { "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2066": "LRI",
-  "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI", "\u200b": "ZWSP", "\u200e": "LRM", "\u200f": "RLM", "\ufeff": "BOM" };
+const NAMES = {
+  "\u202a": "LRE",
+  "\u202b": "RLE",
+  "\u202c": "PDF",
+  "\u202d": "LRO",
+  "\u202e": "RLO",
+  "\u2066": "LRI",
+  "\u2067": "RLI",
+  "\u2068": "FSI",
+  "\u2069": "PDI",
+  "\u200b": "ZWSP",
+  "\u200e": "LRM",
+  "\u200f": "RLM",
+  "\ufeff": "BOM",
+};
 const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 const SHOWN = 6000;
 
 export function visible(text) {
   return String(text).replace(HIDDEN, sign => {
     const code = sign.charCodeAt(0);
-    return NAMES[sign] ? `[${NAMES[sign]}]` : code < 32 ? String.fromCharCode(0x2400 + code) : `[U+${code.toString(16)}]`;
+    return NAMES[sign]
+      ? `[${NAMES[sign]}]`
+      : code < 32
+        ? String.fromCharCode(0x2400 + code)
+        : `[U+${code.toString(16)}]`;
   });
 }
 
@@ -25,8 +42,16 @@ export function plain(content) {
 export function Text({ text, other }) {
   const all = plain(text);
   const runs = useMemo(() => (other == null ? [[true, all]] : differences(all, other)), [all, other]);
-  if (!all) return html`<pre class="dim">(empty)</pre>`;
-  const shown = part => html`<pre>${part.map(([same, said]) => (same ? visible(said) : html`<mark>${visible(said)}</mark>`))}</pre>`;
+  if (!all)
+    return html`<pre class="dim">(empty)</pre>`;
+  const shown = part => html`
+    <pre>
+${part.map(([same, said]) =>
+        same
+          ? visible(said)
+          : html`<mark>${visible(said)}</mark>`,
+      )}</pre>
+  `;
   if (all.length <= SHOWN) return shown(runs);
   const [first, rest] = [[], []];
   let room = SHOWN;
@@ -35,7 +60,13 @@ export function Text({ text, other }) {
     if (said.length > room) rest.push([same, said.slice(Math.max(0, room))]);
     room -= said.length;
   }
-  return html`${shown(first)}<details><summary>${(all.length - SHOWN).toLocaleString()} more characters</summary>${shown(rest)}</details>`;
+  return html`
+    ${shown(first)}
+    <details>
+      <summary>${(all.length - SHOWN).toLocaleString()} more characters</summary>
+      ${shown(rest)}
+    </details>
+  `;
 }
 
 const words = text => text.match(/\s+|[\p{L}\p{N}_]+|[^\p{L}\p{N}_\s]/gu) || [];
@@ -45,7 +76,8 @@ const MOST = 1500;
 // The words of `text`, in runs of [is it in `other` too, words]: by their longest common subsequence.
 function differences(text, other) {
   const [a, b] = [words(text), words(other)];
-  let start = 0, end = 0;
+  let start = 0,
+    end = 0;
   while (start < a.length && start < b.length && a[start] == b[start]) start++;
   while (end < a.length - start && end < b.length - start && a.at(-1 - end) == b.at(-1 - end)) end++;
   const [x, y] = [a.slice(start, a.length - end), b.slice(start, b.length - end)];
@@ -56,7 +88,11 @@ function differences(text, other) {
       for (let j = y.length - 1; j >= 0; j--)
         best[i][j] = x[i] == y[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
     for (let i = 0, j = 0; i < x.length && j < y.length;)
-      if (x[i] == y[j]) { same.add(i++); j++; } else if (best[i + 1][j] >= best[i][j + 1]) i++; else j++;
+      if (x[i] == y[j]) {
+        same.add(i++);
+        j++;
+      } else if (best[i + 1][j] >= best[i][j + 1]) i++;
+      else j++;
   }
   const runs = [];
   a.forEach((word, i) => {
