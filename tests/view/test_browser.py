@@ -214,6 +214,7 @@ def test_hostile_texts_are_shown_as_text(page: Any, show: Open) -> None:
     expect(page.locator(".siblings")).to_contain_text(HOSTILE)
     expect(page.locator(".siblings")).to_contain_text("\u2400\u241b[31mred[RLO]back")
     expect(page.locator(".siblings")).to_contain_text("more characters")
+    assert page.evaluate("scrollY") == 0, "long answers do not scroll the page away"
     expect(page.locator(".parts")).to_contain_text("format 1")
     assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     show("sample/0/000012%3A1")

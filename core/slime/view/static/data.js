@@ -134,4 +134,11 @@ export function short(value) {
   return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, "");
 }
 
+// Scroll to something whose top is not in the window.
+export function reveal(selector) {
+  const found = document.querySelector(selector);
+  const top = found?.getBoundingClientRect().top;
+  if (top < 50 || top > innerHeight - 60) found.scrollIntoView({ block: "center" });
+}
+
 export const Trouble = ({ text }) => html`<p class="trouble" role="alert">${text}</p>`;

@@ -1,6 +1,6 @@
 // A group with its siblings, and one sample with its conversation.
 import { useEffect } from "preact/hooks";
-import { address, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
+import { address, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, Text, visible } from "slime/texts";
 
 export const Reward = ({ of }) => html`
@@ -20,7 +20,7 @@ export function Group({ id, parts: [key], version }) {
   const now = number(at);
   const move = by =>
     restate({ at: samples[Math.max(0, Math.min(samples.length - 1, number(place().params.at) + by))]?.key });
-  useEffect(() => document.querySelector("article.at")?.scrollIntoView({ block: "nearest" }), [at, samples.length]);
+  useEffect(() => reveal("article.at"), [at, samples.length]);
   const file = key.split("/")[0];
   useKeys({
     j: ["next answer", () => move(1)],

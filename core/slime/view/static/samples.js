@@ -1,6 +1,6 @@
 // The table of samples, with its filter.
 import { useEffect, useState } from "preact/hooks";
-import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
+import { address, fixed, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
 import { Reward } from "slime/group";
 
@@ -28,7 +28,7 @@ export function Samples({ id, run, version }) {
   const turn = by => restate({ page: Math.max(0, Math.min(pages - 1, +(place().params.page || 0) + by)) || "" });
   const order = by => restate({ sort: place().params.sort == by ? "-" + by : by, page: "" });
   const open = n => rows[n] && go(address("group", [id, rows[n].group_key], { at: rows[n].key }));
-  useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
+  useEffect(() => reveal("tr.at"), [at]);
   useKeys({
     ...(fixed
       ? {}
