@@ -66,6 +66,8 @@ def test_dropped_samples_are_in_a_separate_file_with_the_reason(tmp_path: Path) 
     write_rollout(tmp_path, 3, [], [(Group(7, [Sample(group_index=7), Sample(group_index=7)]), "all rewards equal")])
     rows = map(json.loads, (tmp_path / "rollouts" / "dropped_000003.jsonl").read_text().splitlines())
     assert [(row["group"], row["dropped"]) for row in rows] == [(7, "all rewards equal")] * 2
+    write_rollout(tmp_path, 3, [])  # after a restart, when nothing was dropped
+    assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["000003.jsonl"]
 
 
 def test_invalid_unicode_is_replaced(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def write_rollout(
     if dropped:
         rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)
         _write(run_dir, f"dropped_{rollout:06d}", rows)
+    else:
+        # An earlier attempt at this rollout, which a restart repeats, may have dropped some.
+        (run_dir / FOLDER / f"dropped_{rollout:06d}.jsonl").unlink(missing_ok=True)
 
 
 def write_eval(run_dir: Path, rollout: int, name: str, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
