@@ -132,7 +132,7 @@ def main(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
         outcome = "interrupted"
         raise
     finally:
-        observer.run_finished(outcome)
+        observer.run_finished(outcome, page=not preemption.asked)
         preemption.close()
     return 0
 

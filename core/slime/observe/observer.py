@@ -295,8 +295,11 @@ class RunObserver:
         with self._sink("terminal"):
             self.terminal.say((f"model exported to {path}", "blue"))
 
-    def run_finished(self, outcome: str) -> None:
-        """The run ended: "finished", "interrupted" or "failed". Closes everything."""
+    def run_finished(self, outcome: str, *, page: bool = True) -> None:
+        """The run ended: "finished", "interrupted" or "failed". Closes everything.
+
+        `page`: whether there is time for `report.html`, which comes after all else.
+        """
         error = sys.exception()
         if isinstance(error, Exception):
             logger.error("%s", error, exc_info=None if isinstance(error, SlimeError) else error, extra=_FILE_ONLY)
@@ -309,11 +312,6 @@ class RunObserver:
                 self._metrics.close()
         with self._sink("report"):
             write_report(self._run_dir)
-        with self._sink("report.html"):
-            # Here, so that a Python without SQLite loses the report only.
-            from slime.view.report import write_report_page
-
-            write_report_page(self._run_dir, outcome)
         facts = [f"{self._steps} steps", f"{self.seconds:.0f} s"]
         peak_bytes = self._memory.stop()
         # On an existing cluster, the run's processes do not descend from this one.
@@ -330,7 +328,19 @@ class RunObserver:
             for problem in problems:
                 self.terminal.warn(printable(problem))
             self.terminal.run_finished(self._run_dir, outcome, facts, self._saved_state(outcome))
-        self._log.close()
+        try:
+            if page:
+                self._write_page(outcome)
+        finally:
+            self._log.close()
+
+    def _write_page(self, outcome: str) -> None:
+        with self._sink("report.html"):
+            # Here, so that a Python without SQLite loses the page only.
+            from slime.view.report import write_report_page
+
+            write_report_page(self._run_dir, outcome)
+            self.terminal.page_written()
 
     def _saved_state(self, outcome: str) -> str:
         """What is saved of a run that did not finish; the command line says how to continue it."""

@@ -32,11 +32,10 @@ EXCERPT_LINES = 6
 
 #: what a run folder may hold, in the order it is listed
 CONTENTS: tuple[tuple[str, str], ...] = (
-    ("config.toml", "the whole configuration: slime train {folder}/config.toml"),
+    ("config.toml", "the whole configuration: slime train {folder}/config.toml --run-name NAME"),
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "for TensorBoard: tensorboard --logdir {parent}"),
-    ("report.html", "for the browser: curves, phases, what went wrong, best and worst answers"),
     ("reward_curve.png", "reward over the steps, held-out evaluations marked"),
     ("phases.png", "seconds of each step by phase"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),
@@ -178,6 +177,11 @@ class Terminal:
         for name, meaning in present:
             shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
             self.say(f"  {shown:<22}", (meaning.format(parent=run_dir.parent, folder=run_dir), "dim"))
+
+    def page_written(self) -> None:
+        """Print that `report.html` is in the run folder too: it is written after the summary."""
+        what = "for the browser: curves, phases, what went wrong, best and worst answers"
+        self.say(f"  {'report.html':<22}", (what, "dim"))
 
     def _field(self, name: str, text: str, style: str) -> None:
         lines = printable(text).split("\n")
