@@ -19,6 +19,15 @@ import pytest
 from slime.view.server import HOST, ViewServer
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's cache, where the indexes lie."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "slime"
+
+
 @dataclass
 class Served:
     """A server that runs in a thread."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import tempfile
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
 from tests.view.making import add_step, make_run, rising
 
 from slime.errors import DataError
 from slime.observe.metrics import MetricsWriter
+from slime.view import answers, queries
 from slime.view import index as module
-from slime.view import queries
 from slime.view.filters import read_filter
-from slime.view.index import FILE_NAME, RunIndex, index_path, open_index
+from slime.view.index import RunIndex, open_index
 from slime.view.run_files import RunFolder
 
 HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202e" + "z" * 2**20
@@ -72,6 +75,49 @@ def test_a_file_that_is_written_again_replaces_its_samples(tmp_path: Path) -> No
     assert counted(index, "step=1 kind:train carry") == 12
 
 
+def test_a_file_that_is_written_again_in_place_replaces_its_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    path = folder / "rollouts" / "000000.jsonl"
+    index = open_run(folder)
+    # The new file may have the old one's inode, as here, and be longer.
+    row = {"group": 7, "prompt": "another", "reward": 0.25}
+    before = path.stat()
+    path.write_text("".join(json.dumps(row | {"response": "x" * 900}) + "\n" for _ in range(9)))
+    after = path.stat()
+    assert after.st_ino == before.st_ino and after.st_size > before.st_size
+    index.refresh()
+    assert counted(index, "kind:train") == counted(index, "kind:train reward=0.25 another") == 9
+    assert counted(index, "kind:train carry") == 0
+
+
+def test_what_is_no_readable_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=3)
+    rollouts = folder / "rollouts"
+    for name in ("000000.jsonl", "000001.jsonl"):
+        (rollouts / name).unlink()
+    (rollouts / "000000.jsonl").mkdir()
+    os.mkfifo(rollouts / "000001.jsonl")
+    (rollouts / "000007.jsonl").symlink_to("/dev/zero")
+    index = open_run(folder)
+    assert counted(index, "kind:train") == 12
+    state = index.state()
+    problem = "cannot be read: it is not a regular file"
+    assert state.problems == [f"{name}.jsonl {problem}" for name in ("000000", "000001", "000007")]
+    assert state.done == state.total
+    (rollouts / "000000.jsonl").rmdir()
+    (rollouts / "000000.jsonl").write_bytes((rollouts / "000002.jsonl").read_bytes())
+    assert index.refresh() == 12 and len(index.state().problems) == 2
+
+
+def test_batches_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    monkeypatch.setattr(module, "_BATCH_BYTES", 1000)
+    index = open_index(RunFolder(folder))
+    [file] = [file for file in index.files() if file.kind == "train"]
+    added = list(index._read(file))
+    assert added == [4, 4, 4]  # each line has about 300 bytes
+
+
 def test_hostile_lines_are_counted_or_kept_as_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=1)
     rows = [
@@ -105,7 +151,7 @@ def test_a_deleted_file_is_told_where_its_samples_were(tmp_path: Path) -> None:
     index = open_run(folder)
     (folder / "rollouts" / "000000.jsonl").unlink()
     [gone] = queries.find(index, read_filter("step=0 kind:train"), limit=1)
-    assert "was deleted" in gone.brief()["question"] and gone.whole()["row"] is None
+    assert "was deleted" in gone.brief()["question"] and gone.whole()["row"] is None and gone.row() is None
     index.refresh()
     assert counted(index, "step=0 kind:train") == 0 and counted(index, "kind:train") == 12
     assert index.state().problems == ["files of samples that were deleted after they were indexed: 1"]
@@ -128,35 +174,65 @@ def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
 
 def test_a_damaged_index_or_one_of_another_version_is_built_anew(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=1)
-    open_run(folder).close()
-    (folder / FILE_NAME).write_bytes(b"no database" * 100)
+    index = open_run(folder)
+    index.close()
+    path = index.path
+    assert path is not None
+    path.write_bytes(b"no database" * 100)
+    path.with_name(path.name + "-journal").write_bytes(b"of a process that was killed")
     assert counted(open_run(folder)) == 15
-    with sqlite3.connect(folder / FILE_NAME) as db:
+    with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     assert counted(open_run(folder)) == 15
 
 
-def test_an_index_lies_in_the_cache_if_the_folder_cannot_be_written(
+def test_an_index_in_use_by_another_process_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    index = open_run(folder)
+    monkeypatch.setattr(module, "_BUSY_S", 0.01)
+    index._db.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(DataError, match=r"the index .*\.sqlite is in use by another process"):
+        open_index(RunFolder(folder))
+    index._db.execute("COMMIT")
+    assert counted(index) == counted(open_run(folder)) == 15
+
+
+def test_an_index_lies_in_a_folder_of_the_users_alone_and_nothing_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    mine = tmp_path / "mine"
+    mine.write_text("a file of the user's")
+    (folder / "index.sqlite").symlink_to(mine)
+    cache = tmp_path / "cache" / "slime"
+    cache.mkdir(parents=True, mode=0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    before = sorted(folder.rglob("*"))
+    index = open_run(folder)
+    assert index.path is not None and index.path.parent == cache
+    assert (S_IMODE(cache.stat().st_mode), S_IMODE(index.path.stat().st_mode)) == (0o700, 0o600)
+    assert sorted(folder.rglob("*")) == before and mine.read_text() == "a file of the user's"
+    old = cache / "of_a_run_that_is_gone.sqlite"
+    old.touch()
+    os.utime(old, (0, 0))
+    open_run(folder)
+    assert sorted(cache.iterdir()) == [index.path]
+
+
+def test_a_cache_that_cannot_be_used_is_replaced_by_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(make_run(tmp_path / "run", steps=1))
-    assert index_path(folder) == folder.path / FILE_NAME
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    real = module.tempfile.NamedTemporaryFile
-
-    def refused(dir: Path) -> object:
-        if Path(dir) in forbidden:
-            raise PermissionError(13, "Permission denied")
-        return real(dir=dir)
-
-    # Tests run as root, for whom no folder is read-only.
-    monkeypatch.setattr(module.tempfile, "NamedTemporaryFile", refused)
-    forbidden = {folder.path}
-    assert index_path(folder).parent == tmp_path / "cache" / "slime"
-    assert index_path(folder) == index_path(folder)
-    forbidden.add(tmp_path / "cache" / "slime")
-    temporary = index_path(folder)
-    assert "slime-index-" in str(temporary) and temporary.parent.is_dir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "slime").symlink_to(tmp_path / "theirs")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    index = open_index(folder)
+    assert index.path is not None and index.path.parent == tmp_path / "temporary" / f"slime-{os.geteuid()}"
+    assert open_index(folder).path == index.path and not list((tmp_path / "theirs").iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.path / "config.toml"))
+    with pytest.raises(DataError, match=r"can be written nowhere .* set XDG_CACHE_HOME"):
+        open_index(folder)
 
 
 def test_an_index_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
@@ -170,12 +246,13 @@ def test_an_index_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Pat
 
 def test_groups_and_the_visits_of_a_prompt_are_found(tmp_path: Path) -> None:
     index = open_run(make_run(tmp_path / "run", steps=4, dropped=[1]))
-    members = queries.group(index, "000002/7")
+    members, total = queries.group(index, "000002/7")
+    assert total == len(members)
     assert [one.scalars["idx"] for one in members] == [28, 29, 30, 31]
     assert [one.scalars["reward"] for one in members] == [rising(2, 1, n) for n in range(4)]
-    assert queries.group(index, "dropped_000001/9001")[0].scalars["dropped"] == "all equal"
-    assert queries.group(index, "000002/99") == [] and queries.sample(index, "000002:99") is None
-    visited = queries.visits(index, members[0].scalars["prompt"])
+    assert queries.group(index, "dropped_000001/9001")[0][0].scalars["dropped"] == "all equal"
+    assert queries.group(index, "000002/99") == ([], 0) and queries.sample(index, "000002:99") is None
+    visited, _ = queries.visits(index, members[0].scalars["prompt"])
     assert [one.scalars["step"] for one in visited] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4 + [4]  # and an evaluation
     assert queries.sample(index, "000002:4") is not None
     best, worst = queries.extreme_groups(index, read_filter("kind:train step=0"), 2)
@@ -193,3 +270,21 @@ def test_samples_are_sorted_and_paged(tmp_path: Path) -> None:
     assert pages == everything and len(set(pages)) == 24
     with pytest.raises(DataError, match=r"cannot be sorted by 'rewrd'. Did you mean reward\?"):
         queries.find(index, read_filter(""), sort="rewrd")
+
+
+def test_answers_are_bounded_and_say_what_they_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    row = {"group": 5, "prompt": "p", "response": "x" * 1000, "reward": 1, "failure": "y" * 10_000}
+    row |= {"metrics": {str(number): number for number in range(5000)}, "messages": list(range(5000))}
+    (folder / "rollouts" / "000001.jsonl").write_text((json.dumps(row) + "\n") * 6)
+    index = open_run(folder)
+    [one] = answers.sample_answer(index, "000001:3").values()
+    assert len(one["row"]["metrics"]) == len(one["row"]["messages"]) == 1001
+    assert one["row"]["messages"][-1] == one["row"]["metrics"]["…"] == "… 4,000 more are in the file"
+    assert len(one["failure"]) == 4000
+    monkeypatch.setattr(answers, "MAX_BYTES", 3 * len(json.dumps(one)))
+    answer = answers.group_answer(index, "000001/5")
+    assert len(answer["samples"]) in (2, 3) and answer["left_out"] == 6 - len(answer["samples"])
+    assert answers.prompt_answer(index, one["prompt"])["left_out"] == answer["left_out"]
+    monkeypatch.setattr(answers, "MAX_BYTES", 1)
+    assert answers.group_answer(index, "000001/5")["left_out"] == 5, "one sample is always shown"

@@ -13,7 +13,9 @@ import pytest
 from tests.view.making import make_run
 
 from slime.errors import DataError
-from slime.view.lines import MAX_LINE, complete_lines
+from slime.view.answers import run_answer
+from slime.view.index import RunIndex
+from slime.view.lines import MAX_LINE, complete_lines, dumped
 from slime.view.run_files import Metrics, RunFolder, SampleFile
 
 
@@ -100,9 +102,36 @@ def test_a_run_has_the_state_that_its_lock_says_and_the_warnings_of_its_log(tmp_
     child.wait()
     lock.write_text(json.dumps({"pid": child.pid, "host": here, "finished": None}))
     assert run.state() == "ended"
-    for content in ('{"pid": 1, "host": "elsewhere"}', "[]", "{", '{"pid": "x"}'):
+    for content in ('{"pid": 1, "host": "elsewhere"}', "[]", "{", '{"pid": "x"}', "[" * 100_000):
         lock.write_text(content)
         assert run.state() == "unknown"
+
+
+def test_files_that_are_something_else_are_told_and_not_waited_for(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    names = ("config.toml", "plugins.json", "metrics.jsonl", "run.lock", "logs/driver.log")
+    for name in names:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    run = RunFolder(folder)
+    assert run.metrics.refresh() and not run.metrics.refresh()
+    told = "cannot be read: it is not a regular file"
+    assert run.problems() == [f"{name} {told}" for name in names[:3]]
+    assert (run.state(), run.events()) == ("unknown", [])
+
+
+def test_what_json_cannot_hold_is_replaced(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", config=f"[run]\nseed = {2**70}\n")
+    nested = "[" * 400 + "]" * 400
+    options = f'{{"text": "\\ud800", "big": {2**70}, "deep": {nested}}}'
+    (folder / "plugins.json").write_text(f'{{"format": 2, "used": {{"reward": {{"options": {options}}}}}}}')
+    run = RunFolder(folder)
+    shown = run.plugins()["used"]["reward"]["options"]
+    assert (shown["text"], shown["big"]) == ("?", hex(2**70)) and "…" in str(shown["deep"])
+    assert run.config() == {"run": {"seed": hex(2**70)}}
+    index = RunIndex(run, None)
+    assert b"\\ud800" not in dumped(run_answer(run, index.state(), ""))
+    assert dumped({"\udcff": ["\udcff", 2**70, float("nan")]}) == b'{"?":["?","0x400000000000000000",null]}'
 
 
 @pytest.mark.parametrize(

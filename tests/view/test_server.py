@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from tests.view.conftest import Serve, Served
 from tests.view.making import add_step, make_run
 
 from slime.cli.main import main
-from slime.errors import ConfigError
+from slime.errors import ConfigError, DataError
 from slime.observe.metrics import MetricsWriter
 from slime.view.page import STATIC, static_files
+from slime.view.run_files import RunFolder
+from slime.view.server import WatchedRun
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +118,12 @@ def test_the_questions_of_the_page_are_answered(served: Served) -> None:
         ("samples", {"q": "rewrd<1"}, "there is no field 'rewrd'"),
         ("samples", {"sort": "colour"}, "cannot be sorted by 'colour'"),
         ("samples", {"offset": "x"}, "must be numbers"),
+        ("samples", {"offset": "9" * 30}, "must be numbers"),
+        ("samples", {"q": "a " * 2000}, "there are more than 100 terms"),
         ("series", {"run": "7"}, "there is no run 7"),
+        ("series", {"run": "9" * 5000}, "there is no run 9"),
+        ("group", {"key": "000000/" + "9" * 5000}, "there is no group"),
+        ("sample", {"key": "000000:" + "9" * 30}, "there is no sample"),
         ("group", {"key": "000099/1"}, "there is no group 000099/1"),
         ("sample", {"key": "../../config:0"}, "there is no sample"),
         ("prompt", {"key": ""}, "there is no prompt"),
@@ -142,8 +151,57 @@ def test_what_a_run_writes_is_seen_while_it_goes_on(serve: Serve, tmp_path: Path
     add_step(folder, writer, 1)
     writer.close()
     one.wait(27)
+    deadline = time.monotonic() + 60
+    while one.ask("series", run=0, names="train/kl")["steps"] != [0, 1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert one.ask("state")["version"] != before
-    assert one.ask("series", run=0, names="train/kl")["steps"] == [0, 1]
+
+
+def test_a_run_whose_answer_takes_long_holds_up_no_other_one(served: Served) -> None:
+    with served.server.runs[0].lock:  # as a question about it does
+        assert "version" in served.ask("state")
+        assert served.ask("samples", run=1, q="kind:train")["total"] == 144
+
+
+def test_whatever_fails_while_looking_is_told_and_tried_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    failing = [True]
+
+    def state(_: RunFolder) -> str:
+        if failing and threading.current_thread().name.startswith("slime-view"):
+            raise RecursionError("injected")
+        return "finished"
+
+    monkeypatch.setattr(RunFolder, "state", state)
+    one = serve(folder)
+    deadline = time.monotonic() + 60
+    while one.ask("run")["problems"] != ["RecursionError: injected"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    failing.clear()
+    one.wait(15)
+
+
+def test_a_server_ends_while_a_question_is_being_answered(tmp_path: Path) -> None:
+    run = WatchedRun(make_run(tmp_path / "run", steps=1))
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    told: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(DataError) as raised:
+            run.reader.query(endless)
+        told.append(str(raised.value))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while asking.is_alive():  # the first one may come before the question begins
+        run.interrupt()
+        asking.join(0.1)
+    run.end()
+    assert "is being closed" in told[0] or "interrupted" in told[0]
 
 
 def test_a_port_that_is_in_use_is_told(served: Served, serve: Serve, runs: tuple[Path, Path]) -> None:
@@ -152,12 +210,12 @@ def test_a_port_that_is_in_use_is_told(served: Served, serve: Serve, runs: tuple
         serve(runs[0], port=port)
 
 
-def test_the_command_prints_the_address_and_ends_by_a_signal(runs: tuple[Path, Path]) -> None:
+def test_the_command_prints_the_address_and_ends_by_a_signal(runs: tuple[Path, Path], cache: Path) -> None:
     command = [sys.executable, "-m", "slime.cli.main", "view", str(runs[0])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         lines = [child.stdout.readline() for _ in range(2)]
-        assert lines[0] == f"{runs[0]}  index of the samples: {runs[0]}/index.sqlite\n"
+        assert re.fullmatch(rf"{runs[0]}  index of the samples: {cache}/[0-9a-f]{{24}}\.sqlite\n", lines[0])
         assert re.fullmatch(r"open http://127\.0\.0\.1:\d+/[\w-]{32}/\n", lines[1])
         child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=60)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.view.making import make_run, sample_of
 
 from slime.cli.main import main
 from slime.cli.show import sparkline
+from slime.config import read_config
 from slime.observe.samples import write_rollout
 from slime.types import Group, Status
 
@@ -31,8 +34,25 @@ def test_a_run_is_shown_with_its_curves_alerts_and_command(tmp_path: Path, capsy
     assert "50% of the responses were cut off" in out
     assert f"slime show {folder} --where 'kind:train status:truncated step>=0'" in out
     assert "warning: the reward is slow" in out
-    assert f"again: slime train {folder}/config.toml" in out
-    assert not (folder / "index.sqlite").exists(), "curves need no index"
+    assert f"again: slime train {folder}/config.toml --run-name run-again" in out
+
+
+def test_a_metric_that_was_never_finite_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", metrics=lambda _: {"train/loss": math.nan})
+    out = slime(capsys, "show", folder)
+    assert "train/loss" in next(line for line in out.splitlines() if line.endswith("· (no finite value)"))
+    assert "train/loss had no finite value, first in step 0" in out
+
+
+def test_the_commands_that_are_shown_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "it's mine", 12, metrics=lambda _: {"rollout/truncated_ratio": 0.5}, config="")
+    out = slime(capsys, "show", folder)
+    shown = [line.strip() for line in out.splitlines()]
+    [evidence] = [line for line in shown if line.startswith("slime show ") and "truncated" in line]
+    assert "0 samples" in slime(capsys, *shlex.split(evidence)[1:])
+    [again] = [shlex.split(line.removeprefix("again: ")) for line in shown if line.startswith("again: ")]
+    config = read_config(again[2:])
+    assert config.run.run_name == "it's mine-again"
 
 
 def test_the_worst_and_best_samples_of_a_step_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +62,6 @@ def test_the_worst_and_best_samples_of_a_step_are_shown(tmp_path: Path, capsys: 
     assert "000001:" in worst and "what is 2+2?" in worst and "label │ 4" in worst
     best = slime(capsys, "show", folder, "--step", 1, "--best", 1)
     assert best.count("reward 1, completed") == 1
-    assert not (folder / "index.sqlite").exists(), "one rollout is read at once"
     assert "has samples of rollouts 0 to 5" in slime(capsys, "show", folder, "--step", 77)
 
 
@@ -50,6 +69,8 @@ def test_samples_are_found_by_a_filter(tmp_path: Path, capsys: pytest.CaptureFix
     folder = make_run(tmp_path / "run")
     assert "6 samples, the 3 worst" in slime(capsys, "show", folder, "--where", '"what is 1+1" "carry the 2"')
     assert "3 samples" in slime(capsys, "show", folder, "--where", "kind:eval")
+    assert "3 samples" in slime(capsys, "show", folder, "--where", "-kind:train")
+    assert "3 samples" in slime(capsys, "show", folder, "--where=-kind:train")
     assert "there is no field 'rewrd'" in slime(capsys, "show", folder, "--where", "rewrd<1", code=2)
 
 
@@ -78,6 +99,10 @@ def test_one_metric_is_shown_step_by_step(tmp_path: Path, capsys: pytest.Capture
         (["--worst", "1", "--best", "1"], "takes one of --worst and --best"),
         (["--metric", "train/kl", "--step", "1"], "--metric shows no samples"),
         (["--step", "x"], "invalid int value"),
+        (["--step", str(10**25)], "a number has more than 63 bits"),
+        (["--worst", "-2"], "--worst -2: expected 1 or more"),
+        (["--where"], "expected one argument"),
+        (["--where", "--full"], "expected one argument"),
     ],
 )
 def test_wrong_words_are_refused(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,8 @@ usage: slime show RUN                      curves, evaluations, what went wrong
        slime show RUN [--step N] [--where FILTER] [--worst K | --best K] [--full]
                                            samples
 
-RUN is a run folder, of a run that goes on or has ended; nothing in it is changed
-but index.sqlite, which --where makes.
+RUN is a run folder, of a run that goes on or has ended; nothing in it is changed.
+--where makes an index of its samples, in ~/.cache/slime.
 
   --step N         of rollout N
   --where FILTER   such as '{EXAMPLE}';
@@ -59,12 +61,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--worst", type=int)
     parser.add_argument("--best", type=int)
     parser.add_argument("--full", action="store_true")
-    stated = parser.read(argv)
+    stated = parser.read(_with_filter(argv))
     folder = RunFolder(stated.run)
     wanted = (stated.step, stated.worst, stated.best)
     samples = bool(stated.where or stated.full) or any(one is not None for one in wanted)
     if stated.worst is not None and stated.best is not None:
         raise ConfigError("slime show takes one of --worst and --best")
+    for name, number in (("--worst", stated.worst), ("--best", stated.best)):
+        if number is not None and number < 1:
+            raise ConfigError(f"slime show {name} {number}: expected 1 or more")
     if samples and stated.metric:
         raise ConfigError("slime show --metric shows no samples; drop the other options")
     if samples:
@@ -78,6 +83,16 @@ def run(argv: Sequence[str]) -> int:
     for line in lines:
         print(printable(line))
     return 0
+
+
+def _with_filter(argv: Sequence[str]) -> list[str]:
+    """The words with `--where FILTER` as one: a filter may begin with a `-`, which would be taken for an option."""
+    words = list(argv)
+    for number, word in enumerate(words[:-1]):
+        if word == "--where" and words[number + 1].startswith("-") and not words[number + 1].startswith("--"):
+            words[number : number + 2] = [f"--where={words[number + 1]}"]
+            break
+    return words
 
 
 # --- the run -----------------------------------------------------------------------------------------
@@ -95,7 +110,8 @@ def _overview(folder: RunFolder) -> Iterator[str]:
             steps, values = metrics.series(name)
             if number == 0:
                 yield f"{panel.title}"
-            yield f"  {name:<28}{sparkline(values):<{_WIDTH}}  {_number(values[0])} -> {_number(values[-1])}"
+            change = f"{_number(values[0])} -> {_number(values[-1])}" if values else "· (no finite value)"
+            yield f"  {name:<28}{sparkline(values):<{_WIDTH}}  {change}"
     for name in evaluation_sets(metrics):
         steps, values = metrics.series(f"eval/{name}")
         ends = {end: dict(zip(*metrics.series(f"eval/{name}/{end}"), strict=True)) for end in ("low", "high")}
@@ -110,7 +126,7 @@ def _overview(folder: RunFolder) -> Iterator[str]:
         yield from hanging("  ! ", alert.text)
         yield from hanging("    ", alert.advice)
         if alert.filter:
-            yield f"    slime show {folder.path} --where '{alert.filter}'"
+            yield f"    {shlex.join(['slime', 'show', str(folder.path), '--where', alert.filter])}"
     events = folder.events()
     if events:
         yield f"Log: {count(len(events), 'warning or error')}, the last ones"
@@ -163,7 +179,15 @@ def _samples(folder: RunFolder, step: int | None, where: str, most: int, *, best
         # The files of one rollout are read at once; the whole run's index would take longer.
         index = RunIndex(folder, None, [file for file in folder.sample_files() if file.step == step])
         index.refresh()
-    found = queries.find(index, condition, sort="-reward" if best else "reward", limit=max(0, most))
+    with closing(index):
+        yield from _of_index(index, condition, step, most, best=best, full=full)
+
+
+def _of_index(
+    index: RunIndex, condition: Condition, step: int | None, most: int, *, best: bool, full: bool
+) -> Iterator[str]:
+    folder = index.folder
+    found = queries.find(index, condition, sort="-reward" if best else "reward", limit=most)
     total = queries.count(index, condition)
     yield f"{count(total, 'sample')}{'' if total <= most else f', the {most} ' + ('best' if best else 'worst')}"
     for one in found:
@@ -173,7 +197,11 @@ def _samples(folder: RunFolder, step: int | None, where: str, most: int, *, best
         yield f"left out: {problem}"
     if step is not None and not index.files():
         steps = [file.step for file in folder.sample_files() if file.kind == "train" and file.step is not None]
-        yield f"{folder.path} has samples of rollouts {steps[0]} to {steps[-1]}" if steps else f"{folder.path} has none"
+        yield (
+            f"{folder.path} has samples of rollouts {steps[0]} to {steps[-1]}"
+            if steps
+            else f"{folder.path} has no samples"
+        )
 
 
 def _build(index: RunIndex) -> None:
@@ -191,7 +219,8 @@ def _build(index: RunIndex) -> None:
 
 
 def _sample(found: queries.Found, *, full: bool) -> Iterator[str]:
-    about, row = found.scalars, found.row or {}
+    about, read = found.scalars, found.row()
+    row = read or {}
     facts = [
         f"reward {_reward(row.get('reward'))}",
         str(about["status"]),
@@ -199,7 +228,7 @@ def _sample(found: queries.Found, *, full: bool) -> Iterator[str]:
         *([f"dropped: {about['dropped']}"] if about["dropped"] else []),
     ]
     yield f"{found.key}  step {about['step']}, group {about['grp']}, sample {about['idx']}: {', '.join(facts)}"
-    if found.row is None:
+    if read is None:
         yield "  the file of this sample was deleted or has changed"
     entries: list[tuple[str, str]] = []
     messages = row.get("messages")

@@ -46,9 +46,17 @@ async def _serve(folders: Sequence[Path], port: int) -> None:
     from slime.view.server import ViewServer
 
     server = ViewServer(folders)
-    ended = asyncio.Event()
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def end() -> None:
+        ended.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            # A second one ends it at once, whatever is still being read.
+            signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, end)
     await server.start(port)
     try:
         for watched in server.runs:

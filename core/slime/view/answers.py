@@ -13,12 +13,15 @@ from slime.view.alerts import alerts
 from slime.view.compare import config_differences, flat, metric_ends, plugin_differences, prompts_compared
 from slime.view.filters import read_filter
 from slime.view.index import IndexState, RunIndex
+from slime.view.lines import dumped
 from slime.view.panels import LANES, panels
 from slime.view.queries import Found
 from slime.view.run_files import Metrics, RunFolder
 
 #: rows of a table that are sent at once, at most, and prompts of two runs
 MAX_ROWS, MAX_PROMPTS = 500, 100
+#: bytes of samples in an answer, and in a file
+MAX_BYTES = 16 * 2**20
 #: characters of each text where a sample is shown alone
 _WHOLE_TEXT = 2_000_000
 
@@ -62,31 +65,50 @@ def series_answer(metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
 def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: int) -> dict[str, Any]:
     """A part of the table of samples that a filter line finds."""
     condition = read_filter(line)
-    found = queries.find(index, condition, sort=sort, limit=max(0, min(limit, MAX_ROWS)), offset=max(0, offset))
+    found = queries.find(index, condition, sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
     return {"total": queries.count(index, condition), "rows": [one.brief() for one in found]}
 
 
 def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
-    """The samples of one group. Raises `DataError` if there is none."""
-    return {"samples": [one.whole() for one in _some(queries.group(index, key), f"group {key}")]}
+    """The samples of one group, and how many were left out. Raises `DataError` if there is none."""
+    return _some(*queries.group(index, key), f"group {key}")
 
 
 def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
     """One sample, whole. Raises `DataError` if there is none."""
     found = queries.sample(index, key)
-    [one] = _some([] if found is None else [found], f"sample {key}")
-    return {"sample": one.whole(_WHOLE_TEXT)}
+    if found is None:
+        raise _missing(f"sample {key}")
+    return {"sample": found.whole(_WHOLE_TEXT)}
 
 
 def prompt_answer(index: RunIndex, prompt: str) -> dict[str, Any]:
-    """All samples of one prompt through the run. Raises `DataError` if there is none."""
-    return {"samples": [one.whole() for one in _some(queries.visits(index, prompt), f"prompt {prompt}")]}
+    """All samples of one prompt through the run, but for those left out. Raises `DataError` if there is none."""
+    return _some(*queries.visits(index, prompt), f"prompt {prompt}")
 
 
-def _some(found: list[Found], what: str) -> list[Found]:
+def whole_samples(found: Sequence[Found], max_text: int) -> list[dict[str, Any]]:
+    """Samples for reading: the first one, and the next ones that `MAX_BYTES` have room for."""
+    told: list[dict[str, Any]] = []
+    room = MAX_BYTES
+    for one in found:
+        whole = one.whole(max_text)
+        room -= len(dumped(whole))
+        if told and room < 0:
+            break
+        told.append(whole)
+    return told
+
+
+def _some(found: list[Found], total: int, what: str) -> dict[str, Any]:
     if not found:
-        raise DataError(f"there is no {what} in this run; its file may have been deleted, or not be indexed yet")
-    return found
+        raise _missing(what)
+    told = whole_samples(found, queries.MAX_TEXT)
+    return {"samples": told, "left_out": total - len(told)}
+
+
+def _missing(what: str) -> DataError:
+    return DataError(f"there is no {what} in this run; its file may have been deleted, or not be indexed yet")
 
 
 def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, Any]:
@@ -94,7 +116,7 @@ def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, An
     one, other = first.folder, second.folder
     prompts = prompts_compared(first, second, kind, MAX_PROMPTS)
     for entry in prompts:
-        members = queries.group(first, entry["first"]["group"])
+        members, _ = queries.group(first, entry["first"]["group"])
         entry["question"] = members[0].brief()["question"] if members else ""
     return {
         "config": [asdict(difference) for difference in config_differences(one, other)],

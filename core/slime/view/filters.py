@@ -1,6 +1,6 @@
 """The filter line: `reward<0.5 step>20 status:truncated "carry the"` becomes a condition on the index.
 
-Terms are separated by spaces and must all hold; a `-` before one turns it round.
+Terms are separated by spaces and must all hold; a `-` before one negates it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _CHOICES = {
     "status": ("pending", "completed", "truncated", "aborted", "failed"),
     "kind": ("train", "dropped", "eval", "failed"),
 }
+#: terms of a filter; SQLite has a limit on conditions too
+_MOST = 100
 EXAMPLE = 'reward<0.5 step>20 status:truncated "carry the"'
 _TERM = re.compile(r'-?(?:([A-Za-z_][\w.]*)(<=|>=|!=|<|>|=|:))?("[^"]*"?|\S*)')
 _EACH_ITSELF = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])")
@@ -65,13 +67,16 @@ def read_filter(line: str) -> Condition:
         FilterError: It cannot be read.
     """
     line = line.encode("utf-8", "replace").decode("utf-8")  # a shell passes bytes that are no text on as they are
-    condition, position = Condition(), 0
+    condition, position, terms = Condition(), 0, 0
     while position < len(line):
         if line[position].isspace():
             position += 1
             continue
         match = _TERM.match(line, position)
         assert match is not None  # it matches the empty text too
+        terms += 1
+        if terms > _MOST:
+            raise FilterError(f"filter, column {position + 1}: there are more than {_MOST} terms")
         condition &= _term(match, position + 1)
         position = match.end()
     return condition

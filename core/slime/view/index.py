@@ -1,7 +1,7 @@
 """The index of a run's samples: where each one lies, its numbers, and the words of its texts.
 
-SQLite with FTS5. It lies in the run folder as `index.sqlite`, or, where that cannot be written, in the user's cache
-folder. It may be deleted at any time: it is built from the files, and continued as they grow.
+SQLite with FTS5, in a file of `slime.view.index_file`. It may be deleted at any time: it is built from the files, and
+continued as they grow.
 """
 
 from __future__ import annotations
@@ -9,37 +9,43 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import Any, BinaryIO
 
 import orjson
 
 from slime.errors import DataError
 from slime.view.filters import searchable
-from slime.view.lines import Line, complete_lines
+from slime.view.index_file import delete, index_paths
+from slime.view.lines import Line, complete_lines, open_regular
 from slime.view.run_files import RunFolder, SampleFile
 
-FILE_NAME = "index.sqlite"
 #: of the tables below; an index of another version is built anew
-VERSION = 1
-#: lines that are written at once
-_BATCH = 2000
+VERSION = 2
+#: lines, and bytes of them, that are written at once: who reads waits for it
+_BATCH, _BATCH_BYTES = 2000, 4 * 2**20
 #: seconds to wait for another process that writes to the index
 _BUSY_S = 30.0
-#: in place of the inode of a file that was deleted
+#: in place of the size of a file that was deleted
 _GONE = -1
+#: bytes at both ends of what was read of a file, by which it is known again
+_MARK_BYTES = 4096
+#: characters of a word, a reason or a failure that are kept
+_MAX_STRING = 4000
 #: columns of `samples` that are shown and sorted by
 SCALARS = (
     *("kind", "step", "name", "grp", "idx", "prompt", "reward", "status", "tokens", "prompt_tokens", "trained"),
     *("turns", "finish", "version", "dropped", "failure"),
 )
 _TABLES = f"""
-CREATE TABLE files (id INTEGER PRIMARY KEY, name TEXT UNIQUE, inode INT, mtime INT, size INT, done INT, broken INT);
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, changed INT DEFAULT 0, size INT DEFAULT 0,
+    done INT DEFAULT 0, mark TEXT DEFAULT '', broken INT DEFAULT 0, trouble TEXT
+);
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INT, line INT, offset INT, length INT, {", ".join(SCALARS)}
 );
@@ -98,42 +104,47 @@ def message_text(message: object) -> str:
 class RunIndex:
     """The index of one run. Every thread, and every process, opens one of its own."""
 
-    def __init__(self, folder: RunFolder, path: Path | None, files: Sequence[SampleFile] | None = None) -> None:
-        """Open or make an index.
+    def __init__(
+        self, folder: RunFolder, path: Path | None, files: Sequence[SampleFile] | None = None, *, words: bool = True
+    ) -> None:
+        """Open or make an index; `open_index` knows where it lies.
 
         Args:
             folder: The run.
             path: Its file; None: in memory, for as long as this object lives.
             files: The sample files to cover instead of all.
+            words: Whether texts can be searched for.
 
         Raises:
-            DataError: The file cannot be written.
+            sqlite3.Error: The file cannot be written, or is no index of this version.
         """
         self.folder, self.path = folder, path
-        self._files = files
-        try:
-            self._db = self._open()
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"the index {path} cannot be opened: {error}; delete it, and it is built anew") from None
+        #: bytes of sample files that this object has read
+        self.bytes_read = 0
+        self._files, self._words = files, words
+        self._ended = False
+        self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
-        if self.path is None:
-            db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        else:
-            db = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        place = ":memory:" if self.path is None else self.path
+        db = sqlite3.connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
             # The index can be built anew, so that a crash may damage it.
             db.execute("PRAGMA synchronous = OFF")
-        try:
+            # Else a large transaction locks out the readers before its end.
+            db.execute("PRAGMA cache_spill = OFF")
+            # Also where nothing is to be made: it shows that the file can be written.
+            db.execute("BEGIN IMMEDIATE")
             if _version(db) != VERSION:
-                # Only one of two processes makes the tables.
-                db.execute("BEGIN IMMEDIATE")
-                if _version(db) != VERSION:
-                    if db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        raise sqlite3.DatabaseError("it is of another version of slime")
-                    for statement in _TABLES.split(";\n"):
-                        db.execute(statement)
-                db.execute("COMMIT")
-        except sqlite3.DatabaseError:
+                if db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    error = sqlite3.DatabaseError("it is of another version of slime")
+                    error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+                    raise error
+                for statement in _TABLES.split(";\n"):
+                    db.execute(statement)
+            db.execute("SELECT count(*) FROM files")
+            db.execute("COMMIT")
+        except sqlite3.Error:
             db.close()
             raise
         return db
@@ -142,9 +153,23 @@ class RunIndex:
         """Close the file."""
         self._db.close()
 
+    def interrupt(self) -> None:
+        """End a question that another thread waits for; all later ones are errors."""
+        self._ended = True
+        self._db.interrupt()
+
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
-        return self._db.execute(sql, tuple(parameters)).fetchall()
+        """The rows of a query. Raises `DataError`."""
+        if self._ended:
+            raise DataError("the index of the samples is being closed")
+        try:
+            return self._db.execute(sql, tuple(parameters)).fetchall()
+        except sqlite3.Error as error:
+            raise DataError(f"the index of the samples, {self.path}, cannot be read: {error}") from None
+        except OverflowError:
+            raise DataError("a number has more than 63 bits; no sample has one") from None
+        except UnicodeEncodeError:
+            raise DataError("a text has signs that are none of Unicode; no sample has one") from None
 
     # --- building ----------------------------------------------------------------------------------
 
@@ -176,45 +201,60 @@ class RunIndex:
         return list(self.folder.sample_files()) if self._files is None else self._files
 
     def _read(self, file: SampleFile) -> Iterator[int]:
-        """Add the new lines of a file; yields how many after each batch."""
+        """Add the new lines of a file; yields how many after each batch. A file that cannot be read is told."""
         try:
-            stat = file.path.stat()
-            known = self.query("SELECT inode, mtime, size FROM files WHERE name = ?", [file.path.name])
-            if known == [(stat.st_ino, stat.st_mtime_ns, stat.st_size)]:
+            now = file.path.stat()
+            known = self.query("SELECT changed, size, trouble FROM files WHERE name = ?", [file.path.name])
+            if known == [(now.st_ctime_ns, now.st_size, None)]:
                 return
-            with self._transaction():
-                number, done = self._place(file, stat)
-            with file.path.open("rb") as opened:
-                lines = complete_lines(opened, done)
-                while batch := list(islice(lines, _BATCH)):
-                    with self._transaction():
-                        if self.query("SELECT done FROM files WHERE id = ?", [number]) != [(done,)]:
-                            return  # another process reads the same file
-                        added = self._add(number, file, batch)
-                    yield added
-                    done = batch[-1].offset + batch[-1].length
-            with self._transaction():
-                # Only now, so that a file whose reading was interrupted is continued.
-                self._db.execute(
-                    "UPDATE files SET inode = ?, mtime = ?, size = ? WHERE id = ? AND done = ?",
-                    (stat.st_ino, stat.st_mtime_ns, stat.st_size, number, done),
-                )
+            with open_regular(file.path) as opened:
+                yield from self._read_on(file, opened)
         except FileNotFoundError:
             return  # deleted meanwhile
+        except OSError as error:
+            trouble = error.strerror or str(error)
+            if self.query("SELECT trouble FROM files WHERE name = ?", [file.path.name]) != [(trouble,)]:
+                self._db.execute(
+                    "INSERT INTO files (name, trouble) VALUES (?, ?)"
+                    " ON CONFLICT (name) DO UPDATE SET trouble = excluded.trouble",
+                    (file.path.name, trouble),
+                )
 
-    def _place(self, file: SampleFile, stat: os.stat_result) -> tuple[int, int]:
-        """The number of a file, and the byte to read on from: 0 if it was replaced."""
-        known = self.query("SELECT id, inode, done FROM files WHERE name = ?", [file.path.name])
+    def _read_on(self, file: SampleFile, opened: BinaryIO) -> Iterator[int]:
+        now = os.fstat(opened.fileno())
+        with self._transaction():
+            number, done = self._place(file, opened)
+        for batch in _batches(complete_lines(opened, done)):
+            end = batch[-1].offset + batch[-1].length
+            mark = _mark(opened, end)
+            with self._transaction():
+                if self.query("SELECT done FROM files WHERE id = ?", [number]) != [(done,)]:
+                    return  # another process reads the same file
+                added = self._add(number, file, batch)
+                self._db.execute(
+                    "UPDATE files SET done = ?, mark = ?, broken = broken + ? WHERE id = ?",
+                    (end, mark, len(batch) - added, number),
+                )
+            self.bytes_read += end - done
+            done = end
+            yield added
+        with self._transaction():
+            # Only now, so that a file whose reading was interrupted is continued.
+            self._db.execute(
+                "UPDATE files SET changed = ?, size = ?, trouble = NULL WHERE id = ? AND done = ?",
+                (now.st_ctime_ns, now.st_size, number, done),
+            )
+
+    def _place(self, file: SampleFile, opened: BinaryIO) -> tuple[int, int]:
+        """The number of a file, and the byte to read on from: 0 if it was written anew."""
+        known = self.query("SELECT id, done, mark FROM files WHERE name = ?", [file.path.name])
         if known:
-            number, inode, done = known[0]
-            if inode == stat.st_ino and done <= stat.st_size:
+            number, done, mark = known[0]
+            if not done or mark == _mark(opened, done):
                 return number, done
             self._db.execute("DELETE FROM samples WHERE file = ?", [number])
             self._db.execute("DELETE FROM files WHERE id = ?", [number])
-        made = self._db.execute(
-            "INSERT INTO files (name, inode, mtime, size, done, broken) VALUES (?, ?, 0, 0, 0, 0)",
-            (file.path.name, stat.st_ino),
-        )
+        made = self._db.execute("INSERT INTO files (name) VALUES (?)", [file.path.name])
         assert made.lastrowid is not None
         return made.lastrowid, 0
 
@@ -225,25 +265,24 @@ class RunIndex:
             if line.row is None:
                 continue
             try:
-                scalars, words = _scalars(file, line.row), _words(line.row)
+                scalars, words = _scalars(file, line.row), _words(line.row) if self._words else ""
             except (RecursionError, orjson.JSONEncodeError):  # hundreds of lists within each other
                 continue
             made = self._db.execute(_INSERT, (number, line_number + added, line.offset, line.length, *scalars))
-            self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (made.lastrowid, words))
+            if self._words:
+                self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (made.lastrowid, words))
             added += 1
-        self._db.execute(
-            "UPDATE files SET done = ?, broken = broken + ? WHERE id = ?",
-            (batch[-1].offset + batch[-1].length, len(batch) - added, number),
-        )
         return added
 
     def _forget(self, present: set[str]) -> None:
         """Remove the samples of files that were deleted: their texts cannot be shown any more. The names are kept."""
-        known = self.query("SELECT id, name FROM files WHERE inode != ?", [_GONE])
+        known = self.query("SELECT id, name FROM files WHERE size != ?", [_GONE])
         for number in (number for number, name in known if name not in present):
             with self._transaction():
                 self._db.execute("DELETE FROM samples WHERE file = ?", [number])
-                self._db.execute("UPDATE files SET inode = ?, done = 0, broken = 0 WHERE id = ?", [_GONE, number])
+                self._db.execute(
+                    "UPDATE files SET size = ?, done = 0, broken = 0, trouble = NULL WHERE id = ?", [_GONE, number]
+                )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -259,22 +298,45 @@ class RunIndex:
     def state(self) -> IndexState:
         """How far the index is, and what it could not read."""
         [(samples,)] = self.query("SELECT count(*) FROM samples")
-        known = {name: (done, broken) for name, done, broken in self.query("SELECT name, done, broken FROM files")}
+        known = {name: rest for name, *rest in self.query("SELECT name, done, broken, trouble FROM files")}
         total = covered = 0
         problems = []
         present = self.files()
         if self._files is None and (gone := len(known.keys() - {file.path.name for file in present})):
             problems.append(f"files of samples that were deleted after they were indexed: {gone}")
         for file in present:
+            done, broken, trouble = known.get(file.path.name, (0, 0, None))
+            if trouble:
+                problems.append(f"{file.path.name} cannot be read: {trouble}")
             try:
-                size = file.path.stat().st_size
+                now = file.path.stat()
             except OSError:
                 continue
-            done, broken = known.get(file.path.name, (0, 0))
-            total, covered = total + size, covered + min(done, size)
+            if S_ISREG(now.st_mode) and not trouble:
+                total, covered = total + now.st_size, covered + min(done, now.st_size)
             if broken:
                 problems.append(f"{file.path.name}: {broken} lines are no samples in JSON and are left out")
         return IndexState(samples, covered, total, problems)
+
+
+def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    batch: list[Line] = []
+    room = _BATCH_BYTES
+    for line in lines:
+        batch.append(line)
+        room -= line.length
+        if room <= 0 or len(batch) == _BATCH:
+            yield batch
+            batch, room = [], _BATCH_BYTES
+    if batch:
+        yield batch
+
+
+def _mark(opened: BinaryIO, done: int) -> str:
+    """A digest of both ends of the first `done` bytes: a file that was written anew has another one."""
+    length = min(done, _MARK_BYTES)
+    ends = (os.pread(opened.fileno(), length, offset) for offset in (0, done - length))
+    return hashlib.blake2b(b"".join(ends), digest_size=16).hexdigest()
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -316,7 +378,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _string(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return value[:_MAX_STRING] if isinstance(value, str) else None
 
 
 def _words(row: dict[str, Any]) -> str:
@@ -326,44 +388,28 @@ def _words(row: dict[str, Any]) -> str:
     return searchable(f"{said}\n{prompt_text(row.get('response'))}")
 
 
-# --- where the index lies ----------------------------------------------------------------------------
-
-
-def index_path(folder: RunFolder) -> Path:
-    """Where the index of a run lies: in its folder, or in the user's cache if that cannot be written."""
-    inside = folder.path / FILE_NAME
-    if _writable(inside):
-        return inside
-    name = f"{hashlib.blake2b(bytes(folder.path.resolve()), digest_size=12).hexdigest()}.sqlite"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime"
-    if _writable(cache / name):
-        return cache / name
-    # A folder that nobody else can have made.
-    return Path(tempfile.mkdtemp(prefix="slime-index-")) / name
-
-
-def _writable(path: Path) -> bool:
-    """Whether SQLite can write a file, and its journal beside it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-        return not path.exists() or os.access(path, os.W_OK)
-    except OSError:
-        return False
-
-
 def open_index(folder: RunFolder) -> RunIndex:
     """The index of a run on disk. One that is damaged, or of another version, is built anew.
 
     Raises:
-        DataError: It cannot be written.
+        DataError: Another process does not let go of it, or it can be written nowhere.
     """
-    path = index_path(folder)
-    try:
-        index = RunIndex(folder, path)
-        with closing(index._db.execute("SELECT count(*) FROM files")):
-            return index
-    except (DataError, sqlite3.DatabaseError):
-        path.unlink(missing_ok=True)
-        return RunIndex(folder, path)
+    refused = []
+    for path in index_paths(folder.path):
+        for _ in range(2):
+            try:
+                return RunIndex(folder, path)
+            except sqlite3.Error as error:
+                cause = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # without its details
+                if cause in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    told = f"the index {path} is in use by another process, for {_BUSY_S:g} s; try again"
+                    raise DataError(told) from None
+                if cause not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                    # Such as a full disk, or a file system without locks.
+                    refused.append(f"{path}: {error}")
+                    break
+                delete(path)
+    raise DataError(
+        f"the index of {folder.path} can be written nowhere ({'; '.join(refused) or 'no folder of your own for it'});"
+        " set XDG_CACHE_HOME to a folder that you can write"
+    )

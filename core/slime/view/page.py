@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from slime.view.lines import dumped, readable
+
 STATIC = Path(__file__).with_name("static")
 _OWN = ("app", "charts", "compare", "data", "group", "prompt", "run", "samples", "texts")
 #: name in an import -> file
@@ -100,6 +102,6 @@ def static_page(title: str, content: dict[str, Any]) -> str:
     head += [f"<style>{style}</style>" for style in styles]
     head += [f'<script type="importmap">{places}</script>', f"<script>{plot}</script>"]
     # Within the element, only these signs could end it or begin another.
-    data = orjson.dumps(content, default=str).decode().replace("<", "\\u003c").replace(">", "\\u003e")
+    data = dumped(content).decode().replace("<", "\\u003c").replace(">", "\\u003e")
     body = f'<script type="application/json" id="data">{data}</script>\n<script type="module">{_ENTRY}</script>'
-    return _PAGE.format(title=html.escape(title), head="\n".join(head), body=body)
+    return _PAGE.format(title=html.escape(readable(title)), head="\n".join(head), body=body)

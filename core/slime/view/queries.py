@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +18,45 @@ from slime.view.run_files import SAMPLES
 SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version")
 #: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
 _EXCERPT, MAX_TEXT = 240, 50_000
-#: lists within lists of a sample that are shown
-_DEPTH = 50
+#: lists within lists of a sample that are shown, and entries of each
+_DEPTH, _ENTRIES = 50, 1000
+#: samples of one group, or of one prompt
+MAX_SAMPLES = 2000
 _GONE = "(the file of this sample was deleted or has changed)"
 
 
 @dataclass(frozen=True)
 class Found:
-    """One sample of the index, and, if they were read, its texts."""
+    """One sample of the index. Its texts are read from its file each time, so that many samples take little memory."""
 
     #: `000012:3`: file and number of the line; the same as long as the file is
     key: str
     scalars: dict[str, Any]
-    #: the line of the file; None if the file is gone
-    row: dict[str, Any] | None
+    path: Path
+    offset: int
+    length: int
 
     @property
     def group_key(self) -> str:
         """`000012/40`: file and number of the group."""
         return f"{self.key.rpartition(':')[0]}/{self.scalars['grp']}"
 
+    def row(self) -> dict[str, Any] | None:
+        """The line of the file; None if the file is gone."""
+        return line_at(self.path, self.offset, self.length)
+
     def brief(self) -> dict[str, Any]:
         """For a table: the scalars, and how prompt and response begin."""
-        texts = {"question": _GONE, "answer": ""} if self.row is None else excerpts(self.row)
-        return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
+        return self._brief(self.row())
 
     def whole(self, max_text: int = MAX_TEXT) -> dict[str, Any]:
         """For reading: everything that was written of it; texts that are longer than `max_text` are cut, and say so."""
-        return {**self.brief(), "row": None if self.row is None else shortened(self.row, max_text)}
+        row = self.row()
+        return {**self._brief(row), "row": None if row is None else shortened(row, max_text)}
+
+    def _brief(self, row: dict[str, Any] | None) -> dict[str, Any]:
+        texts = {"question": _GONE, "answer": ""} if row is None else excerpts(row)
+        return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
 
 
 def excerpts(row: dict[str, Any]) -> dict[str, str]:
@@ -57,15 +69,17 @@ def excerpts(row: dict[str, Any]) -> dict[str, str]:
 
 
 def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:
-    """A JSON value with its long texts cut, each with the number of characters left out, and no deeper than `depth`."""
+    """A JSON value with its long texts and lists cut, each with how much is left out, and no deeper than `depth`."""
     if isinstance(value, str) and len(value) > most:
         return f"{value[:most]}\n… {len(value) - most:,} more characters are in the file"
     if isinstance(value, list | dict) and not depth:
         return "…"
     if isinstance(value, list):
-        return [shortened(one, most, depth - 1) for one in value]
+        cut = [shortened(one, most, depth - 1) for one in value[:_ENTRIES]]
+        return [*cut, f"… {len(value) - _ENTRIES:,} more are in the file"] if len(value) > _ENTRIES else cut
     if isinstance(value, dict):
-        return {name: shortened(one, most, depth - 1) for name, one in value.items()}
+        kept = {shortened(name, most): shortened(one, most, depth - 1) for name, one in islice(value.items(), _ENTRIES)}
+        return {**kept, "…": f"… {len(value) - _ENTRIES:,} more are in the file"} if len(value) > _ENTRIES else kept
     return value
 
 
@@ -77,7 +91,8 @@ def _order(sort: str) -> str:
     column = sort.removeprefix("-")
     if column not in SORTS:
         raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
-    return f"samples.{column} {'DESC' if sort.startswith('-') else 'ASC'} NULLS LAST"
+    # Missing values are the smallest for SQLite: downwards they are last, and an index can be used.
+    return f"samples.{column} {'DESC' if sort.startswith('-') else 'ASC NULLS LAST'}"
 
 
 def count(index: RunIndex, condition: Condition) -> int:
@@ -110,28 +125,43 @@ def find(
     return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number]
 
 
-def group(index: RunIndex, key: str) -> list[Found]:
-    """The samples of a group, `000012/40`, in the order of the file."""
+def group(index: RunIndex, key: str) -> tuple[list[Found], int]:
+    """The samples of a group, `000012/40`, in the order of the file: the first ones, and how many there are."""
+    return _some(index, _of_group(key), "line")
+
+
+def group_size(index: RunIndex, key: str) -> int:
+    """How many samples a group has."""
+    return count(index, _of_group(key))
+
+
+def _of_group(key: str) -> Condition:
     file, _, number = key.rpartition("/")
-    if not number.isdecimal():  # samples without a group have "None"
-        return _select(index, "WHERE files.name = ? AND grp IS NULL ORDER BY line", [f"{file}.jsonl"])
-    return _select(index, "WHERE files.name = ? AND grp = ? ORDER BY line", [f"{file}.jsonl", int(number)])
+    # Samples without a group have "None".
+    place = (f"{file}.jsonl", whole_number(number))
+    return Condition("samples.file = (SELECT id FROM files WHERE name = ?) AND grp IS ?", place)
 
 
 def sample(index: RunIndex, key: str) -> Found | None:
     """The sample `000012:3`; None if there is none."""
     file, _, line = key.rpartition(":")
-    found = _select(index, "WHERE files.name = ? AND line = ?", [f"{file}.jsonl", line])
+    found = _select(index, "WHERE files.name = ? AND line = ? LIMIT 1", [f"{file}.jsonl", whole_number(line)])
     return found[0] if found else None
 
 
-def visits(index: RunIndex, prompt: str, most: int = 2000) -> list[Found]:
-    """The samples of a prompt through the run, without those that are kept twice (`kind` failed)."""
-    return _select(
-        index,
-        f"WHERE prompt = ? AND kind != 'failed' ORDER BY samples.step, files.name, line LIMIT {most}",
-        [prompt],
-    )
+def visits(index: RunIndex, prompt: str) -> tuple[list[Found], int]:
+    """The samples of a prompt through the run, without those that are kept twice (`kind` failed), and how many."""
+    return _some(index, Condition("prompt = ? AND kind != 'failed'", (prompt,)), "samples.step, files.name, line")
+
+
+def _some(index: RunIndex, condition: Condition, order: str) -> tuple[list[Found], int]:
+    rest = f"WHERE {condition.sql} ORDER BY {order} LIMIT {MAX_SAMPLES}"
+    return _select(index, rest, condition.parameters), count(index, condition)
+
+
+def whole_number(text: str) -> int | None:
+    """A number of an address; None if it is none, or larger than any that is in an index."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None
 
 
 def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[list[str], list[str]]:
@@ -164,5 +194,5 @@ def _select(index: RunIndex, rest: str, parameters: Iterable[object]) -> list[Fo
 
 def _found(run: Path, row: Sequence[Any]) -> Found:
     name, line, offset, length, *scalars = row
-    content = line_at(run / SAMPLES / name, offset, length)
-    return Found(f"{name.removesuffix('.jsonl')}:{line}", dict(zip(SCALARS, scalars, strict=True)), content)
+    about = dict(zip(SCALARS, scalars, strict=True))
+    return Found(f"{name.removesuffix('.jsonl')}:{line}", about, run / SAMPLES / name, offset, length)

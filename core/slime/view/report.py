@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from slime.errors import writing
 from slime.view import queries
-from slime.view.answers import run_answer, series_answer
-from slime.view.filters import read_filter
+from slime.view.answers import run_answer, series_answer, whole_samples
+from slime.view.filters import Condition, read_filter
 from slime.view.index import RunIndex
 from slime.view.page import static_page
-from slime.view.run_files import RunFolder, SampleFile
+from slime.view.run_files import RunFolder
 
 REPORT = "report.html"
 #: samples of an export
 MAX_EXPORTED = 500
-#: best and worst groups of a report, and the bytes of the newest sample files that they are looked for in
-_GROUPS, _BYTES = 4, 16 * 2**20
+#: best and worst groups of a report; the newest sample files that they are looked for in, and bytes of these
+_GROUPS, _FILES, _BYTES = 4, 1000, 16 * 2**20
 #: characters of each text in a file
 _MAX_TEXT = 5000
 #: steps that a file's curves have; longer ones are thinned
@@ -40,66 +41,69 @@ def write_report_page(run_dir: Path, outcome: str) -> None:
     """
     folder = RunFolder(run_dir)
     folder.metrics.refresh()
-    files = _newest(folder)
-    index = RunIndex(folder, None, files)
-    index.refresh()
-    best, worst = queries.extreme_groups(index, read_filter("kind:train"), _GROUPS)
-    found = [sample for key in (*best, *worst) for sample in queries.group(index, key)]
-    note = f"The groups with the highest and the lowest mean reward in the last {len(files)} rollouts."
-    page = _page(index, found, f"{note} Everything else: slime view {run_dir}", outcome)
+    files = [file for file in folder.sample_files() if file.kind == "train"][-_FILES:]
+    with closing(RunIndex(folder, None, files[::-1], words=False)) as index:
+        page = _page(index, *_best_and_worst(index), f"Everything else: slime view {run_dir}", outcome)
     path = run_dir / REPORT
     partial = path.with_suffix(".partial")
-    with writing(path):
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
+    try:
+        with writing(path):
+            partial.write_text(page, encoding="utf-8")
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _best_and_worst(index: RunIndex) -> tuple[list[queries.Found], str]:
+    """The samples of the best and worst groups of the newest rollouts, and what they are."""
+    index.refresh(lambda: index.bytes_read >= _BYTES)
+    state = index.state()
+    # Reading may have ended within a group, whose mean is then unknown.
+    newest = "(SELECT samples.file, samples.grp FROM samples ORDER BY samples.id DESC LIMIT 1)"
+    condition = Condition() if state.done >= state.total else Condition(f"(samples.file, grp) IS NOT {newest}")
+    best, worst = queries.extreme_groups(index, condition, _GROUPS)
+    found = [sample for key in (*best, *worst) for sample in queries.group(index, key)[0]]
+    [(first, last)] = index.query("SELECT min(step), max(step) FROM samples")
+    if not found:
+        return [], "No group with rewards."
+    some = "" if state.done >= state.total else f", of which the newest {state.done / 2**20:.0f} MiB were read"
+    return found, f"The groups with the highest and the lowest mean reward of rollouts {first} to {last}{some}."
 
 
 def export_page(index: RunIndex, line: str, sort: str) -> str:
     """The samples that a filter line finds, with the run's curves. Raises `DataError`."""
     condition = read_filter(line)
-    total = queries.count(index, condition)
     found = queries.find(index, condition, sort=sort, limit=MAX_EXPORTED)
-    some = f"{len(found)} of {total} samples" if total > len(found) else f"{total} samples"
-    return _page(index, found, f"{some} of {index.folder.path} that fit: {line or 'all'}")
+    return _page(index, found, f"{queries.count(index, condition)} samples of the run fit: {line or 'all'}.", "")
 
 
-def _page(index: RunIndex, found: Sequence[queries.Found], note: str, outcome: str | None = None) -> str:
+def _page(index: RunIndex, found: Sequence[queries.Found], note: str, more: str, outcome: str | None = None) -> str:
     folder = index.folder
     run = run_answer(folder, index.state(), "")
     if outcome is not None:
         run["state"] = outcome
-    series = _thinned(series_answer(folder.metrics, folder.metrics.names))
-    samples = [one.whole(_MAX_TEXT) for one in found]
-    return static_page(f"{folder.name} · slime", {"run": run, "series": series, "samples": samples, "note": note})
+    samples = whole_samples(found, _MAX_TEXT)
+    content = {
+        "run": run,
+        "series": _thinned(series_answer(folder.metrics, folder.metrics.names)),
+        "samples": samples,
+        # Of each group, how many samples it has in the run: some of them may not be here.
+        "sizes": {key: queries.group_size(index, key) for key in {str(one["group_key"]) for one in samples}},
+        "note": f"{note} {len(samples)} samples are in this file. {more}".strip(),
+    }
+    return static_page(f"{folder.name} · slime", content)
 
 
 def _thinned(series: dict[str, Any]) -> dict[str, Any]:
-    """Every n-th step, and those of evaluations, which are few."""
-    every = -(-len(series["steps"]) // _STEPS)
-    if every <= 1:
+    """Every n-th step; and of the steps of evaluations, which are few, every n-th too."""
+    steps, values = series["steps"], series["values"]
+    if len(steps) <= _STEPS:
         return series
-    evaluations = [values for name, values in series["values"].items() if name.startswith("eval/")]
-    kept = [
-        number
-        for number in range(len(series["steps"]))
-        if number % every == 0 or any(values[number] is not None for values in evaluations)
-    ]
+    evaluations = [column for name, column in values.items() if name.startswith("eval/")]
+    evaluated = [number for number in range(len(steps)) if any(column[number] is not None for column in evaluations)]
+    every, every_evaluation = -(-len(steps) // _STEPS), max(1, -(-len(evaluated) // _STEPS))
+    kept = sorted({*range(0, len(steps), every), *evaluated[::every_evaluation]})
     return {
-        "steps": [series["steps"][number] for number in kept],
-        "values": {name: [values[number] for number in kept] for name, values in series["values"].items()},
+        "steps": [steps[number] for number in kept],
+        "values": {name: [column[number] for number in kept] for name, column in values.items()},
     }
-
-
-def _newest(folder: RunFolder) -> list[SampleFile]:
-    """The newest files of training samples, of `_BYTES` bytes in all; at least one, unless it is larger alone."""
-    kept: list[SampleFile] = []
-    room = _BYTES
-    for file in reversed([file for file in folder.sample_files() if file.kind == "train"]):
-        try:
-            room -= file.path.stat().st_size
-        except OSError:
-            continue
-        if room < 0:
-            break
-        kept.insert(0, file)
-    return kept

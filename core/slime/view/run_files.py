@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slime.errors import DataError, without_escapes
-from slime.view.lines import complete_lines
+from slime.view.lines import complete_lines, open_regular, readable
 
 CONFIG, METRICS, PLUGINS, LOCK, SAMPLES = "config.toml", "metrics.jsonl", "plugins.json", "run.lock", "rollouts"
 _LOG = Path("logs/driver.log")
@@ -74,25 +75,33 @@ class Metrics:
     #: lines that are not a row, and bytes of a last line without an end
     broken: int = 0
     unfinished: int = 0
+    #: why the file cannot be read, if it is there
+    trouble: str = ""
     _done: int = 0
     _inode: int = -1
+    _names: dict[str, None] = field(default_factory=dict)
 
     def refresh(self) -> bool:
         """Read on; returns whether anything was new. A file that was replaced is read anew."""
+        before, trouble = (self._inode, self._done), self.trouble
         try:
-            file = self.path.open("rb")
-        except OSError:
-            return False
-        with file:
-            stat = os.fstat(file.fileno())
-            if stat.st_ino != self._inode or stat.st_size < self._done:
-                self.rows, self.broken, self._done, self._inode = {}, 0, 0, stat.st_ino
-            before = self._done
-            for line in complete_lines(file, self._done):
-                self._done = line.offset + line.length
-                self._add(line.row)
-            self.unfinished = max(0, stat.st_size - self._done)
-        return self._done > before
+            with open_regular(self.path) as file:
+                self._read_on(file)
+            self.trouble = ""
+        except FileNotFoundError:
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+        return (self._inode, self._done) != before or self.trouble != trouble
+
+    def _read_on(self, file: BinaryIO) -> None:
+        stat = os.fstat(file.fileno())
+        if stat.st_ino != self._inode or stat.st_size < self._done:
+            self.rows, self._names, self.broken, self._done, self._inode = {}, {}, 0, 0, stat.st_ino
+        for line in complete_lines(file, self._done):
+            self._done = line.offset + line.length
+            self._add(line.row)
+        self.unfinished = max(0, stat.st_size - self._done)
 
     def _add(self, row: dict[str, Any] | None) -> None:
         step = None if row is None else row.get("step")
@@ -104,11 +113,12 @@ class Metrics:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if name not in ("step", "unix_time") and (number or value is None):
                 merged[name] = None if value is None else float(value)
+                self._names[name] = None
 
     @property
     def names(self) -> list[str]:
         """The names of all metrics, in order of appearance."""
-        return list(dict.fromkeys(name for step in self.steps for name in self.rows[step]))
+        return list(self._names)
 
     @property
     def steps(self) -> list[int]:
@@ -155,7 +165,7 @@ class RunFolder:
 
     def _config(self) -> tuple[dict[str, Any], str | None]:
         try:
-            return tomllib.loads(self._text(self.path / CONFIG)), None
+            return readable(tomllib.loads(self._text(self.path / CONFIG))), None
         except OSError as error:
             return {}, f"{CONFIG} cannot be read: {error.strerror}"
         except (ValueError, RecursionError) as error:
@@ -167,7 +177,7 @@ class RunFolder:
 
     def _plugins(self) -> tuple[dict[str, Any], str | None]:
         try:
-            content = json.loads(self._text(self.path / PLUGINS))
+            content = readable(json.loads(self._text(self.path / PLUGINS)))
         except FileNotFoundError:
             return {}, None
         except OSError as error:
@@ -186,7 +196,7 @@ class RunFolder:
 
     @staticmethod
     def _text(path: Path) -> str:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_MAX_BYTES).decode("utf-8")
 
     # --- how the run goes --------------------------------------------------------------------------
@@ -195,7 +205,7 @@ class RunFolder:
         """ "finished", "running" or "ended" early; of a run on another host, "unknown"."""
         try:
             lock = json.loads(self._text(self.path / LOCK))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return "unknown"
         if not isinstance(lock, dict):
             return "unknown"
@@ -210,7 +220,7 @@ class RunFolder:
     def events(self) -> list[Event]:
         """The last warnings and errors of the driver's log, oldest first."""
         try:
-            with (self.path / _LOG).open("rb") as file:
+            with open_regular(self.path / _LOG) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
                 text = without_escapes(file.read(_LOG_BYTES).decode("utf-8", "replace"))
         except OSError:
@@ -230,7 +240,9 @@ class RunFolder:
     def problems(self) -> list[str]:
         """What of the folder could not be read, in words. Of metrics, what `metrics.refresh` has met."""
         found = [problem for _, problem in (self._config(), self._plugins()) if problem]
-        if not self.metrics.path.exists():
+        if self.metrics.trouble:
+            found.append(f"{METRICS} cannot be read: {self.metrics.trouble}")
+        elif not self.metrics.path.exists():
             found.append(f"{METRICS} is missing: there are no curves")
         if self.metrics.broken:
             found.append(f"{METRICS}: {self.metrics.broken} broken lines are left out")
@@ -239,5 +251,5 @@ class RunFolder:
         return found
 
     def command(self) -> str:
-        """The command that makes the same run again."""
-        return f"slime train {self.path / CONFIG}"
+        """The command that makes the same run again, beside this one; for a shell."""
+        return shlex.join(["slime", "train", str(self.path / CONFIG), "--run-name", f"{self.name}-again"])

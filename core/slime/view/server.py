@@ -12,18 +12,18 @@ import errno
 import hmac
 import logging
 import secrets
-import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from slime.errors import ConfigError, DataError, SlimeError, one_line
-from slime.view import answers
-from slime.view.index import RunIndex, open_index
+from slime.view import answers, queries
+from slime.view.index import open_index
+from slime.view.lines import dumped
 from slime.view.page import live_page, static_files
 from slime.view.report import export_page
 from slime.view.run_files import RunFolder
@@ -42,13 +42,14 @@ Query = Mapping[str, str]
 class WatchedRun:
     """A run that is looked at, and a thread that reads what is new in its files."""
 
-    def __init__(self, path: Path, lock: threading.Lock) -> None:
-        """Open a run folder; `lock` is held by whoever reads or changes its metrics. Raises `DataError`."""
+    def __init__(self, path: Path) -> None:
+        """Open a run folder. Raises `DataError`."""
         self.folder = RunFolder(path)
         self._index = open_index(self.folder)
         #: a connection for questions, which do not wait for the building of the index
-        self.reader = RunIndex(self.folder, self._index.path)
-        self._lock = lock
+        self.reader = open_index(self.folder)
+        #: held by whoever asks, or changes the metrics: questions about a run are answered one at a time
+        self.lock = threading.Lock()
         #: goes up with everything new
         self.version = 0
         #: why the index is not continued
@@ -58,35 +59,45 @@ class WatchedRun:
         self._thread = threading.Thread(target=self._watch, name=f"slime-view-{self.folder.name}", daemon=True)
 
     def start(self) -> None:
-        """Read the metrics, and begin to index the samples."""
-        self.folder.metrics.refresh()
+        """Begin to read the metrics and to index the samples."""
         self._thread.start()
 
-    def end(self) -> None:
-        """End the thread, after its present batch."""
+    def interrupt(self) -> None:
+        """Give up what is being read and asked; comes before `end`."""
         self._ended.set()
-        self._thread.join(30.0)
+        for index in (self.reader, self._index):
+            index.interrupt()
+
+    def end(self) -> None:
+        """End the thread, and close the files."""
+        if self._thread.is_alive():
+            self._thread.join(30.0)
+        if not self._thread.is_alive():
+            self._index.close()
         self.reader.close()
 
     def _watch(self) -> None:
         while not self._ended.is_set():
             try:
-                added = self._index.refresh(self._batch_added)
-                self.trouble = ""
+                told, news = "", self._look()
             except Exception as error:  # noqa: BLE001 - it is told on the page, and tried again
-                added, told = 0, str(error) if isinstance(error, SlimeError) else one_line(error)
-                if told != self.trouble:
+                told, news = str(error) if isinstance(error, SlimeError) else one_line(error), False
+            if told != self.trouble and not self._ended.is_set():
+                self.trouble, news = told, True
+                if told:
                     logger.warning("%s", told)
-                    self.trouble = told
-                    self.version += 1
-            with self._lock:
-                news = self.folder.metrics.refresh()
-            state = self.folder.state()
-            if added or news or state != self._state:
-                self._state = state
+            if news:
                 self.version += 1
             self._ended.wait(_LOOK_EVERY_S)
-        self._index.close()
+
+    def _look(self) -> bool:
+        """Read what is new; returns whether anything is. The metrics come first: they take a moment."""
+        with self.lock:
+            news = self.folder.metrics.refresh()
+        before, self._state = self._state, self.folder.state()
+        if news or before != self._state:
+            self.version += 1
+        return self._index.refresh(self._batch_added) > 0
 
     def _batch_added(self) -> bool:
         self.version += 1
@@ -94,7 +105,8 @@ class WatchedRun:
 
     def answer(self) -> dict[str, Any]:
         """What the page shows of the run as a whole."""
-        return answers.run_answer(self.folder, self.reader.state(), str(self.reader.path), self.trouble)
+        with self.lock:
+            return answers.run_answer(self.folder, self.reader.state(), str(self.reader.path), self.trouble)
 
 
 class ViewServer:
@@ -102,9 +114,7 @@ class ViewServer:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Open the run folders. Raises `DataError`."""
-        #: questions are answered one at a time: they come from one person
-        self._lock = threading.Lock()
-        self.runs = [WatchedRun(folder, self._lock) for folder in folders]
+        self.runs = [WatchedRun(folder) for folder in folders]
         self.token = secrets.token_urlsafe(24)
         self.port = 0
         self._page, self._policy = live_page()
@@ -113,16 +123,14 @@ class ViewServer:
             "state": self._state,
             "runs": lambda _: {"runs": [run.answer() for run in self.runs]},
             "run": lambda query: self._run(query).answer(),
-            "series": lambda query: answers.series_answer(
-                self._run(query).folder.metrics, query.get("names", "").split("\n")
+            "series": self._about_a_run(
+                lambda run, query: answers.series_answer(run.folder.metrics, query.get("names", "").split("\n"))
             ),
-            "samples": self._samples,
-            "group": lambda query: answers.group_answer(self._run(query).reader, query.get("key", "")),
-            "sample": lambda query: answers.sample_answer(self._run(query).reader, query.get("key", "")),
-            "prompt": lambda query: answers.prompt_answer(self._run(query).reader, query.get("key", "")),
-            "compare": lambda query: answers.compare_answer(
-                self._run(query).reader, self._run(query, "other").reader, query.get("kind", "eval")
-            ),
+            "samples": self._about_a_run(_samples),
+            "group": self._about_a_run(lambda run, query: answers.group_answer(run.reader, query.get("key", ""))),
+            "sample": self._about_a_run(lambda run, query: answers.sample_answer(run.reader, query.get("key", ""))),
+            "prompt": self._about_a_run(lambda run, query: answers.prompt_answer(run.reader, query.get("key", ""))),
+            "compare": self._compare,
         }
 
     @property
@@ -144,7 +152,7 @@ class ViewServer:
             ("/api/{question}", self._send_answer),
         ):
             app.router.add_get(f"/{{token}}{path}", handler)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
         await self._runner.setup()
         try:
             site = web.TCPSite(self._runner, HOST, port)
@@ -160,7 +168,9 @@ class ViewServer:
             run.start()
 
     async def stop(self) -> None:
-        """End serving and the threads."""
+        """End serving and the threads, without waiting for answers."""
+        for run in self.runs:
+            run.interrupt()
         if self._runner is not None:
             await self._runner.cleanup()
         for run in self.runs:
@@ -212,7 +222,8 @@ class ViewServer:
     async def _send_export(self, request: web.Request) -> web.Response:
         def exported() -> web.Response:
             run = self._run(request.query)
-            page = export_page(run.reader, request.query.get("q", ""), request.query.get("sort", "step"))
+            with run.lock:
+                page = export_page(run.reader, request.query.get("q", ""), request.query.get("sort", "step"))
             name = "".join(char if char.isalnum() or char in "-_." else "_" for char in run.folder.name)
             named = {"Content-Disposition": f'attachment; filename="{name}.html"'}
             return web.Response(text=page, content_type="text/html", headers=named)
@@ -221,40 +232,48 @@ class ViewServer:
 
     async def _answered(self, ask: Callable[[], web.Response]) -> web.Response:
         """The answer to a question, found in another thread; what is wrong with the question is status 400."""
-
-        def alone() -> web.Response:
-            with self._lock:
-                return ask()
-
         try:
-            return await asyncio.to_thread(alone)
+            return await asyncio.to_thread(ask)
         except SlimeError as error:
             return _error(400, str(error))
-        except sqlite3.Error as error:
-            return _error(503, f"the index of the samples cannot be read: {error}")
 
     def _run(self, query: Query, name: str = "run") -> WatchedRun:
-        number = query.get(name, "0")
-        if not number.isdecimal() or int(number) >= len(self.runs):
-            raise DataError(f"there is no run {number}: slime view was started with {len(self.runs)}")
-        return self.runs[int(number)]
+        number = queries.whole_number(query.get(name, "0"))
+        if number is None or number >= len(self.runs):
+            raise DataError(f"there is no run {query.get(name)}: slime view was started with {len(self.runs)}")
+        return self.runs[number]
+
+    def _about_a_run(self, ask: Callable[[WatchedRun, Query], Any]) -> Callable[[Query], Any]:
+        def alone(query: Query) -> Any:
+            run = self._run(query)
+            with run.lock:
+                return ask(run, query)
+
+        return alone
+
+    def _compare(self, query: Query) -> dict[str, Any]:
+        one, other = self._run(query), self._run(query, "other")
+        with ExitStack() as locks:
+            # In one order, whoever asks: two questions would wait for each other.
+            for run in self.runs:
+                if run in (one, other):
+                    locks.enter_context(run.lock)
+            return answers.compare_answer(one.reader, other.reader, query.get("kind", "eval"))
 
     def _state(self, _query: Query) -> dict[str, str]:
         return {"version": ".".join(str(run.version) for run in self.runs)}
 
-    def _samples(self, query: Query) -> dict[str, Any]:
-        try:
-            offset, limit = int(query.get("offset", "0")), int(query.get("limit", "50"))
-        except ValueError:
-            raise DataError("offset and limit must be numbers") from None
-        sort = query.get("sort", "step")
-        return answers.samples_answer(self._run(query).reader, query.get("q", ""), sort, offset, limit)
+
+def _samples(run: WatchedRun, query: Query) -> dict[str, Any]:
+    offset, limit = (queries.whole_number(query.get(name, str(most))) for name, most in (("offset", 0), ("limit", 50)))
+    if offset is None or limit is None:
+        raise DataError("offset and limit must be numbers")
+    return answers.samples_answer(run.reader, query.get("q", ""), query.get("sort", "step"), offset, limit)
 
 
 def _json(content: Any) -> web.Response:
-    body = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS, default=str)
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=dumped(content), content_type="application/json")
 
 
 def _error(status: int, text: str) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps({"error": text}), content_type="application/json")
+    return web.Response(status=status, body=dumped({"error": text}), content_type="application/json")
