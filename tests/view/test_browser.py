@@ -5,6 +5,7 @@ Skipped where there is no Chromium (Debian: `apt-get install chromium-headless-s
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from slime.view.report import write_report_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
+expect.set_options(timeout=20_000)
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
@@ -225,6 +227,33 @@ def test_hostile_texts_are_shown_as_text(page: Any, show: Open) -> None:
     assert "hacked" not in page.title()
 
 
+def test_values_of_any_type_are_shown(page: Any, serve: Serve, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "odd", 1)
+    trap = {"toString": 1, "content": {"toString": 1}}
+    values: list[Any] = [7, 0, True, False, trap, [trap, 3], None, "x"]
+    fields = ("prompt", "response", "label", "reward", "status", "failure", "metrics", "finish_reason", "traceback")
+    fields += ("weight_versions", "trained_tokens", "response_tokens", "dropped", "attempt")
+    rows: list[dict[str, Any]] = [{"group": 1, **dict.fromkeys(fields, value)} for value in values]
+    turns = [7, None, [trap], *({"role": value, "content": value, "name": value} for value in values)]
+    rows += [{"group": 1, "messages": turns, "prompt": turns, "reward": {"score": 1, "a": value}} for value in values]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rollouts" / "000007.jsonl").write_text(lines)
+    one = serve(folder)
+    one.wait(GROUPS * SAMPLES + GROUPS + len(rows))
+    base = f"{one.server.address}#"
+    page.goto(f"{base}/samples/0?q=step=7")
+    expect(page.locator(".samples tbody tr")).to_have_count(len(rows))
+    page.goto(f"{base}/group/0/000007%2F1")
+    expect(page.locator(".siblings article")).to_have_count(len(rows))
+    for number in range(len(rows)):
+        page.goto(f"{base}/sample/0/000007%3A{number}")
+        expect(page.locator("main")).to_contain_text(f"line {number + 1} of")
+    expect(page.locator(".turn")).to_have_count(len(turns))
+    page.goto(f"{base}/prompt/0/{one.ask('sample', key='000007:15')['sample']['prompt']}")
+    expect(page.locator("main")).to_contain_text("1 visit, 8 samples")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "live", 2, finished=False)
     one = serve(folder)
@@ -234,7 +263,7 @@ def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path)
     writer = MetricsWriter(folder)
     add_step(folder, writer, 2)
     writer.close()
-    expect(page.locator(".chips")).to_contain_text("36 samples", timeout=20_000)
+    expect(page.locator(".chips")).to_contain_text("36 samples")
     expect(page.locator("nav")).to_contain_text("step 2")
     expect(page.locator(".samples tbody td").first).to_have_text("2")
 
@@ -251,10 +280,27 @@ def test_an_export_and_a_report_are_files_that_need_no_server(
     expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES)
     page.locator(".samples tbody tr").first.click()
     expect(page.locator("h2").first).to_contain_text("of step 3")
+    show("samples/0?q=kind:train+carry&sort=-step")
+    with page.expect_download() as caught:
+        page.keyboard.press("e")
+    caught.value.save_as(file)
+    page.goto(f"file://{file}?many#/samples/0")
+    expect(page.locator("main")).to_contain_text(f"{STEPS * GROUPS * SAMPLES} samples are in this file")
+    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    page.keyboard.press("]")
+    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    expect(page.locator("main")).to_contain_text("page 2 of 3")
+    show("samples/0?q=step=3+index=38")
+    with page.expect_download() as caught:
+        page.keyboard.press("e")
+    caught.value.save_as(file)
+    page.goto(f"file://{file}?part#/group/0/000003%2F9")
+    expect(page.locator("main")).to_contain_text("3 more samples of this group are left out here")
+    expect(page.locator("main")).not_to_contain_text("Mean reward")
     write_report_page(first, "interrupted")
     page.goto(f"file://{first}/report.html")
     expect(page.locator("main")).to_contain_text("The groups with the highest and the lowest mean reward")
-    expect(page.locator("main")).to_contain_text(f"slime train {first}/config.toml")
+    expect(page.locator("main")).to_contain_text(f"slime train {first}/config.toml --run-name first-again")
     expect(page.locator("nav")).to_contain_text("interrupted")
     page.wait_for_selector(".u-over")
     page.keyboard.press("2")

@@ -1,5 +1,5 @@
 // The frame of all views: runs, navigation, help, and what is new in a run that goes on.
-import { render } from "preact";
+import { Component, render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
 import { Run } from "slime/run";
@@ -10,6 +10,18 @@ import { Compare } from "slime/compare";
 
 const VIEWS = { run: Run, samples: Samples, group: Group, sample: Conversation, prompt: Visits };
 const EVERY_MS = 2000;
+
+// What a view cannot draw is told in its place; the rest of the page goes on.
+class Guard extends Component {
+  static getDerivedStateFromError(error) {
+    return { error };
+  }
+  render({ children }, { error }) {
+    return error
+      ? html`<${Trouble} text=${`This cannot be shown: ${error.message}`} />`
+      : children;
+  }
+}
 
 function App() {
   const [, moved] = useState(0);
@@ -102,7 +114,7 @@ function App() {
     </nav>
     <main>
       ${lost && html`<${Trouble} text=${lost} />`}
-      ${
+      <${Guard} key=${[view, ...parts].join("/")}>${
         view == "compare"
           ? runs[a] &&
             runs[b] &&
@@ -132,7 +144,7 @@ function App() {
                 parts=${parts.slice(1)}
                 version=${version} />
             `
-      }
+      }<//>
     </main>
     ${
       help &&

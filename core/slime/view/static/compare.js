@@ -1,5 +1,5 @@
 // Two runs: what differs in their configuration, plugins, curves and answers.
-import { address, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
+import { address, html, place, restate, said, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
 import { Chart } from "slime/charts";
 
@@ -41,8 +41,8 @@ export function Compare({ runs, parts: [first, second], version }) {
             row => html`
               <tr>
                 <td>${row.name}</td>
-                <td class="wrap">${said(row.first)}</td>
-                <td class="wrap">${said(row.second)}</td>
+                <td class="wrap">${row.first == null ? "·" : said(row.first)}</td>
+                <td class="wrap">${row.second == null ? "·" : said(row.second)}</td>
               </tr>
             `,
           )}
@@ -160,5 +160,3 @@ export function Compare({ runs, parts: [first, second], version }) {
     </section>
   `;
 }
-
-const said = value => (value == null ? "·" : typeof value == "object" ? JSON.stringify(value) : String(value));

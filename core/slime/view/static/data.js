@@ -26,14 +26,18 @@ const inFile = {
         .map(n => [n, fixed.series.values[n]]),
     ),
   }),
-  samples: ({ sort = "step" }) => {
+  samples: ({ sort = "step", offset = 0, limit = 50 }) => {
     const by = sort.replace("-", "");
     const rows = [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
-    return { total: rows.length, rows };
+    return { total: rows.length, rows: rows.slice(offset, offset + limit) };
   },
-  group: ({ key }) => ({ samples: fixed.samples.filter(s => s.group_key == key) }),
+  group: ({ key }) => {
+    const samples = fixed.samples.filter(s => s.group_key == key);
+    return { samples, left_out: (fixed.sizes[key] || 0) - samples.length };
+  },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
-  prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key) }),
+  // How many the run has is not known here.
+  prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key), left_out: null }),
 };
 
 export async function get(name, params = {}) {
@@ -126,9 +130,12 @@ addEventListener("keydown", event => {
 
 // --- how things are written ------------------------------------------------------------------------------
 
+// Any JSON value as a text: objects may say of themselves that they cannot be one.
+export const said = value => (value !== null && typeof value == "object" ? JSON.stringify(value) : String(value));
+
 export function short(value) {
   if (value == null) return "·";
-  if (typeof value != "number") return String(value);
+  if (typeof value != "number") return said(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const size = Math.abs(value);
   return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, "");

@@ -1,11 +1,17 @@
 // A group with its siblings, and one sample with its conversation.
 import { useEffect } from "preact/hooks";
-import { address, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { address, go, html, place, restate, reveal, said, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, Text, visible } from "slime/texts";
 
 export const Reward = ({ of }) => html`
   <span class=${of == null ? "dim" : of > 0 ? "good" : "bad"}>${short(of)}</span>
 `;
+
+// How many samples an answer lacks: too many for it, or not in a file.
+export const LeftOut = ({ of, what }) =>
+  of == null
+    ? html`<p class="dim">These are the samples in this file; the run may have more.</p>`
+    : of > 0 && html`<p class="bad">${of.toLocaleString()} more samples of ${what} are left out here.</p>`;
 
 export function Group({ id, parts: [key], version }) {
   const { data, error } = useData("group", { run: id, key }, version);
@@ -42,15 +48,19 @@ export function Group({ id, parts: [key], version }) {
         <small>${samples.length} answers in ${file}.jsonl</small>
         <span class="right"><a href=${address("prompt", [id, samples[0].prompt])}>this prompt through the run</a></span>
       </h2>
+      <${LeftOut} of=${data.left_out} what="this group" />
       <p>
         ${
-          rewards.length
+          data.left_out
+            ? ""
+            : rewards.length
             ? html`Mean reward <b>${short(mean)}</b>, highest ${short(Math.max(...rewards))}, lowest
                 ${" " + short(Math.min(...rewards))}.`
             : "No rewards."
         }
         ${
           equal &&
+          !data.left_out &&
           html` <b class="bad">All rewards are equal: compared with each other, these answers teach nothing.</b>`
         }
         ${samples[0].dropped && html` <b class="bad">Dropped by a filter: ${visible(samples[0].dropped)}.</b>`}
@@ -104,7 +114,7 @@ export function Prompt({ row }) {
       ${(Array.isArray(row.prompt) ? row.prompt : [row.prompt]).map(
         one => html`
           <div class="turn">
-            <b>${one?.role || "prompt"}</b>
+            <b>${visible(one?.role || "prompt")}</b>
             <${Text} text=${one} />
           </div>
         `,
@@ -164,7 +174,8 @@ export function Conversation({ id, parts: [key], version }) {
   if (!one)
     return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const facts = FACTS.filter(name => row?.[name] != null && row[name] !== "");
-  const untrained = row?.trained_tokens < row?.response_tokens;
+  const [trained, written] = [row?.trained_tokens, row?.response_tokens];
+  const counted = Number.isInteger(trained) && Number.isInteger(written);
   return html`
     <section>
       <h2>
@@ -185,7 +196,7 @@ export function Conversation({ id, parts: [key], version }) {
               <div class="turns">
                 ${messages.map(
                   message => html`
-                    <div class=${"turn " + (WRITERS[message?.role] || "")}>
+                    <div class=${"turn " + ((typeof message?.role == "string" && WRITERS[message.role]) || "")}>
                       <b>${visible(message?.role ?? "message")}${message?.name ? ` ${visible(message.name)}` : ""}</b>
                       <div>
                         <${Text} text=${message} />
@@ -221,12 +232,12 @@ export function Conversation({ id, parts: [key], version }) {
             `
       }
       ${
-        row &&
+        counted &&
         html`
           <p class="dim">
             ${
-              untrained
-                ? `${row.trained_tokens} of ${row.response_tokens} tokens of the answer were trained on; the rest was` +
+              trained < written
+                ? `${trained} of ${written} tokens of the answer were trained on; the rest was` +
                   " written by tools or a template, or is masked."
                 : "All tokens of the answer count in training."
             }
@@ -238,11 +249,11 @@ export function Conversation({ id, parts: [key], version }) {
           name => html`
             <tr>
               <td>${name}</td>
-              <td class="wrap">${visible([row[name]].flat().join(", "))}</td>
+              <td class="wrap">${visible([row[name]].flat().map(said).join(", "))}</td>
             </tr>
           `,
         )}
-        ${Object.entries(row?.metrics || {}).map(
+        ${Object.entries(row?.metrics && typeof row.metrics == "object" ? row.metrics : {}).map(
           ([name, value]) => html`
             <tr>
               <td>${visible(name)}</td>

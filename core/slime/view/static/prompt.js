@@ -1,7 +1,7 @@
 // One prompt through the run: its reward at every visit, and the answers of two visits.
 import { address, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, Text } from "slime/texts";
-import { Prompt, Reward } from "slime/group";
+import { LeftOut, Prompt, Reward } from "slime/group";
 import { Chart } from "slime/charts";
 
 export function Visits({ id, parts: [key], version }) {
@@ -83,6 +83,7 @@ export function Visits({ id, parts: [key], version }) {
         One prompt through the run
         <small>${visits.length} ${visits.length == 1 ? "visit" : "visits"}, ${data.samples.length} samples</small>
       </h2>
+      <${LeftOut} of=${data.left_out} what="this prompt" />
       <${Prompt} row=${data.samples[0].row} />
       ${
         lines.length > 0 &&

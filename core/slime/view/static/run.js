@@ -1,5 +1,5 @@
 // One run: what stands out, its curves, its phases, its configuration.
-import { useEffect, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { Chart, Lanes, resetZoom, zoomOfAddress } from "slime/charts";
 
@@ -18,13 +18,16 @@ export function Run({ id, run, version }) {
   const { data, error } = useData("series", { run: id, names: names.join("\n") }, version);
   useState(zoomOfAddress);
   const [at, setAt] = useState(-1);
+  // Keys may come faster than this is drawn.
+  const now = useRef(-1);
+  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, run.alerts.length - 1))));
   const open = n => run.alerts[n]?.filter && go(address("samples", [id], { q: run.alerts[n].filter }));
   useKeys({
     z: ["show all steps", resetZoom],
     m: ["add a metric", () => document.querySelector("#metric")?.focus()],
-    j: ["next alert", () => setAt(n => Math.min(n + 1, run.alerts.length - 1))],
-    k: ["previous alert", () => setAt(n => Math.max(n - 1, 0))],
-    Enter: ["samples of the alert", () => open(Math.max(0, at))],
+    j: ["next alert", () => move(1)],
+    k: ["previous alert", () => move(-1)],
+    Enter: ["samples of the alert", () => open(Math.max(0, now.current))],
   });
   if (error && !data)
     return html`<${Trouble} text=${error} />`;
@@ -136,9 +139,10 @@ export function Run({ id, run, version }) {
         }
         <h2>Again</h2>
         <pre>${run.command}</pre>
-        <p class="dim">
-          ${run.index.samples.toLocaleString()} samples${run.index.path && `; their index: ${run.index.path}`}
-        </p>
+        ${
+          !fixed &&
+          html`<p class="dim">${run.index.samples.toLocaleString()} samples; their index: ${run.index.path}</p>`
+        }
       </div>
     </section>
   `;

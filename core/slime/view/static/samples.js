@@ -1,5 +1,5 @@
 // The table of samples, with its filter.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
 import { Reward } from "slime/group";
@@ -22,6 +22,8 @@ export function Samples({ id, run, version }) {
   const offset = +page * PAGE;
   const { data, error, waiting } = useData("samples", { run: id, q, sort, offset, limit: PAGE }, version);
   const [at, setAt] = useState(0);
+  const now = useRef(0);
+  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, rows.length - 1))));
   const rows = data?.rows || [],
     pages = Math.ceil((data?.total || 0) / PAGE);
   // What is in the address now: keys may come faster than this is drawn.
@@ -36,11 +38,11 @@ export function Samples({ id, run, version }) {
           "/": ["filter", () => document.querySelector("#filter").select()],
           e: ["export as a file", () => document.querySelector("#export").click()],
         }),
-    j: ["next row", () => setAt(n => Math.min(n + 1, rows.length - 1))],
-    k: ["previous row", () => setAt(n => Math.max(n - 1, 0))],
-    Enter: ["open the group", () => open(at)],
-    c: ["open the conversation", () => rows[at] && go(address("sample", [id, rows[at].key]))],
-    p: ["follow the prompt", () => rows[at] && go(address("prompt", [id, rows[at].prompt]))],
+    j: ["next row", () => move(1)],
+    k: ["previous row", () => move(-1)],
+    Enter: ["open the group", () => open(now.current)],
+    c: ["open the conversation", () => rows[now.current] && go(address("sample", [id, rows[now.current].key]))],
+    p: ["follow the prompt", () => rows[now.current] && go(address("prompt", [id, rows[now.current].prompt]))],
     "]": ["next page", () => turn(1)],
     "[": ["previous page", () => turn(-1)],
     r: ["sort by reward", () => order("reward")],
@@ -144,7 +146,7 @@ export function Samples({ id, run, version }) {
       ${
         data &&
         !rows.length &&
-        html`<p class="dim">No sample fits.</p>`
+        html`<p class="dim">No sample matches the filter.</p>`
       }
       ${
         pages > 1 &&

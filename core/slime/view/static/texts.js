@@ -1,6 +1,6 @@
 // Texts of samples: shown as they are, with signs for what is invisible, and with their differences marked.
 import { useMemo } from "preact/hooks";
-import { html } from "slime/data";
+import { html, said } from "slime/data";
 
 const NAMES = {
   "\u202a": "LRE",
@@ -17,12 +17,13 @@ const NAMES = {
   "\u200f": "RLM",
   "\ufeff": "BOM",
 };
-const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+const HIDDEN =
+  /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u{e0000}-\u{e007f}]/gu;
 const SHOWN = 6000;
 
 export function visible(text) {
-  return String(text).replace(HIDDEN, sign => {
-    const code = sign.charCodeAt(0);
+  return said(text).replace(HIDDEN, sign => {
+    const code = sign.codePointAt(0);
     return NAMES[sign]
       ? `[${NAMES[sign]}]`
       : code < 32
@@ -35,6 +36,7 @@ export function plain(content) {
   if (content == null) return "";
   if (typeof content == "string") return content;
   if (Array.isArray(content)) return content.map(part => plain(part?.content ?? part?.text ?? part)).join("\n");
+  if (typeof content != "object") return String(content);
   return "content" in content ? plain(content.content) : JSON.stringify(content, null, 1);
 }
 
