@@ -28,7 +28,8 @@ GOOD: dict[str, Callable[[int], float | None]] = {
 def found(steps: int = 30, **changed: Callable[[int], float | None]) -> list[Alert]:
     metrics = Metrics(Path("metrics.jsonl"))
     series = {**GOOD, **{name.replace("__", "/"): value for name, value in changed.items()}}
-    metrics.rows = {step: {name: value(step) for name, value in series.items()} for step in range(steps)}
+    for step in range(steps):
+        metrics._add({"step": step, **{name: value(step) for name, value in series.items()}})
     return alerts(metrics)
 
 

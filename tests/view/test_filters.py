@@ -60,6 +60,11 @@ def test_a_filter_finds_the_samples_that_it_describes(index: RunIndex, line: str
     assert count(index, read_filter(line)) == number
 
 
+def test_a_condition_knows_whether_it_is_about_kinds() -> None:
+    assert read_filter("step>1 -kind:train").of_kind and read_filter("kind:eval step>1").of_kind
+    assert not read_filter('kind set:kind "kind:eval"').of_kind
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

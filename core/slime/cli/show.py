@@ -170,7 +170,7 @@ def _samples(folder: RunFolder, step: int | None, where: str, most: int, *, best
     condition = read_filter(where)
     if step is not None:
         condition &= Condition("step = ?", (step,))
-    if "kind" not in condition.sql:  # what the user typed is in the parameters
+    if not condition.of_kind:
         condition &= Condition("kind = 'train'")
     if step is None:
         index = open_index(folder)

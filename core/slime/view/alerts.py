@@ -229,7 +229,7 @@ def _lost(metrics: Metrics) -> Iterator[Alert]:
                 f" {len(steps)} steps, first in step {lost[0]}",
                 "Each says why.",
                 name,
-                f"status:{status}",
+                f"kind:train,dropped status:{status}",
                 lost[0],
             )
 

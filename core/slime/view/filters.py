@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slime.errors import DataError, did_you_mean
 
@@ -50,9 +50,12 @@ class Condition:
 
     sql: str = "1"
     parameters: tuple[object, ...] = ()
+    #: whether it says of which kind samples are
+    of_kind: bool = False
 
     def __and__(self, other: Condition) -> Condition:
-        return Condition(f"{self.sql} AND {other.sql}", (*self.parameters, *other.parameters))
+        of_kind = self.of_kind or other.of_kind
+        return Condition(f"{self.sql} AND {other.sql}", (*self.parameters, *other.parameters), of_kind)
 
 
 def searchable(text: str) -> str:
@@ -104,7 +107,7 @@ def _term(match: re.Match[str], column: int) -> Condition:
         )
         one = kind(name, sign, value, where)
     # A comparison with a number that a sample lacks is neither true nor false in SQL.
-    return Condition(f"NOT coalesce({one.sql}, 0)", one.parameters) if match.group().startswith("-") else one
+    return replace(one, sql=f"NOT coalesce({one.sql}, 0)") if match.group().startswith("-") else one
 
 
 def _text(text: str, where: str) -> Condition:
@@ -142,7 +145,7 @@ def _word(name: str, sign: str, text: str, where: str) -> Condition:
         if known and word not in known:
             raise FilterError(f"{where}: {name} is one of {', '.join(known)}.{did_you_mean(word, known)}")
     marks = ", ".join("?" * len(words))
-    return Condition(f"{WORDS[name]} {'NOT ' if sign == '!=' else ''}IN ({marks})", tuple(words))
+    return Condition(f"{WORDS[name]} {'NOT ' if sign == '!=' else ''}IN ({marks})", tuple(words), name == "kind")
 
 
 def _part(name: str, sign: str, text: str, where: str) -> Condition:

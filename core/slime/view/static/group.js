@@ -54,9 +54,9 @@ export function Group({ id, parts: [key], version }) {
           data.left_out
             ? ""
             : rewards.length
-            ? html`Mean reward <b>${short(mean)}</b>, highest ${short(Math.max(...rewards))}, lowest
-                ${" " + short(Math.min(...rewards))}.`
-            : "No rewards."
+              ? html`Mean reward <b>${short(mean)}</b>, highest ${short(Math.max(...rewards))}, lowest
+                  ${" " + short(Math.min(...rewards))}.`
+              : "No rewards."
         }
         ${
           equal &&
@@ -78,7 +78,7 @@ export function Group({ id, parts: [key], version }) {
             <article key=${one.key} class=${one.key == samples[now].key ? "at" : ""}>
               <header>
                 <b><${Reward} of=${one.reward} /></b>
-                ${!equal && one.key == best.key && "best"}
+                ${!equal && !data.left_out && one.key == best.key && "best"}
                 <span class=${one.status}>${one.status}</span>
                 ${short(one.tokens)} tokens
                 <a class="right" href=${address("sample", [id, one.key])}>conversation</a>
