@@ -101,7 +101,7 @@ def main() -> int:
 def _tell(one: Injected, outcomes: list[Injected]) -> None:
     outcomes.append(one)
     noticed = "not noticed" if one.found_s is None else f"found after {one.found_s:.1f} s"
-    lost = f"{one.steps_repeated} steps, {one.requests_repeated} requests repeated"
+    lost = f"{one.steps_repeated} steps, {one.requests_repeated} requests repeated, {one.samples_failed} rewards"
     more = ", THE WHOLE RUN RESTARTED" if one.escalated else ""
     where = f"{len(outcomes)}. {one.kind.name} at step {one.step}"
     print(f"{where}: {noticed}, back after {one.back_s:.1f} s, {lost}{more}", flush=True)
@@ -145,6 +145,7 @@ def table(outcomes: Sequence[Injected]) -> str:
         lost = {
             "step": sum(one.steps_repeated for one in these),
             "request": sum(one.requests_repeated for one in these),
+            "reward": sum(one.samples_failed for one in these),
         }
         work = ", ".join(f"{number} {what}{'s'[: number != 1]}" for what, number in lost.items() if number) or "none"
         row = [kind.name, str(len(these)), _seconds(found), _seconds([one.back_s for one in these]), work]

@@ -58,6 +58,7 @@ class Injected:
     back_s: float = 0.0
     steps_repeated: int = 0
     requests_repeated: int = 0
+    samples_failed: int = 0
     #: a restart of the whole run where that of a part is promised
     escalated: bool = False
 
@@ -171,6 +172,8 @@ def strike(run: ChaosRun, kind: Kind, rng: random.Random, *, step_s: float, save
     fault.back_s = time.monotonic() - began
     fault.steps_repeated, fault.escalated = seen.repeated, seen.restarts > 0 and kind.cures not in ("run", "disk")
     fault.requests_repeated = seen.requests_repeated
+    done = (row for row in run.rows() if row["step"] == fault.step and "time/step" in row)
+    fault.samples_failed = sum(int(row["rollout/failed"]) for row in done)
     return fault
 
 
