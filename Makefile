@@ -8,12 +8,12 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
-REQUIREMENTS := requirements/cpu.txt requirements/dev.txt
+REQUIREMENTS := requirements/cpu.txt requirements/dev.txt requirements/docs.txt
 
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-all faults chaos kill-points soak lint types check mutants gpu-proof clean
+.PHONY: install quickstart test test-all faults chaos kill-points soak docs lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,10 @@ soak: install
 chaos: install
 	$(BIN)/python -m tests.chaos --write $(CHAOS)
 
+# The documentation as a site, into site/: open site/index.html. Links and anchors that lead nowhere are errors (a quarter of a minute).
+docs: install
+	$(BIN)/python -m scripts.docs
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -74,4 +78,4 @@ gpu-proof:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_proof $(if $(WHEELS),--wheels "$(WHEELS)") $(GPU_PROOF)
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) outputs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

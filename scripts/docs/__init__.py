@@ -1,0 +1,1 @@
+"""Builds the documentation as a site: `python -m scripts.docs`, which is `make docs`."""
