@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.view.conftest import Serve, Served
-from tests.view.making import GROUPS, SAMPLES, add_step, make_run, rising, sample_of
+from tests.view.making import GROUPS, SAMPLES, add_step, make_run, make_run_with_tokens, rising, sample_of
 
 from slime.observe.metrics import MetricsWriter
 from slime.observe.samples import write_rollout
@@ -252,6 +252,37 @@ def test_values_of_any_type_are_shown(page: Any, serve: Serve, tmp_path: Path) -
     page.goto(f"{base}/prompt/0/{one.ask('sample', key='000007:15')['sample']['prompt']}")
     expect(page.locator("main")).to_contain_text("1 visit, 8 samples")
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_tokens_are_coloured_by_any_column_and_the_most_extreme_ones_lead_there(
+    page: Any, serve: Serve, tmp_path: Path
+) -> None:
+    one = serve(make_run_with_tokens(tmp_path / "tokens"))
+    one.wait(12 + 8 + 3)
+    page.goto(f"{one.server.address}#/run/0")
+    page.wait_for_selector("main section")
+    page.keyboard.press("4")
+    first = page.locator(".samples tbody tr").first
+    expect(first).to_contain_text("-0.75")
+    expect(first).to_contain_text("[RLO]<b>")
+    page.keyboard.press("Enter")
+    expect(page.locator(".heat .at")).to_have_text("[RLO]<b>")
+    expect(page.locator(".token")).to_contain_text("gap-0.75")
+    assert "col=gap" in page.url and "tok=1" in page.url
+    tokens = page.locator(".heat span")
+    expect(tokens).to_have_count(3)
+    expect(tokens.nth(0)).to_have_class(re.compile(r"\bmasked\b"))
+    expect(tokens.nth(1)).to_have_class(re.compile(r"\blow +at\b"))
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token")).to_contain_text("token 2")
+    page.keyboard.press("h")
+    expect(page.get_by_label("column of tokens")).not_to_have_value("gap")
+    page.goto(f"{one.server.address}#/group/0/000001%2F7")
+    expect(page.locator("article").first).to_contain_text("advantage 0.5")
+    expect(page.locator("article").first).to_contain_text("clipped 50 %")
+    page.goto(f"{one.server.address}#/sample/0/000001%3A2")
+    expect(page.locator("main")).to_contain_text("The numbers of its tokens were not logged")
+    expect(page.get_by_label("its way through the ledger")).to_contain_text("trained on rollout 1")
 
 
 def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from slime.view.run_files import Metrics, RunFolder
 
 #: rows of a table that are sent at once, at most, and prompts of two runs
 MAX_ROWS, MAX_PROMPTS = 500, 100
+#: tokens of a list of the most extreme ones
+MAX_TOKENS = 100
 #: bytes of samples in an answer, and in a file
 MAX_BYTES = 16 * 2**20
 #: characters of each text where a sample is shown alone
@@ -71,7 +73,10 @@ def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: in
 
 def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
     """The samples of one group, and how many were left out. Raises `DataError` if there is none."""
-    return _some(*queries.group(index, key), f"group {key}")
+    found, total = queries.group(index, key)
+    answer = _some(found, total, f"group {key}")
+    logged = queries.token_summaries(found)
+    return {**answer, "tokens": {one.key: logged[one.line] for one in found if one.line in logged}}
 
 
 def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
@@ -80,6 +85,23 @@ def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
     if found is None:
         raise _missing(f"sample {key}")
     return {"sample": found.whole(_WHOLE_TEXT)}
+
+
+def tokens_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """The columns of tokens of one sample; null if they were not logged. Raises `DataError`."""
+    found = queries.sample(index, key)
+    if found is None:
+        raise _missing(f"sample {key}")
+    return {"tokens": found.tokens()}
+
+
+def extremes_answer(index: RunIndex, line: str, column: str, order: str) -> dict[str, Any]:
+    """The tokens of a run with the most extreme values of a column, of the samples that a filter line finds."""
+    columns = queries.token_columns(index)
+    column = column or next((name for name in ("gap", *columns) if name in columns), "")
+    found = queries.extreme_tokens(index, read_filter(line), column, order, MAX_TOKENS)
+    rows = [{**one.brief(), "at": at, "value": value, "piece": piece} for one, at, value, piece in found]
+    return {"columns": columns, "column": column, "rows": rows}
 
 
 def prompt_answer(index: RunIndex, prompt: str) -> dict[str, Any]:

@@ -23,9 +23,12 @@ NUMBERS = {
     "group": "grp",
     "index": "idx",
     "version": "version",
+    "labelled": "labelled",
+    "reused": "reused",
+    "gap": "gap",
 }
 #: what is compared as a word -> its column
-WORDS = {"status": "status", "kind": "kind", "set": "name", "finish": "finish"}
+WORDS = {"status": "status", "kind": "kind", "set": "name", "finish": "finish", "flag": "flag"}
 #: what contains a text -> its column
 PARTS = {"dropped": "dropped", "failure": "failure"}
 FIELDS = [*NUMBERS, *WORDS, *PARTS]

@@ -23,9 +23,10 @@ from slime.view.filters import searchable
 from slime.view.index_file import delete, index_paths
 from slime.view.lines import Line, complete_lines, open_regular
 from slime.view.run_files import RunFolder, SampleFile
+from slime.view.tokens import read_extremes, tokens_path
 
 #: of the tables below; an index of another version is built anew
-VERSION = 2
+VERSION = 3
 #: lines, and bytes of them, that are written at once: who reads waits for it
 _BATCH, _BATCH_BYTES = 2000, 4 * 2**20
 #: seconds to wait for another process that writes to the index
@@ -39,7 +40,10 @@ _MAX_STRING = 4000
 #: columns of `samples` that are shown and sorted by
 SCALARS = (
     *("kind", "step", "name", "grp", "idx", "prompt", "reward", "status", "tokens", "prompt_tokens", "trained"),
-    *("turns", "finish", "version", "dropped", "failure"),
+    *("turns", "finish", "version", "dropped", "failure", "labelled"),
+    # How many earlier rollouts trained on it; of a sample whose tokens were logged: why its group was chosen for
+    # that, and its largest gap of log-probs.
+    *("reused", "flag", "gap"),
 )
 _TABLES = f"""
 CREATE TABLE files (
@@ -49,9 +53,14 @@ CREATE TABLE files (
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INT, line INT, offset INT, length INT, {", ".join(SCALARS)}
 );
+CREATE TABLE token_files (file INT PRIMARY KEY, changed INT DEFAULT 0, trouble TEXT);
+CREATE TABLE extremes (file INT, line INT, column TEXT, position INT, value REAL, piece TEXT);
 CREATE VIRTUAL TABLE texts USING fts5(text, content='');
 CREATE INDEX by_group ON samples (file, grp);
-CREATE INDEX by_prompt ON samples (prompt);
+CREATE INDEX by_line ON samples (file, line);
+CREATE INDEX by_prompt ON samples (prompt, idx);
+CREATE INDEX by_value ON extremes (column, value);
+CREATE INDEX of_file ON extremes (file);
 CREATE INDEX by_step ON samples (kind, step);
 CREATE INDEX by_reward ON samples (kind, reward);
 CREATE INDEX by_tokens ON samples (kind, tokens);
@@ -190,6 +199,10 @@ class RunIndex:
                     added += batch
                     if stopped():
                         return added
+            for file in self.files():
+                self._read_tokens(file)
+                if stopped():
+                    return added
             if self._files is None:
                 self._forget(present)
         except sqlite3.Error as error:
@@ -252,7 +265,7 @@ class RunIndex:
             number, done, mark = known[0]
             if not done or mark == _mark(opened, done):
                 return number, done
-            self._db.execute("DELETE FROM samples WHERE file = ?", [number])
+            self._delete_samples(number)
             self._db.execute("DELETE FROM files WHERE id = ?", [number])
         made = self._db.execute("INSERT INTO files (name) VALUES (?)", [file.path.name])
         assert made.lastrowid is not None
@@ -268,21 +281,68 @@ class RunIndex:
                 scalars, words = _scalars(file, line.row), _words(line.row) if self._words else ""
             except (RecursionError, orjson.JSONEncodeError):  # hundreds of lists within each other
                 continue
-            made = self._db.execute(_INSERT, (number, line_number + added, line.offset, line.length, *scalars))
+            place = (number, line_number + added, line.offset, line.length)
+            made = self._db.execute(_INSERT, (*place, *scalars, self._uses(number, file, scalars), None, None))
             if self._words:
                 self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (made.lastrowid, words))
             added += 1
         return added
+
+    def _uses(self, number: int, file: SampleFile, scalars: Sequence[object]) -> int:
+        """How many other rollouts that are indexed already were trained on a sample."""
+        about = dict(zip(SCALARS, scalars, strict=False))
+        if file.kind != "train" or about["idx"] is None or about["grp"] is None:
+            return 0
+        [(uses,)] = self.query(
+            "SELECT count(*) FROM samples WHERE prompt = ? AND idx = ? AND grp = ? AND kind = 'train' AND file != ?",
+            (about["prompt"], about["idx"], about["grp"], number),
+        )
+        return int(uses)
 
     def _forget(self, present: set[str]) -> None:
         """Remove the samples of files that were deleted: their texts cannot be shown any more. The names are kept."""
         known = self.query("SELECT id, name FROM files WHERE size != ?", [_GONE])
         for number in (number for number, name in known if name not in present):
             with self._transaction():
-                self._db.execute("DELETE FROM samples WHERE file = ?", [number])
+                self._delete_samples(number)
                 self._db.execute(
                     "UPDATE files SET size = ?, done = 0, broken = 0, trouble = NULL WHERE id = ?", [_GONE, number]
                 )
+
+    def _delete_samples(self, number: int) -> None:
+        for table in ("samples", "extremes", "token_files"):
+            self._db.execute(f"DELETE FROM {table} WHERE file = ?", [number])
+
+    def _read_tokens(self, file: SampleFile) -> None:
+        """Take over what the file of tokens beside a file of samples says, if it is new. Damage is told."""
+        path = tokens_path(file.path)
+        try:
+            changed = path.stat().st_ctime_ns
+        except OSError:
+            return  # most files have none
+        known = self.query(
+            "SELECT files.id, changed_tokens FROM files LEFT JOIN"
+            " (SELECT file, changed AS changed_tokens FROM token_files) ON file = files.id WHERE name = ?",
+            [file.path.name],
+        )
+        if not known or known[0][1] == changed:
+            return
+        number, trouble = known[0][0], None
+        try:
+            extremes, flagged = read_extremes(path)
+        except (OSError, DataError) as error:
+            trouble, extremes, flagged = str(error), [], []
+        with self._transaction():
+            self._db.execute("DELETE FROM extremes WHERE file = ?", [number])
+            self._db.execute("INSERT OR REPLACE INTO token_files VALUES (?, ?, ?)", [number, changed, trouble])
+            self._db.executemany(
+                "INSERT INTO extremes VALUES (?, ?, ?, ?, ?, ?)",
+                [(number, one.line, one.column, one.position, one.value, one.piece) for one in extremes],
+            )
+            self._db.executemany(
+                "UPDATE samples SET flag = ?, gap = ? WHERE file = ? AND line = ?",
+                [(one.flag, one.gap, number, one.line) for one in flagged],
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -301,6 +361,7 @@ class RunIndex:
         known = {name: rest for name, *rest in self.query("SELECT name, done, broken, trouble FROM files")}
         total = covered = 0
         problems = []
+        problems += [trouble for (trouble,) in self.query("SELECT trouble FROM token_files WHERE trouble IS NOT NULL")]
         present = self.files()
         if self._files is None and (gone := len(known.keys() - {file.path.name for file in present})):
             problems.append(f"files of samples that were deleted after they were indexed: {gone}")
@@ -345,7 +406,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _scalars(file: SampleFile, row: dict[str, Any]) -> tuple[object, ...]:
-    """The values of `SCALARS`. A field of another type than slime writes is left out."""
+    """The values of `SCALARS` but for the last three. A field of another type than slime writes is left out."""
     messages, versions = _list(row.get("messages")), _list(row.get("weight_versions"))
     turns = sum(isinstance(one, dict) and one.get("role") == "assistant" for one in messages)
     numbers = [int(one) for one in versions if isinstance(one, str) and one.isdecimal() and len(one) < 19]
@@ -366,7 +427,22 @@ def _scalars(file: SampleFile, row: dict[str, Any]) -> tuple[object, ...]:
         min(numbers, default=None),
         _string(row.get("dropped")),
         _string(row.get("failure")),
+        _labelled(row),
     )
+
+
+def _labelled(row: dict[str, Any]) -> int | None:
+    """Whether the answer has the label in it, between signs that are no letters or digits; None: there is no label."""
+    label, answer = row.get("label"), row.get("response")
+    label = str(label) if isinstance(label, int | float) else label
+    if not isinstance(label, str) or not label.strip() or not isinstance(answer, str) or len(label) > _MAX_STRING:
+        return None
+    label, start = label.strip(), -1
+    while (start := answer.find(label, start + 1)) >= 0:
+        ends = answer[start - 1 : start], answer[start + len(label) : start + len(label) + 1]
+        if not any(sign.isalnum() for sign in ends):
+            return 1
+    return 0
 
 
 def _integer(value: object) -> int | None:

@@ -13,9 +13,10 @@ from slime.view.filters import Condition
 from slime.view.index import SCALARS, RunIndex, message_text, prompt_text
 from slime.view.lines import line_at
 from slime.view.run_files import SAMPLES
+from slime.view.tokens import sample_tokens, summaries, tokens_path
 
 #: what a table can be sorted by
-SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version")
+SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version", "gap")
 #: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
 _EXCERPT, MAX_TEXT = 240, 50_000
 #: lists within lists of a sample that are shown, and entries of each
@@ -44,6 +45,17 @@ class Found:
     def row(self) -> dict[str, Any] | None:
         """The line of the file; None if the file is gone."""
         return line_at(self.path, self.offset, self.length)
+
+    @property
+    def line(self) -> int:
+        """Which line of its file it is, from 0."""
+        return int(self.key.rpartition(":")[2])
+
+    def tokens(self) -> dict[str, Any] | None:
+        """The columns of its tokens, if the run has logged them. Raises `DataError` if they cannot be read."""
+        if self.scalars["kind"] != "train":
+            return None
+        return sample_tokens(tokens_path(self.path), self.line, self.scalars["tokens"])
 
     def brief(self) -> dict[str, Any]:
         """For a table: the scalars, and how prompt and response begin."""
@@ -83,7 +95,7 @@ def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:
     return value
 
 
-_SELECT = f"SELECT files.name, line, offset, length, {', '.join(f'samples.{name}' for name in SCALARS)}"
+_SELECT = f"SELECT files.name, samples.line, offset, length, {', '.join(f'samples.{name}' for name in SCALARS)}"
 _FROM = "FROM samples JOIN files ON files.id = samples.file"
 
 
@@ -130,6 +142,13 @@ def group(index: RunIndex, key: str) -> tuple[list[Found], int]:
     return _some(index, _of_group(key), "line")
 
 
+def token_summaries(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
+    """What the columns of tokens of one group's samples come to, by line."""
+    if not found or found[0].scalars["kind"] != "train":
+        return {}
+    return summaries(tokens_path(found[0].path), {one.line for one in found})
+
+
 def group_size(index: RunIndex, key: str) -> int:
     """How many samples a group has."""
     return count(index, _of_group(key))
@@ -145,8 +164,36 @@ def _of_group(key: str) -> Condition:
 def sample(index: RunIndex, key: str) -> Found | None:
     """The sample `000012:3`; None if there is none."""
     file, _, line = key.rpartition(":")
-    found = _select(index, "WHERE files.name = ? AND line = ? LIMIT 1", [f"{file}.jsonl", whole_number(line)])
+    found = _select(index, "WHERE files.name = ? AND samples.line = ? LIMIT 1", [f"{file}.jsonl", whole_number(line)])
     return found[0] if found else None
+
+
+#: how tokens are ordered by a value: from the highest, from the lowest, from the largest without its sign
+TOKEN_ORDERS = {"high": "value DESC", "low": "value", "size": "abs(value) DESC"}
+
+
+def token_columns(index: RunIndex) -> list[str]:
+    """Columns of tokens that the run has logged."""
+    return [name for (name,) in index.query("SELECT DISTINCT column FROM extremes ORDER BY column")]
+
+
+def extreme_tokens(
+    index: RunIndex, condition: Condition, column: str, order: str, limit: int
+) -> list[tuple[Found, int, float, str]]:
+    """Samples with the position, value and text of a token of theirs: the most extreme of a column.
+
+    Raises:
+        DataError: The order is unknown.
+    """
+    if order not in TOKEN_ORDERS:
+        raise DataError(f"tokens cannot be ordered by {order!r}; expected {', '.join(TOKEN_ORDERS)}")
+    chosen = "" if condition == Condition() else f" AND samples.id IN (SELECT id FROM samples WHERE {condition.sql})"
+    rows = index.query(
+        f"{_SELECT}, position, value, piece {_FROM} JOIN extremes ON extremes.file = samples.file"
+        f" AND extremes.line = samples.line WHERE column = ?{chosen} ORDER BY {TOKEN_ORDERS[order]} LIMIT ?",
+        (column, *condition.parameters, limit),
+    )
+    return [(_found(index.folder.path, row[:-3]), *row[-3:]) for row in rows]
 
 
 def visits(index: RunIndex, prompt: str) -> tuple[list[Found], int]:

@@ -129,6 +129,12 @@ class ViewServer:
             "samples": self._about_a_run(_samples),
             "group": self._about_a_run(lambda run, query: answers.group_answer(run.reader, query.get("key", ""))),
             "sample": self._about_a_run(lambda run, query: answers.sample_answer(run.reader, query.get("key", ""))),
+            "tokens": self._about_a_run(lambda run, query: answers.tokens_answer(run.reader, query.get("key", ""))),
+            "extremes": self._about_a_run(
+                lambda run, query: answers.extremes_answer(
+                    run.reader, query.get("q", ""), query.get("column", ""), query.get("order", "size")
+                )
+            ),
             "prompt": self._about_a_run(lambda run, query: answers.prompt_answer(run.reader, query.get("key", ""))),
             "compare": self._compare,
         }

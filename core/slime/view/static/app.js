@@ -7,8 +7,9 @@ import { Samples } from "slime/samples";
 import { Conversation, Group } from "slime/group";
 import { Visits } from "slime/prompt";
 import { Compare } from "slime/compare";
+import { Tokens } from "slime/tokens";
 
-const VIEWS = { run: Run, samples: Samples, group: Group, sample: Conversation, prompt: Visits };
+const VIEWS = { run: Run, samples: Samples, group: Group, sample: Conversation, prompt: Visits, tokens: Tokens };
 const EVERY_MS = 2000;
 
 // What a view cannot draw is told in its place; the rest of the page goes on.
@@ -17,9 +18,7 @@ class Guard extends Component {
     return { error };
   }
   render({ children }, { error }) {
-    return error
-      ? html`<${Trouble} text=${`This cannot be shown: ${error.message}`} />`
-      : children;
+    return error ? html`<${Trouble} text=${`This cannot be shown: ${error.message}`} />` : children;
   }
 }
 
@@ -58,6 +57,7 @@ function App() {
   useKeys({
     1: ["the run", () => go(address("run", [id]))],
     2: ["samples", () => go(address("samples", [id]))],
+    ...(fixed ? {} : { 4: ["most extreme tokens", () => go(address("tokens", [id]))] }),
     ...(runs.length > 1
       ? {
           3: ["two runs", () => go(address("compare", [a, b]))],
@@ -75,11 +75,8 @@ function App() {
   // A view is made anew for another run or sample, so that it begins at its top.
   useEffect(() => scrollTo(0, 0), [view, parts.join("/")]);
   if (!runs.length)
-    return error
-      ? html`<main><${Trouble} text=${error} /></main>`
-      : html`<main class="dim">loading</main>`;
-  if (!run)
-    return html`<main><${Trouble} text="There is no such run." /></main>`;
+    return error ? html`<main><${Trouble} text=${error} /></main>` : html`<main class="dim">loading</main>`;
+  if (!run) return html`<main><${Trouble} text="There is no such run." /></main>`;
   const View = VIEWS[view] || Run;
   const link = (name, to, on) => html`<a class=${on ? "on" : ""} href=${to}>${name}</a>`;
   return html`
@@ -93,7 +90,7 @@ function App() {
                 <select
                   aria-label="run"
                   value=${id}
-                  onChange=${event => go(address(view == "samples" ? view : "run", [event.target.value]))}>
+                  onChange=${event => go(address(["samples", "tokens"].includes(view) ? view : "run", [event.target.value]))}>
                   ${runs.map((one, n) => html`<option value=${n} selected=${n == id}>${one.name}</option>`)}
                 </select>
               `
@@ -108,43 +105,46 @@ function App() {
       <span class="right">
         ${link("Run", address("run", [id]), !view || view == "run")}
         ${link("Samples", address("samples", [id]), ["samples", "group", "sample", "prompt"].includes(view))}
+        ${!fixed && link("Tokens", address("tokens", [id]), view == "tokens")}
         ${runs.length > 1 && link("Compare", address("compare", [a, b]), view == "compare")}
         <button class="plain" title="Keys" onClick=${() => setHelp(!help)}>?</button>
       </span>
     </nav>
     <main>
       ${lost && html`<${Trouble} text=${lost} />`}
-      <${Guard} key=${[view, ...parts].join("/")}>${
-        view == "compare"
-          ? runs[a] &&
-            runs[b] &&
-            html`
-              <p class="chips">
-                ${[
-                  [0, a],
-                  [1, b],
-                ].map(
-                  ([side, chosen]) => html`
-                    <select
-                      aria-label=${side ? "second run" : "first run"}
-                      value=${chosen}
-                      onChange=${({ target }) => go(address("compare", side ? [a, target.value] : [target.value, b]))}>
-                      ${runs.map((one, n) => html`<option value=${n} selected=${n == chosen}>${one.name}</option>`)}
-                    </select>
-                  `,
-                )}
-              </p>
-              <${Compare} key=${[a, b].join()} runs=${runs} parts=${[a, b]} version=${version} />
-            `
-          : html`
-              <${View}
-                key=${[view, ...parts].join("/")}
-                id=${id}
-                run=${run}
-                parts=${parts.slice(1)}
-                version=${version} />
-            `
-      }<//>
+      <${Guard} key=${[view, ...parts].join("/")}
+        >${
+          view == "compare"
+            ? runs[a] &&
+              runs[b] &&
+              html`
+                <p class="chips">
+                  ${[
+                    [0, a],
+                    [1, b],
+                  ].map(
+                    ([side, chosen]) => html`
+                      <select
+                        aria-label=${side ? "second run" : "first run"}
+                        value=${chosen}
+                        onChange=${({ target }) => go(address("compare", side ? [a, target.value] : [target.value, b]))}>
+                        ${runs.map((one, n) => html`<option value=${n} selected=${n == chosen}>${one.name}</option>`)}
+                      </select>
+                    `,
+                  )}
+                </p>
+                <${Compare} key=${[a, b].join()} runs=${runs} parts=${[a, b]} version=${version} />
+              `
+            : html`
+                <${View}
+                  key=${[view, ...parts].join("/")}
+                  id=${id}
+                  run=${run}
+                  parts=${parts.slice(1)}
+                  version=${version} />
+              `
+        }<//
+      >
     </main>
     ${
       help &&
@@ -166,7 +166,4 @@ function App() {
   `;
 }
 
-render(
-  html`<${App} />`,
-  document.getElementById("app"),
-);
+render(html`<${App} />`, document.getElementById("app"));

@@ -13,8 +13,7 @@ export function Compare({ runs, parts: [first, second], version }) {
     a: ["all metrics or the main ones", () => restate({ every: every ? "" : "1" })],
     t: ["prompts of training or of evaluations", () => restate({ kind: kind == "eval" ? "train" : "" })],
   });
-  if (!data)
-    return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const line = (n, name) => {
     const { steps, values } = curves[n],
       all = values[name] || [];
@@ -22,10 +21,7 @@ export function Compare({ runs, parts: [first, second], version }) {
     return { label: [one, other][n].name, steps: kept.map(i => steps[i]), values: kept.map(i => all[i]) };
   };
   const table = (title, rows) => html`
-    <h2>
-      ${title}
-      ${!rows.length && html`<small>the same</small>`}
-    </h2>
+    <h2>${title} ${!rows.length && html`<small>the same</small>`}</h2>
     ${
       rows.length > 0 &&
       html`

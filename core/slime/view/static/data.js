@@ -36,6 +36,7 @@ const inFile = {
     return { samples, left_out: (fixed.sizes[key] || 0) - samples.length };
   },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
+  tokens: ({ key }) => ({ tokens: fixed.tokens?.[key] || null }),
   // How many the run has is not known here.
   prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key), left_out: null }),
 };

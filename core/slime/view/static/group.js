@@ -2,6 +2,7 @@
 import { useEffect } from "preact/hooks";
 import { address, go, html, place, restate, reveal, said, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, Text, visible } from "slime/texts";
+import { Heat, useTokens } from "slime/tokens";
 
 export const Reward = ({ of }) => html`
   <span class=${of == null ? "dim" : of > 0 ? "good" : "bad"}>${short(of)}</span>
@@ -36,8 +37,7 @@ export function Group({ id, parts: [key], version }) {
     p: ["follow the prompt", () => samples[0] && go(address("prompt", [id, samples[0].prompt]))],
     u: ["back to the step", () => go(address("samples", [id], { q: stepOf(samples[0]) }))],
   });
-  if (!data)
-    return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const rewards = samples.map(one => one.reward).filter(value => value != null);
   const mean = rewards.reduce((a, b) => a + b, 0) / (rewards.length || 1);
   const equal = rewards.length > 1 && rewards.every(value => value == rewards[0]);
@@ -84,6 +84,7 @@ export function Group({ id, parts: [key], version }) {
                 <a class="right" href=${address("sample", [id, one.key])}>conversation</a>
               </header>
               <${Parts} row=${one.row} />
+              <${Trained} of=${one} tokens=${data.tokens?.[one.key]} />
               ${one.failure && html`<p class="bad">${visible(one.failure)}</p>`}
               <${Text}
                 text=${one.row?.response}
@@ -96,11 +97,34 @@ export function Group({ id, parts: [key], version }) {
   `;
 }
 
+// What training made of an answer: its advantage, and what was masked, clipped or left out, and why.
+function Trained({ of: one, tokens }) {
+  if (one.kind != "train") return null;
+  const told = [];
+  if (tokens?.advantage != null) told.push(html`advantage <b>${short(tokens.advantage)}</b>`);
+  if (one.status == "failed" || one.status == "aborted")
+    told.push(html`<b class="bad">not trained on: ${one.status}</b>`);
+  else if (one.trained === 0) told.push(html`<b class="bad">masked as a whole</b>`);
+  else if (one.trained < one.tokens) {
+    const by = [
+      [tokens?.by_tool, "by tools"],
+      [tokens?.by_template, "by the template"],
+    ].filter(([n]) => n > 0);
+    told.push(
+      html`${one.tokens - one.trained} tokens
+      masked${by.length ? ` (${by.map(([n, who]) => `${n} ${who}`).join(", ")})` : ""}`,
+    );
+  }
+  if (tokens?.clipped > 0) told.push(html`clipped <b>${Math.round(100 * tokens.clipped)} %</b>`);
+  if (tokens?.gap != null) told.push(html`largest gap ${short(tokens.gap)}`);
+  if (one.reused) told.push(html`used before in ${one.reused} rollout${one.reused > 1 ? "s" : ""}`);
+  return told.length ? html`<p class="parts">${told.map(what => html`<span>${what}</span>`)}</p>` : null;
+}
+
 const stepOf = one => (one ? `${one.step == null ? "" : `step=${one.step} `}kind:${one.kind}` : "");
 
 export function Prompt({ row }) {
-  if (!row)
-    return html`<${Trouble} text="The file of this sample was deleted or has changed." />`;
+  if (!row) return html`<${Trouble} text="The file of this sample was deleted or has changed." />`;
   const label =
     row.label != null &&
     html`
@@ -128,15 +152,51 @@ function Parts({ row }) {
   const reward = row?.reward;
   if (!reward || typeof reward != "object") return null;
   return html`
-    <p class="parts">
+    <span class="parts">
       ${Object.entries(reward).map(
-        ([name, value]) => html`
-          <span>
-            ${visible(name) + " "}<b>${short(value)}</b>
-          </span>
+        ([name, value]) => html` <span> ${visible(name) + " "}<b>${short(value)}</b> </span> `,
+      )}
+    </span>
+  `;
+}
+
+const whyNoTokens = one =>
+  one.kind == "train"
+    ? "The numbers of its tokens were not logged: a budget chooses samples (--log-token-columns all writes those of every sample)."
+    : "Numbers of tokens are logged of samples that were trained on.";
+
+// Where the ledger of prompts has a sample: what became of it, and why.
+export function Life({ of: one }) {
+  const weights = [one.row?.weight_versions].flat().filter(Boolean).map(said).map(Number);
+  const made = weights.length && weights.every(Number.isFinite) ? `weights ${[...new Set(weights)].join(", ")}` : "";
+  const steps = [
+    ["prompt", one.grp == null ? "drawn" : `group ${one.grp} of the run`],
+    [
+      "generated",
+      [made, one.turns > 1 ? `${one.turns} turns` : "", one.row?.finish_reason && said(one.row.finish_reason)]
+        .filter(Boolean)
+        .join(", "),
+    ],
+    one.failure ? ["failed", one.failure] : ["scored", one.reward == null ? "no reward" : short(one.reward)],
+    one.kind == "dropped"
+      ? ["dropped", `${one.dropped}, for rollout ${one.step}; never trained on`]
+      : one.kind == "eval"
+        ? ["evaluated", `${one.name}, after ${one.step} rollouts`]
+        : one.kind == "failed" || one.status == "failed" || one.status == "aborted"
+          ? ["not trained on", one.step == null ? `kept as evidence of ${one.name}` : `rollout ${one.step}`]
+          : [one.reused ? "trained on again" : "trained on", `rollout ${one.step}`],
+  ];
+  if (one.reused) steps.splice(3, 0, ["used before", `in ${one.reused} earlier rollout${one.reused > 1 ? "s" : ""}`]);
+  return html`
+    <ol class="life" aria-label="its way through the ledger">
+      ${steps.map(
+        ([what, more]) => html`
+          <li class=${{ dropped: "bad", failed: "bad", "not trained on": "bad" }[what] || ""}>
+            <b>${what}</b> ${more && html`<span>${visible(more)}</span>`}
+          </li>
         `,
       )}
-    </p>
+    </ol>
   `;
 }
 
@@ -160,6 +220,9 @@ export function Conversation({ id, parts: [key], version }) {
   const { data, error } = useData("sample", { run: id, key }, version);
   const one = data?.sample,
     row = one?.row;
+  const logged = useData("tokens", { run: id, key }, version);
+  const tokens = logged.data?.tokens;
+  const heat = useTokens(tokens);
   const messages = Array.isArray(row?.messages) ? row.messages : null;
   const beside = by => {
     const [file, line] = key.split(":");
@@ -171,8 +234,7 @@ export function Conversation({ id, parts: [key], version }) {
     u: ["its group", () => one && go(address("group", [id, one.group_key], { at: key }))],
     p: ["follow the prompt", () => one && go(address("prompt", [id, one.prompt]))],
   });
-  if (!one)
-    return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  if (!one) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const facts = FACTS.filter(name => row?.[name] != null && row[name] !== "");
   const [trained, written] = [row?.trained_tokens, row?.response_tokens];
   const counted = Number.isInteger(trained) && Number.isInteger(written);
@@ -186,8 +248,13 @@ export function Conversation({ id, parts: [key], version }) {
           <a href=${address("prompt", [id, one.prompt])}>its prompt through the run</a>
         </span>
       </h2>
-      <p>Reward <b><${Reward} of=${one.reward} /></b></p>
-      <${Parts} row=${row} />
+      <p class="facts">
+        <span
+          >reward <b><${Reward} of=${one.reward} /></b
+        ></span>
+        <${Parts} row=${row} />
+      </p>
+      <${Life} of=${one} />
       ${row?.failure && html`<${Trouble} text=${visible(row.failure)} />`}
       ${!messages && html`<${Prompt} row=${row} />`}
       ${
@@ -231,19 +298,32 @@ export function Conversation({ id, parts: [key], version }) {
               </div>
             `
       }
+      <h2>
+        Tokens of the answer
+        ${
+          counted &&
+          html`
+            <small>
+              ${
+                trained < written
+                  ? `${trained} of ${written} tokens of the answer were trained on; the rest was` +
+                    " written by tools or a template, or is masked."
+                  : one.kind == "train"
+                    ? "All tokens of the answer count in training."
+                    : `${written} tokens`
+              }
+            </small>
+          `
+        }
+      </h2>
       ${
-        counted &&
-        html`
-          <p class="dim">
-            ${
-              trained < written
-                ? `${trained} of ${written} tokens of the answer were trained on; the rest was` +
-                  " written by tools or a template, or is masked."
-                : "All tokens of the answer count in training."
-            }
-          </p>
-        `
+        tokens
+          ? html`<${Heat} tokens=${tokens} ...${heat} />`
+          : logged.error
+            ? html`<${Trouble} text=${logged.error} />`
+            : logged.data && html`<p class="dim">${whyNoTokens(one)}</p>`
       }
+      <h2>Numbers</h2>
       <table class="entries">
         ${facts.map(
           name => html`

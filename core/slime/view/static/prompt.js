@@ -33,8 +33,7 @@ export function Visits({ id, parts: [key], version }) {
     K: ["earlier visit on the left", () => pick("a", a - 1)],
     Enter: ["open the group on the right", () => visits[b] && go(address("group", [id, visits[b].key]))],
   });
-  if (!data)
-    return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
   const lines = Object.entries(
     Object.groupBy(
       visits.filter(one => one.step != null && one.mean != null),

@@ -29,8 +29,7 @@ export function Run({ id, run, version }) {
     k: ["previous alert", () => move(-1)],
     Enter: ["samples of the alert", () => open(Math.max(0, now.current))],
   });
-  if (error && !data)
-    return html`<${Trouble} text=${error} />`;
+  if (error && !data) return html`<${Trouble} text=${error} />`;
   const line = (name, banded) => {
     const all = data.values[name] || [];
     const kept = data.steps.map((step, i) => i).filter(i => all[i] != null);
@@ -85,9 +84,7 @@ export function Run({ id, run, version }) {
           Any metric
           <input id="metric" list="names" placeholder="train/lr" onChange=${add} />
         </label>
-        <datalist id="names">
-          ${run.names.map(name => html`<option value=${name} />`)}
-        </datalist>
+        <datalist id="names">${run.names.map(name => html`<option value=${name} />`)}</datalist>
       </h2>
       ${
         !data

@@ -90,14 +90,11 @@ export function Samples({ id, run, version }) {
                 <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line, sort })}>${name}</a>
               `,
             )}
-            <span class="right dim">
-              ${data ? `${data.total.toLocaleString()} samples` : "searching"}${indexed}
-            </span>
+            <span class="right dim"> ${data ? `${data.total.toLocaleString()} samples` : "searching"}${indexed} </span>
           </p>
         `
       }
-      ${fixed && html`<p class="dim">${fixed.note}</p>`}
-      ${error && html`<${Trouble} text=${error} />`}
+      ${fixed && html`<p class="dim">${fixed.note}</p>`} ${error && html`<${Trouble} text=${error} />`}
       <div class="scroll">
         <table class=${"samples" + (waiting ? " old" : "")}>
           <thead>
@@ -130,24 +127,14 @@ export function Samples({ id, run, version }) {
                   <td class=${row.status}>${row.status ?? "·"}</td>
                   <td>${short(row.tokens)}</td>
                   <td class="cut">${visible(row.question)}</td>
-                  <td class="cut">
-                    ${
-                      row.failure
-                        ? html`<i>${visible(row.failure)}</i>`
-                        : visible(row.answer)
-                    }
-                  </td>
+                  <td class="cut">${row.failure ? html`<i>${visible(row.failure)}</i>` : visible(row.answer)}</td>
                 </tr>
               `,
             )}
           </tbody>
         </table>
       </div>
-      ${
-        data &&
-        !rows.length &&
-        html`<p class="dim">No sample matches the filter.</p>`
-      }
+      ${data && !rows.length && html`<p class="dim">No sample matches the filter.</p>`}
       ${
         pages > 1 &&
         html`

@@ -44,15 +44,9 @@ export function plain(content) {
 export function Text({ text, other }) {
   const all = plain(text);
   const runs = useMemo(() => (other == null ? [[true, all]] : differences(all, other)), [all, other]);
-  if (!all)
-    return html`<pre class="dim">(empty)</pre>`;
+  if (!all) return html`<pre class="dim">(empty)</pre>`;
   const shown = part => html`
-    <pre>
-${part.map(([same, said]) =>
-        same
-          ? visible(said)
-          : html`<mark>${visible(said)}</mark>`,
-      )}</pre>
+    <pre>${part.map(([same, said]) => (same ? visible(said) : html`<mark>${visible(said)}</mark>`))}</pre>
   `;
   if (all.length <= SHOWN) return shown(runs);
   const [first, rest] = [[], []];

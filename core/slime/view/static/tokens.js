@@ -1,0 +1,277 @@
+// Numbers of one value a token: a heat map over an answer, and the most extreme tokens of a run.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { address, fixed, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { visible } from "slime/texts";
+import { Reward } from "slime/group";
+
+// What the columns that slime writes mean; others are named by plugins.
+const MEANING = {
+  loss_mask: "trained on or not",
+  source: "who wrote it",
+  weight_version: "version of the weights that sampled it",
+  engine_logprob: "log-prob under the engine",
+  trainer_logprob: "log-prob under the trainer",
+  ref_logprob: "log-prob under the reference",
+  gap: "trainer's log-prob minus the engine's",
+  entropy: "entropy of the policy, nats",
+  ratio: "importance ratio, policy to old policy",
+  clipped: "a bound took its gradient away",
+  kl: "KL to the reference",
+  correction: "off-policy weight of its loss",
+  advantage: "advantage",
+  value: "the critic's value",
+  returns: "the critic's target",
+};
+const SOURCES = { 0: "policy", 1: "tool", 2: "template", "-1": "unknown" };
+// The value that means nothing special; the colour is the distance from it.
+const NEUTRAL = { ratio: 1, correction: 1, loss_mask: 1, source: 0 };
+const SHOWN = 4000;
+
+// For each token [-1..1]: how far its value is from the neutral one, against the largest distance.
+function strengths(name, values) {
+  const known = values.filter(value => value != null);
+  const middle = name == "weight_version" ? Math.max(...known) : (NEUTRAL[name] ?? 0);
+  const most = known.reduce((most, value) => Math.max(most, Math.abs(value - middle)), 0);
+  return values.map(value => (value == null || !most ? null : (value - middle) / most));
+}
+
+const written = (name, value) =>
+  value == null ? "no value" : name == "source" ? (SOURCES[value] ?? value) : short(value);
+
+// A token's text: what is invisible in it is shown by signs, and a line break by one too.
+const piece = text => visible(text).replaceAll("\n", "⏎\n") || "∅";
+
+// An answer with each token coloured by a column; the keys and a click move one token on.
+export function Heat({ tokens, column, at, choose, move }) {
+  const names = Object.keys(tokens.values);
+  const name = names.includes(column) ? column : names.find(one => one == "advantage" || one == "entropy") || names[0];
+  const values = tokens.values[name] || [];
+  const strong = useMemo(() => strengths(name, values), [name, tokens]);
+  const [all, setAll] = useState(false);
+  const known = values.filter(value => value != null);
+  const end = all ? tokens.pieces.length : SHOWN;
+  const now = at >= 0 && at < tokens.pieces.length ? at : -1;
+  const mask = tokens.values.loss_mask || [];
+  useEffect(() => reveal(".heat .at"), [now]);
+  if (!names.length) return html`<p class="dim">No column of this sample's tokens was written.</p>`;
+  return html`
+    <div class="tokens">
+      <p class="chips">
+        <label>
+          Colour by
+          <select aria-label="column of tokens" value=${name} onChange=${event => choose(event.target.value)}>
+            ${names.map(
+              one => html`
+                <option value=${one} selected=${one == name}>
+                  ${visible(one)}${tokens.own.includes(one) ? " (plugin)" : ""}
+                </option>
+              `,
+            )}
+          </select>
+        </label>
+        <span class="dim">${MEANING[name] || "named by a plugin"}</span>
+        ${
+          known.length > 0 &&
+          html`
+            <span class="scale right">
+              ${written(
+                name,
+                known.reduce((a, b) => Math.min(a, b)),
+              )}
+              <i class="low"></i><i class="high"></i>
+              ${written(
+                name,
+                known.reduce((a, b) => Math.max(a, b)),
+              )}
+            </span>
+          `
+        }
+      </p>
+      <pre class="heat">
+${tokens.pieces
+          .slice(0, end)
+          .map(
+            (text, i) =>
+              html`<span
+                class=${`${strong[i] > 0 ? "high" : strong[i] < 0 ? "low" : ""}${mask[i] === 0 ? " masked" : ""}${i == now ? " at" : ""}`}
+                style=${strong[i] ? { "--w": `${Math.round(12 + 68 * Math.abs(strong[i]))}%` } : {}}
+                title=${`${i}: ${written(name, values[i])}`}
+                onClick=${() => move(i)}
+                >${piece(text)}</span
+              >`,
+          )}</pre>
+      ${tokens.pieces.length > end && html`<button onClick=${() => setAll(true)}>${tokens.pieces.length - end} more tokens</button>`}
+      ${
+        now >= 0
+          ? html`
+              <dl class="token">
+                <div>
+                  <dt>token ${now}</dt>
+                  <dd><code>${piece(tokens.pieces[now])}</code></dd>
+                </div>
+                ${
+                  tokens.ids &&
+                  html`<div>
+                    <dt>id</dt>
+                    <dd>${tokens.ids[now]}</dd>
+                  </div>`
+                }
+                ${names.map(
+                  one => html`
+                    <div class=${one == name ? "on" : ""}>
+                      <dt>${visible(one)}</dt>
+                      <dd>${written(one, tokens.values[one][now])}</dd>
+                    </div>
+                  `,
+                )}
+              </dl>
+            `
+          : html`<p class="dim">
+              Click a token, or use the arrow keys, for all its numbers. Underlined with dots: not trained on.
+            </p>`
+      }
+    </div>
+  `;
+}
+
+// The keys of a heat map: the state is in the address, as `col` and `tok`.
+export function useTokens(tokens) {
+  const { col, tok } = place().params;
+  const names = Object.keys(tokens?.values || {});
+  const size = tokens?.pieces.length || 0;
+  const at = tok === undefined ? -1 : +tok;
+  const to = n => size && restate({ tok: Math.max(0, Math.min(size - 1, n)) });
+  const step = by => to((place().params.tok === undefined ? (by > 0 ? -1 : size) : +place().params.tok) + by);
+  const turn = by => {
+    const now = place().params.col;
+    const i = names.indexOf(names.includes(now) ? now : names.find(n => n == "advantage" || n == "entropy"));
+    if (names.length) restate({ col: names[(i + by + names.length) % names.length] });
+  };
+  const worst = () => {
+    const name = names.includes(place().params.col)
+      ? place().params.col
+      : names.find(n => n == "advantage" || n == "entropy");
+    const strong = strengths(name, tokens?.values[name] || []).map(value => Math.abs(value ?? -1));
+    const order = strong.map((_, i) => i).sort((a, b) => strong[b] - strong[a]);
+    const i = order.indexOf(+(place().params.tok ?? -1));
+    if (order.length) to(order[(i + 1) % order.length]);
+  };
+  useKeys(
+    size
+      ? {
+          ArrowRight: ["next token", () => step(1)],
+          ArrowLeft: ["previous token", () => step(-1)],
+          h: ["colour tokens by the next column", () => turn(1)],
+          H: ["colour tokens by the previous column", () => turn(-1)],
+          x: ["the most extreme token, then the next", worst],
+        }
+      : {},
+  );
+  return { column: col, at, choose: col => restate({ col }), move: tok => restate({ tok }) };
+}
+
+// The tokens of a run with the most extreme values of a column.
+export function Tokens({ id, version }) {
+  const { column = "", order = "size", q = "" } = place().params;
+  const { data, error } = useData("extremes", { run: id, column, order, q }, version);
+  const [at, setAt] = useState(0);
+  const now = useRef(0);
+  const rows = data?.rows || [];
+  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, rows.length - 1))));
+  const to = row => address("sample", [id, row.key], { col: data.column, tok: row.at });
+  useEffect(() => reveal("tr.at"), [at]);
+  const next = by => {
+    const names = data?.columns || [];
+    if (names.length) restate({ column: names[(names.indexOf(data.column) + by + names.length) % names.length] });
+  };
+  useKeys({
+    "/": ["filter", () => document.querySelector("#filter")?.select()],
+    j: ["next token", () => move(1)],
+    k: ["previous token", () => move(-1)],
+    Enter: ["open it in its conversation", () => rows[now.current] && go(to(rows[now.current]))],
+    h: ["next column", () => next(1)],
+    H: ["previous column", () => next(-1)],
+    o: ["largest, highest or lowest", () => restate({ order: { size: "high", high: "low", low: "size" }[order] })],
+  });
+  if (fixed) return html`<p class="dim">The tokens of a whole run are not in a file; open the run with slime view.</p>`;
+  return html`
+    <section>
+      <h2>
+        Most extreme tokens
+        <small>of those that the run has logged</small>
+      </h2>
+      <form
+        class="filter"
+        onSubmit=${event => {
+          event.preventDefault();
+          restate({ q: event.target.q.value });
+        }}>
+        <select aria-label="column" value=${data?.column} onChange=${event => restate({ column: event.target.value })}>
+          ${(data?.columns || []).map(name => html`<option value=${name} selected=${name == data.column}>${visible(name)}</option>`)}
+        </select>
+        <select aria-label="order" value=${order} onChange=${event => restate({ order: event.target.value })}>
+          ${[
+            ["size", "largest in size"],
+            ["high", "highest"],
+            ["low", "lowest"],
+          ].map(([value, name]) => html`<option value=${value} selected=${value == order}>${name}</option>`)}
+        </select>
+        <input
+          id="filter"
+          name="q"
+          key=${q}
+          defaultValue=${q}
+          aria-label="filter"
+          spellcheck="false"
+          autocomplete="off"
+          placeholder="of all samples; or a filter: step>20 reward<0.5" />
+        <button>Filter</button>
+      </form>
+      ${error && html`<${Trouble} text=${error} />`}
+      ${
+        rows.length > 0
+          ? html`
+              <p class="dim">${visible(data.column)}: ${MEANING[data.column] || "named by a plugin"}</p>
+              <div class="scroll">
+                <table class="samples">
+                  <thead>
+                    <tr>
+                      <th class="number">${visible(data.column)}</th>
+                      <th>token</th>
+                      <th class="number">position</th>
+                      <th class="number">step</th>
+                      <th>reward</th>
+                      <th>answer</th>
+                    </tr>
+                  </thead>
+                  <tbody>
+                    ${rows.map(
+                      (row, n) => html`
+                        <tr key=${row.key + " " + row.at} class=${n == at ? "at" : ""} onClick=${() => go(to(row))}>
+                          <td class="number"><b>${short(row.value)}</b></td>
+                          <td><code>${piece(row.piece)}</code></td>
+                          <td class="number">${row.at} of ${short(row.tokens)}</td>
+                          <td class="number">${short(row.step)}</td>
+                          <td><${Reward} of=${row.reward} /></td>
+                          <td class="cut">${visible(row.answer)}</td>
+                        </tr>
+                      `,
+                    )}
+                  </tbody>
+                </table>
+              </div>
+            `
+          : data &&
+            html`
+              <p class="dim">
+                ${
+                  data.columns.length
+                    ? "No token of such samples."
+                    : "This run has logged no tokens. They are written to rollouts/*.tokens.parquet, unless --log-token-columns none says otherwise."
+                }
+              </p>
+            `
+      }
+    </section>
+  `;
+}
