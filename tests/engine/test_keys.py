@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 from fastapi import FastAPI
 from tests.support.engines import READY_S, cpu_engine, running
-from tests.support.strangers import as_stranger
+from tests.support.strangers import as_stranger, stranger_can_open
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl, call
@@ -127,6 +128,23 @@ def test_a_stranger_can_neither_use_the_router_nor_change_its_engines(router: Ro
     assert set(answers(router.url, changes, {"Authorization": f"Bearer {KEYS.api}"}).values()) == {401}
 
 
+def test_refused_requests_do_not_fill_the_logs(locked: EngineServer, router: RouterServer) -> None:
+    """Anybody on the machine can send any number of them."""
+    logs = [locked.log_path, router.log_path]
+    before = [log.stat().st_size for log in logs]
+    wrong = {"Authorization": "Bearer wrong"}
+    for url in (locked.url, router.url):
+        for _ in range(5):
+            got = [
+                answers(url, [("POST", "/generate"), ("POST", "/workers"), ("GET", "/none")], h) for h in ({}, wrong)
+            ]
+            assert {status for one in got for status in one.values()} <= {401, 404}
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as raw:
+                raw.sendall(b"no request\r\n\r\n")
+                assert b" 400 " in raw.recv(100)
+    assert [log.stat().st_size for log in logs] == before
+
+
 def test_with_the_keys_requests_aborts_and_weights_go_through(locked: EngineServer, router: RouterServer) -> None:
     async def ask() -> tuple[Generation, Generation]:
         async with HttpPolicyClient(router.url, KEYS, timeout_s=60) as client:
@@ -200,6 +218,17 @@ def test_an_engine_that_is_not_forked_gets_its_keys_unseen_too(tiny_model: Path,
         assert answers(server.url, [("POST", "/generate")]) == {"POST /generate": 401}
         assert server.control.capacity() == 256
         assert private_sockets(server)
+
+
+def test_no_other_user_can_have_a_process_forked_or_read_an_engines_shared_memory(
+    locked: EngineServer, fork_server: Path
+) -> None:
+    """The engines' parent runs any function that it is asked for."""
+    assert not stranger_can_open(fork_server)
+    assert locked.pid is not None
+    mapped = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in living_members(locked.pid))
+    shared = {Path(path) for path in re.findall(r" (/dev/shm/\S+)$", mapped, re.MULTILINE)}
+    assert shared and [path for path in shared if path.exists() and stranger_can_open(path)] == []
 
 
 def private_sockets(server: EngineServer) -> list[Path]:

@@ -96,6 +96,8 @@ def lock(keys: EngineKeys) -> None:
     auth = importlib.import_module("sglang.srt.utils.auth")
     auth.add_api_key_middleware(server.app, api_key=keys.api, admin_api_key=keys.admin)
     close_websockets(server.app)
+    # Anybody on the machine can send any number of those, each of which would be a line in the log.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "Invalid HTTP request" not in str(record.msg))
     # The one request that the server sends to itself.
     server._freeze_gc_after_server_warmup = partial(_freeze_gc, keys)
 

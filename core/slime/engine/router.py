@@ -26,6 +26,8 @@ _CALL_TIMEOUT_S = 30.0
 #: seconds in which it forgets an engine, or begins to use one; it needs 0.1
 _CHANGE_S = 10.0
 _POLL_S = 0.02
+#: what it writes to its log: warnings, but none of the requests that it refuses; anybody on the machine can send those
+_LOGGED = "smg=warn,smg::response=error"
 
 
 def router_arguments(
@@ -68,7 +70,6 @@ def router_arguments(
         "prometheus_host": LOOPBACK,
         # Otherwise it neither answers nor ends while a request runs.
         "shutdown_grace_period_secs": 1,
-        "log_level": "warn",
     }
 
 
@@ -113,7 +114,8 @@ class RouterServer(SupervisedProcess):
         """Start the process."""
         self._asked.clear()
         arguments = router_arguments(self._worker_urls, self._host, self.port, self._keys, repeats=self._repeats)
-        return launch_child("router", [], secret=arguments, env=os.environ, log_path=self.log_path)
+        environment = {"RUST_LOG": _LOGGED, **os.environ}
+        return launch_child("router", [], secret=arguments, env=environment, log_path=self.log_path)
 
     def stop(self, grace_s: float = 0.0) -> None:
         """End it, and remove the colours from its log, which it cannot be told to leave out."""
