@@ -303,7 +303,7 @@ class EstimatorBatch:
     #: name -> [N], the parts of the rewards (`rollout/reward/NAME`); NaN where a sample does not have the part
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
     #: N x metadata of the sample: what its row states and what generator and rewards added
-    metadata: list[dict[str, Any]] = field(default_factory=list)
+    metadata: Sequence[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

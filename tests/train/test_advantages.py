@@ -72,6 +72,33 @@ def test_the_estimator_gets_parts_of_rewards_and_metadata_of_each_sample() -> No
     assert batch.metadata == levels
 
 
+class CountsCopies:
+    """Metadata that counts its copies."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CountsCopies:
+        self.copies += 1
+        return self
+
+
+def test_metadata_is_copied_for_an_estimator_that_reads_it_only() -> None:
+    """It can hold whole conversations."""
+    rows = [{"messages": CountsCopies()} for _ in range(4)]
+    batch = replace(make_batch(samples=4, group=2), metadata=rows)
+    estimate(Centred(), batch, passive=True)
+    assert [row["messages"].copies for row in rows] == [0] * 4
+
+    def reads(given: EstimatorBatch) -> Advantages:
+        assert len(given.metadata) == 4 and given.metadata[-1] is given.metadata[3] is not rows[3]
+        assert [list(row) for row in given.metadata[2:]] == [["messages"]] * 2
+        return Advantages(good(given))
+
+    estimate(Answer(reads), batch)
+    assert [row["messages"].copies for row in rows] == [0, 0, 1, 1]
+
+
 def test_parts_of_rewards_must_not_be_changed() -> None:
     def scribbled(batch: EstimatorBatch) -> Advantages:
         batch.reward_parts["fmt"][0] = 7

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, EstimatorBatch, Reward, Selection
@@ -307,6 +307,41 @@ def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool =
     return Advantages(advantages, _checked("returns", answer.returns, masks, zero_outside=False))
 
 
+class CopiedWhenRead(Sequence[dict[str, Any]]):
+    """Samples' metadata, of which each is copied when it is read first.
+
+    A reader gets dictionaries of its own. Those that nobody reads, which can hold whole conversations, cost nothing.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]], order: Sequence[int] | None = None) -> None:
+        """`order`: indices of the rows in the order to show them in; default: the same order."""
+        self._rows = rows
+        self._order = range(len(rows)) if order is None else order
+        self._copies: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        places = range(len(self))[index]
+        return self._copy(places) if isinstance(places, int) else [self._copy(place) for place in places]
+
+    def _copy(self, place: int) -> dict[str, Any]:
+        if place not in self._copies:
+            self._copies[place] = copy.deepcopy(self._rows[self._order[place]])
+        return self._copies[place]
+
+    def reordered(self, order: Sequence[int]) -> CopiedWhenRead:
+        """The same rows, without changes that a reader made, in another order."""
+        return CopiedWhenRead(self._rows, [self._order[place] for place in order])
+
+
 def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> EstimatorBatch:
     """A copy that shares no memory with `batch`.
 
@@ -323,9 +358,12 @@ def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> Est
         value = getattr(batch, column.name)
         if isinstance(value, Mapping):
             columns[column.name] = {name: part[index_tensor] for name, part in value.items()}
+        elif isinstance(value, Sequence) and not value:  # `metadata` in batches that authors make without it
+            columns[column.name] = []
+        elif isinstance(value, CopiedWhenRead):
+            columns[column.name] = value.reordered(indices)
         elif isinstance(value, list):
-            # `metadata` is empty in batches that authors make without it.
-            columns[column.name] = [copy.deepcopy(value[index]) for index in indices] if value else []
+            columns[column.name] = [copy.deepcopy(value[index]) for index in indices]
         elif value is not None:
             columns[column.name] = value[index_tensor]
     return replace(batch, **columns)
