@@ -275,10 +275,38 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(dry_run: Slime,
     change_config(model, vocab_size=rows)
     write_weights(model)
     assert dry_run("--hf-checkpoint", str(model)).code == 0
-    tokenizer.add_tokens(["<|new|>"])
-    tokenizer.save(str(model / "tokenizer.json"))
+    change_config(model, vocab_size=rows - 3)
+    write_weights(model)
     message = refused("--hf-checkpoint", str(model))
-    assert f"has the token '<|new|>' with id {rows}, and the model has embeddings for ids 0 to {rows - 1}" in message
+    assert (
+        f"with id {rows - 1}, and the model has embeddings for ids 0 to {rows - 4} (vocab_size {rows - 3})" in message
+    )
+    assert "belongs to another model" in message
+
+
+@pytest.mark.parametrize("form", ["tokenizers", "transformers"])
+def test_an_added_token_without_an_embedding_is_noted_and_a_prompt_that_contains_it_refused(
+    dry_run: Slime, refused: Refused, model: Path, prompts: Path, form: str
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    change_config(model, vocab_size=rows)
+    write_weights(model)
+    assert "without an embedding" not in dry_run("--hf-checkpoint", str(model)).out
+    tokenizer.add_special_tokens(["<|padding|>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    if form == "transformers":  # a template with a tag that only transformers has
+        template = "{% generation %}{% for m in messages %}{{ m['content'] }}{% endfor %}{% endgeneration %}"
+        (model / "chat_template.jinja").write_text(template)
+    words = ["--hf-checkpoint", str(model), *(["--apply-chat-template"] if form == "transformers" else [])]
+    ended = dry_run(*words)
+    assert ended.code == 0
+    assert f"has 1 added token without an embedding, '<|padding|>' ({rows})" in " ".join(ended.out.split())
+    with prompts.open("a") as file:
+        file.write(json.dumps({"prompt": "1+<|padding|>=", "label": "1"}) + "\n")
+    message = refused(*words)
+    assert f"prompts.jsonl:4: the prompt has the token '<|padding|>' (id {rows})" in message
+    assert f"the model has embeddings for ids 0 to {rows - 1}" in message
 
 
 def test_engines_with_a_longer_context_than_the_model_are_refused(refused: Refused) -> None:

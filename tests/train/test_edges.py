@@ -80,8 +80,12 @@ def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str)
         recorded[1][2] = -np.inf
     elif change == "apart":
         recorded[1][2] -= 0.5
+    tokens = [row.copy() for row in batch.tokens]
+    if change.lstrip("-").isdigit():  # an id that the model does not know
+        tokens[2][1] = int(change)
     try:
-        rank.train(dataclasses.replace(batch, rollout_log_probs=None if change == "missing" else recorded))
+        given = dataclasses.replace(batch, tokens=tokens, rollout_log_probs=None if change == "missing" else recorded)
+        rank.train(given)
     except SlimeError as error:
         same = all(np.array_equal(a, b) for a, b in zip(before, rank.log_probs(batch), strict=True))
         return str(error), same
@@ -94,6 +98,12 @@ def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str)
     ("options", "change", "message"),
     [
         ({"world_size": 2}, "infinite", "sample 101: response token 2"),
+        (
+            {"megatron": {"make_vocab_size_divisible_by": 160}},
+            "128",
+            "sample 102: token 1 has id 128; expected 0 to 127",
+        ),
+        ({"loss_type": "sft_loss"}, "-1", "sample 102: token 1 has id -1; expected 0 to 127"),
         ({"true_on_policy_mode": True}, "apart", "disagree on the log-probs of 1 of"),
         ({"true_on_policy_mode": True}, "nothing", "trained"),
         ({"true_on_policy_mode": True}, "missing", "--true-on-policy-mode needs the engines' log-probs"),
@@ -101,7 +111,7 @@ def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str)
         ({"off_policy_sequence_delta": 0.1}, "missing", "--off-policy-sequence-delta needs the engines'"),
     ],
 )
-def test_unusable_log_probs_stop_every_rank_before_the_weights_change(
+def test_unusable_log_probs_and_tokens_stop_every_rank_before_the_weights_change(
     options: dict[str, Any], change: str, message: str, model_folder: Folders
 ) -> None:
     config = make_config(model_folder("qwen3", tied=True), **options)

@@ -66,6 +66,7 @@ class OneRank(MegatronRank):
         self.config = make_config(run_dir / "model")
         self._rank, self._run_dir, self._transport = number, run_dir, None
         self._lora = None
+        self._settings: Any = SimpleNamespace(vocab_size=128)
         self._architecture = self._trained = Architecture("none", {}, {}, ())
         self.gathered: list[str] = []
         self.policy: Any = Part("policy", calls := list[tuple[str, ...]]())

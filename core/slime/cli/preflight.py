@@ -17,12 +17,12 @@ from slime.cli.predicted_memory import memory_note
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import (
     ModelFacts,
+    check_vocabulary,
     engine_problem,
     length_notes,
     load_tokenizer,
     model_problems,
     read_model,
-    vocabulary_problem,
     weight_problems,
 )
 from slime.cli.preflight_plugins import check_plugins
@@ -134,7 +134,7 @@ def preflight(
     if with_engines and model is not None and not serves_checkpoint:
         unfit = engine_problem(model, synced=trains, on_gpu=config.on_gpu)
         problems += [] if unfit is None else [unfit]
-    data = _check_data(config, model, problems, with_engines=with_engines)
+    data, token_notes = _check_data(config, model, problems, with_engines=with_engines)
     if not with_engines and eval_sets(config):
         problems.append(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
@@ -157,6 +157,7 @@ def preflight(
     notes = [
         *_skipped_notes(fallback),
         *_code_notes(config),
+        *token_notes,
         *length_notes(config, model),
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
@@ -226,9 +227,9 @@ def _check_models(config: RunConfig, models: Models, problems: list[str]) -> Mod
 
 def _check_data(
     config: RunConfig, model: ModelFacts | None, problems: list[str], *, with_engines: bool
-) -> list[DataFacts]:
-    """Check the prompt files."""
-    tokenizer = None
+) -> tuple[list[DataFacts], list[str]]:
+    """Check the prompt files, and return what was found in them and notes."""
+    tokenizer, notes = None, []
     sets = list(prompt_sets(config, with_engines=with_engines))
     if model is not None and sets:
         with _collected(problems):
@@ -237,13 +238,13 @@ def _check_data(
                 with_template=any(one.form.apply_chat_template for one in sets),
                 trust_remote_code=config.checkpoint.trust_remote_code,
             )
-            if (problem := vocabulary_problem(model, tokenizer)) is not None:
-                problems.append(problem)
+            if (note := check_vocabulary(model, tokenizer)) is not None:
+                notes.append(note)
     facts: list[DataFacts] = []
     for prompts in sets:
         with _collected(problems):
             facts += check_data(config, prompts, model, tokenizer)
-    return facts
+    return facts, notes
 
 
 # --- checkpoints -------------------------------------------------------------------------------------

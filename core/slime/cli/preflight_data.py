@@ -117,7 +117,8 @@ def check_data(
     sources = [parse_source(prompts.files[0])] if prompts.evaluation else parse_sources(prompts.files)
     if prompts.evaluation and sources[0].weight is not None:
         raise DataError(f"{sources[0]}: an evaluation set has no weight")
-    facts = [look(source, prompts, tokenizer, limit) for source in sources]
+    vocabulary = None if model is None else int(model.gpt["vocab_size"])
+    facts = [look(source, prompts, tokenizer, limit, vocabulary) for source in sources]
     total = sum(source.weight for source in sources if source.weight is not None)
     for one in facts:
         one.share = None if one.source.weight is None else float(one.source.weight / total)
@@ -127,7 +128,13 @@ def check_data(
     return facts
 
 
-def look(source: PromptSource, prompts: PromptSet, tokenizer: Any = None, limit: int = 0) -> DataFacts:
+def look(
+    source: PromptSource,
+    prompts: PromptSet,
+    tokenizer: Any = None,
+    limit: int = 0,
+    vocabulary: int | None = None,
+) -> DataFacts:
     """Read all rows of a file, or a sample of a large one.
 
     Args:
@@ -135,9 +142,10 @@ def look(source: PromptSource, prompts: PromptSet, tokenizer: Any = None, limit:
         prompts: How it is read.
         tokenizer: Counts tokens if there is a limit; None: they are not counted.
         limit: Tokens a prompt may have; 0: any number.
+        vocabulary: Tokens for which the model has embeddings, if prompts are compared with it.
 
     Raises:
-        DataError: A row may not be left out, or no row is left.
+        DataError: A row may not be left out, a prompt has a token that the model does not know, or no row is left.
     """
     facts = DataFacts(prompts.name, source, limit, prompts.rest_checked)
     with contextlib.closing(open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)) as reader:
@@ -147,7 +155,15 @@ def look(source: PromptSource, prompts: PromptSet, tokenizer: Any = None, limit:
             facts.rows += 1
             row = drawn.row
             if not isinstance(row, BadRow):
-                facts.longest = max(facts.longest, len(row.tokens or ()))
+                tokens = row.tokens or ()
+                if vocabulary is not None and max(tokens, default=0) >= vocabulary:
+                    unknown = max(tokens)
+                    raise DataError(
+                        f"{reader.where(drawn.position)}: the prompt has the token {_text_of(tokenizer, unknown)} (id"
+                        f" {unknown}), and the model has embeddings for ids 0 to {vocabulary - 1}. Take the token out"
+                        " of the prompt, or resize the model"
+                    )
+                facts.longest = max(facts.longest, len(tokens))
                 facts.with_tools += row.tools is not None
             elif row.overlong and prompts.drop_overlong:
                 facts.overlong += 1
@@ -168,6 +184,11 @@ def look(source: PromptSource, prompts: PromptSet, tokenizer: Any = None, limit:
             facts.nearly = "more than " if reader.incomplete else "" if reader.rows else "about "
             facts.rows = reader.rows or round(facts.rows * reader.blocks / len(jobs))
     return facts
+
+
+def _text_of(tokenizer: Any, token: int) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return repr(tokenizer.convert_ids_to_tokens(token) if backend is None else backend.id_to_token(token))
 
 
 def _jobs(reader: Reader) -> tuple[list[Job], bool]:

@@ -30,6 +30,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+#: tokens that a note names
+_NAMED = 3
 #: a name on the Hugging Face Hub
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 #: where scripts/models/*.sh look for models; nobody's name on the Hub, which uses it itself
@@ -277,18 +279,35 @@ def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
             )
 
 
-def vocabulary_problem(model: ModelFacts, tokenizer: Any) -> str | None:
-    """Tokens of the tokenizer for which the model has no embedding, or None."""
+def check_vocabulary(model: ModelFacts, tokenizer: Any) -> str | None:
+    """Look for tokens for which the model has no embedding.
+
+    Returns:
+        A note about tokens that were added to the tokenizer, such as one for padding that no prompt contains. Prompts
+        that do contain one are bad rows: see `slime.cli.preflight_data.look`.
+
+    Raises:
+        ConfigError: The tokenizer's own vocabulary is too large.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     ids = (tokenizer if backend is None else backend).get_vocab()
-    name, largest = max(ids.items(), key=lambda item: item[1], default=("", -1))
     rows = int(model.gpt["vocab_size"])
-    if largest < rows:
+    outside = sorted((number, name) for name, number in ids.items() if number >= rows)
+    if not outside:
         return None
+    own = ids.keys() - tokenizer.get_added_vocab() if backend is None else backend.get_vocab(with_added_tokens=False)
+    has = f"and the model has embeddings for ids 0 to {rows - 1} (vocab_size {rows})"
+    for number, name in reversed(outside):
+        if name in own:
+            raise ConfigError(
+                f"the tokenizer in {model.folder} has the token {name!r} with id {number}, {has}: the tokenizer belongs"
+                " to another model"
+            )
+    more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
+    named = ", ".join(f"{name!r} ({number})" for number, name in outside[:_NAMED])
     return (
-        f"the tokenizer in {model.folder} has the token {name!r} with id {largest}, and the model has embeddings for"
-        f" ids 0 to {rows - 1} (vocab_size {rows}): the tokenizer belongs to another model, or tokens were added to it"
-        " without resizing the model"
+        f"the tokenizer in {model.folder} has {count(len(outside), 'added token')} without an embedding, {named}{more},"
+        f" {has}: texts that contain one are refused"
     )
 
 

@@ -6,7 +6,6 @@ must be present and finite and, in true-on-policy mode, the trainer's own.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from slime.errors import TrainerError
 from slime.plugin import Advantages, Estimator, EstimatorBatch
-from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
+from slime.plugins.contracts import CopiedWhenRead, check_advantages, check_untouched, copy_batch
 from slime.plugins.costly_contracts import check_permutation
 from slime.raised import naming
 
@@ -54,7 +53,7 @@ def estimate(
         kl=None if kl is None else [part.clone() for part in kl],
         values=None if values is None else [part.clone() for part in values],
         reward_parts={name: torch.from_numpy(np.array(part)) for name, part in batch.reward_parts.items()},
-        metadata=copy.deepcopy(batch.metadata),
+        metadata=CopiedWhenRead(batch.metadata),
     )
     before = copy_batch(given)
     with naming(f"{name_of(estimator)}.advantages"):
@@ -127,6 +126,22 @@ def required(batch: TrainBatch, option: str) -> list[Tensor]:
             " every sample. Use a generator that fills Sample.rollout_log_probs, or drop the option."
         )
     return [torch.from_numpy(values) for values in batch.rollout_log_probs]
+
+
+def check_tokens(batch: TrainBatch, vocabulary: int) -> None:
+    """Check that the model knows every token, which the vocabulary's padding would hide.
+
+    Raises:
+        TrainerError: It does not; the message names sample and token.
+    """
+    for sample, tokens in zip(batch.sample_ids, batch.tokens, strict=True):
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            place = int(((tokens < 0) | (tokens >= vocabulary)).nonzero()[0][0])
+            raise TrainerError(
+                f"rollout {batch.rollout}, sample {sample}: token {place} has id {tokens[place]}; expected 0 to"
+                f" {vocabulary - 1}, for which the model has embeddings (vocab_size {vocabulary}). The tokenizer has"
+                " tokens that the model does not know, or a generator made up the id."
+            )
 
 
 def check_finite(batch: TrainBatch) -> None:

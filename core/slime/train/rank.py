@@ -20,7 +20,15 @@ from slime.errors import ConfigError, TrainerError
 from slime.kit.processes.pulse import PULSE
 from slime.plugin import Estimator, EstimatorSpec
 from slime.train import parallel
-from slime.train.advantages import advantage_metrics, check_agreement, check_finite, estimate, required, whiten
+from slime.train.advantages import (
+    advantage_metrics,
+    check_agreement,
+    check_finite,
+    check_tokens,
+    estimate,
+    required,
+    whiten,
+)
 from slime.train.architecture import ModelShape, read_same_model
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
@@ -186,11 +194,12 @@ class MegatronRank:
             the batch, `loss` and `grad_norm` means over its steps, `time/...` seconds of this rank's phases.
 
         Raises:
-            TrainerError: The loss or the gradient is not finite.
+            TrainerError: The model does not know a token, or the loss or the gradient is not finite.
             PluginContractError: The estimator broke its contract.
         """
         if not batch.tokens:
             raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
+        check_tokens(batch, self._settings.vocab_size)
         algorithm = self.config.algorithm
         seconds: dict[str, float] = {}
         steps, skipped = _steps_of(batch)
