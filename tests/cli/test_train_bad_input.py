@@ -293,9 +293,9 @@ def test_a_run_folder_is_not_overwritten(refused: Refused, tmp_path: Path) -> No
     assert "the run folder outputs/run exists and is not empty" in refused()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "."])
-def test_a_run_name_stays_in_the_output_folder(refused: Refused, name: str) -> None:
-    assert f"--run-name '{name}' cannot name a folder" in refused("--run-name", name)
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "a\nb", "\x1b[31mred"])
+def test_a_run_name_stays_in_the_output_folder_and_can_be_shown(refused: Refused, name: str) -> None:
+    assert f"--run-name {name!r} cannot name a folder" in refused("--run-name", name)
 
 
 @pytest.mark.parametrize("flag", ["--load", "--initial-megatron-checkpoint"])

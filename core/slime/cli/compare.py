@@ -16,8 +16,9 @@ from slime.view.run_files import RunFolder
 _HELP = f"""\
 usage: slime compare RUN RUN [--all]
 
-Print what differs between two run folders: configuration, plugins, and metrics as
-the means of the last {WINDOW} steps that both have (of evaluations, the last one).
+Print what differs between two run folders: configuration, plugins, and metrics
+as the means of the last {WINDOW} steps that both have (of evaluations, the last
+one).
 
   --all    every metric, instead of those that `slime show` has
   --help   this text

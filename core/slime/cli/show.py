@@ -24,13 +24,13 @@ from slime.view.panels import evaluation_sets, panels
 from slime.view.run_files import RunFolder
 
 _HELP = f"""\
-usage: slime show RUN                      curves, evaluations, what went wrong
-       slime show RUN --metric NAME        one metric, step by step
-       slime show RUN [--step N] [--where FILTER] [--worst K | --best K] [--full]
-                                           samples
+usage: slime show RUN                   curves, evaluations, what went wrong
+       slime show RUN --metric NAME     one metric, step by step
+       slime show RUN [--step N] [--where FILTER] [--worst K | --best K]
+                      [--full]          samples
 
-RUN is a run folder, of a run that goes on or has ended; nothing in it is changed.
---where makes an index of its samples, in ~/.cache/slime.
+RUN is a run folder, of a run that goes on or has ended; nothing in it is
+changed. --where makes an index of its samples, in ~/.cache/slime.
 
   --step N         of rollout N
   --where FILTER   such as '{EXAMPLE}';
@@ -41,8 +41,9 @@ RUN is a run folder, of a run that goes on or has ended; nothing in it is change
   --help           this text
 
 Fields of a filter: {", ".join((*list(queries.SORTS)[:6],))},
-group, index, version, status, kind (train, dropped, eval, failed), set, finish,
-dropped, failure. Words, or a text in quotes, are searched in prompts and answers.
+group, index, version, status, kind (train, dropped, eval, failed), set,
+finish, dropped, failure. Words, or a text in quotes, are searched in prompts
+and answers.
 """
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH, _TEXT = 40, 1200

@@ -13,11 +13,11 @@ from slime.errors import ConfigError
 _HELP = """\
 usage: slime view RUN [RUN ...] [--port PORT]
 
-Show run folders in the browser, while the runs go on or after them: curves, what
-went wrong, samples by filter and text, groups, conversations, one prompt through
-the run, two runs compared. The page is served on this machine alone
-(127.0.0.1), to whoever has the address that is printed; nothing can be changed
-with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
+Show run folders in the browser, while the runs go on or after them: curves,
+what went wrong, samples by filter and text, groups, conversations, one prompt
+through the run, two runs compared. The page is served on this machine alone
+(127.0.0.1), to whoever has the address that is printed; nothing can be
+changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
   --port PORT  [a free one]
   --help       this text

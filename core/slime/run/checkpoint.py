@@ -228,7 +228,8 @@ def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
         checkpoint.check_files()
     except CheckpointError as error:
         message = str(error).rstrip(".")
-        raise CheckpointError(f"{message}.{_advice(folder, command)}") from error
+        end = "" if message.endswith("?") else "."
+        raise CheckpointError(f"{message}{end}{_advice(folder, command)}") from error
     return checkpoint
 
 
