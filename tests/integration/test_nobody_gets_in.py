@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.integration.conftest import SlimeRun, command_of, output_of
+from tests.support.strangers import stranger_can_open
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
@@ -151,6 +152,8 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     assert len(shared) == 2, shared  # of Ray, and of temporary files
     assert [folder for folder in shared if folder.stat().st_mode & 0o077] == []
     assert [path for folder in (run.root, *shared) for path in files_with(token, folder)] == []
+    memory = [path for path in files if path.is_relative_to("/dev/shm") and path.exists()]
+    assert memory and [path for path in memory if stranger_can_open(path)] == []
 
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 130, run.output

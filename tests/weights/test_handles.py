@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 import torch
+from tests.support.strangers import stranger_can_open
 
 from slime.errors import WeightSyncError
 from slime.weights.transports.tensor import SharedBucket
@@ -37,6 +41,20 @@ def test_an_unrelated_process_can_read_the_tensors_several_times() -> None:
         "empty torch.float32 (0, 4) 0.0",
     ]
     assert reader.stdout.splitlines() == expected * 2
+
+
+def test_another_user_reaches_neither_the_tensors_nor_the_process_that_keeps_them() -> None:
+    """Whatever the user's umask lets in elsewhere."""
+    before = os.umask(0)
+    try:
+        bucket = SharedBucket([("secret", torch.ones(1000))])
+        assert bucket.serialized()
+    finally:
+        os.umask(before)
+    segments = list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+    sockets = {one.laddr for child in psutil.Process().children() for one in child.net_connections("unix") if one.laddr}
+    assert segments and sockets
+    assert [path for path in (*segments, *map(Path, sockets)) if stranger_can_open(path)] == []
 
 
 def test_the_tensors_themselves_are_not_in_the_message() -> None:
