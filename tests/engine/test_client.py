@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 from tests.engine.conftest import FaultyEngine
 from tests.support.engines import wait_until_running
 
-from slime.engine.client import DirectEngines, HttpPolicyClient
+from slime.engine.client import HttpPolicyClient
+from slime.engine.direct_engines import DirectEngines
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
@@ -342,7 +344,8 @@ def test_requests_for_routed_experts_go_around_the_router_and_evaluations_do_not
 
     asyncio.run(run())
     assert b"routed" not in router.bodies[0]
-    assert (router.requests, one.requests, two.requests) == (1, 5, 0)
+    assert router.requests == 1
+    assert sorted([one.requests, two.requests]) == [2, 3], "each session has an engine for itself"
 
 
 def test_direct_requests_are_spread_and_sessions_stay() -> None:
@@ -355,6 +358,52 @@ def test_direct_requests_are_spread_and_sessions_stay() -> None:
                 assert d == c, "the engine with the fewest requests"
     with direct.engine("d") as d_again:
         assert d_again == d, "although another one is as free"
+
+
+def test_direct_requests_take_turns_whatever_the_number_of_engines() -> None:
+    direct, seen = DirectEngines(5), Counter[int]()
+    for _ in range(20):
+        with direct.engine(None) as index:
+            seen[index] += 1
+    assert seen == dict.fromkeys(range(5), 4)
+    with direct.engine(None, 3) as first, direct.engine(None, 2) as second:
+        others = [direct.engine(None) for _ in range(6)]
+        indices = [other.__enter__() for other in others]
+        assert Counter(indices) == dict.fromkeys(set(range(5)) - {first, second}, 2), "until all have two"
+        with direct.engine(None) as more:
+            assert more == second
+        for other in others:
+            other.__exit__(None, None, None)
+    with direct.engine(None) as index:
+        assert index in range(5)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_an_abort_goes_to_the_engine_that_was_asked(direct: bool, faulty_engine: Callable[..., FaultyEngine]) -> None:
+    asked = threading.Event()
+
+    def slow(_: bytes) -> tuple[int, bytes]:
+        asked.wait(20)
+        return 200, answer()
+
+    engines = [faulty_engine(slow) for _ in range(3)]
+    router = faulty_engine(slow)
+
+    async def run() -> None:
+        async with HttpPolicyClient(router.url, timeout_s=30, direct=direct) as client:
+            client.connect(router.url, [engine.url for engine in engines])
+            request = asyncio.ensure_future(client.generate(PROMPT, ONE, rid="name"))
+            while not any(engine.requests for engine in (router, *engines)):
+                await asyncio.sleep(0.01)
+            aborting = asyncio.ensure_future(client.abort(["name"]))
+            while sum(engine.requests for engine in (router, *engines)) < (2 if direct else 4):
+                await asyncio.sleep(0.01)
+            asked.set()
+            await asyncio.gather(request, aborting)
+
+    asyncio.run(run())
+    counts = sorted(engine.requests for engine in engines)
+    assert (router.requests, counts) == ((0, [0, 0, 2]) if direct else (1, [1, 1, 1]))
 
 
 def test_a_nan_log_prob_is_an_error(faulty_engine: Callable[..., FaultyEngine]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import random
 import uuid
 from binascii import a2b_base64
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -23,6 +23,7 @@ import orjson
 from yarl import URL
 
 from slime.engine.control import bearer
+from slime.engine.direct_engines import DirectEngines
 from slime.engine.keys import EngineKeys
 from slime.engine.together import LONGEST_TOGETHER, Answer, Request, Together
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
@@ -80,36 +81,6 @@ class FairSlots:
             self._free -= 1
 
 
-class DirectEngines:
-    """Chooses an engine for each request, as the router does.
-
-    A session stays on its engine. Everything else goes to the engine with the fewest requests.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._requests = [0] * count
-        self._of_session: OrderedDict[str, int] = OrderedDict()
-
-    @contextmanager
-    def engine(self, session: str | None, requests: int = 1) -> Iterator[int]:
-        """The index of the engine for a request, or several in one message, that run in the body."""
-        index = None if session is None else self._of_session.get(session)
-        if index is None:
-            index = min(range(len(self._requests)), key=self._requests.__getitem__)
-        if session is not None:
-            self._of_session[session] = index
-            self._of_session.move_to_end(session)
-            if len(self._of_session) > _SESSIONS:
-                self._of_session.popitem(last=False)
-        self._requests[index] += requests
-        try:
-            yield index
-        finally:
-            self._requests[index] -= requests
-
-
-#: sessions whose engine is remembered; of the others, an engine has hardly a prefix cached
-_SESSIONS = 2**16
 #: header by which the router keeps the requests of one session on one engine
 _SESSION_HEADER = "X-SMG-Routing-Key"
 #: status with which the router answers while it has no engine
@@ -146,6 +117,7 @@ class HttpPolicyClient:
         vocab_size: int | None = None,
         routed_layers: int | None = None,
         together: bool = False,
+        direct: bool = False,
     ) -> None:
         """Does not connect yet.
 
@@ -159,6 +131,8 @@ class HttpPolicyClient:
                 go to the engines directly, because the router drops the question. Evaluations do not ask.
             together: Send requests of the same moment in one message if their answers are short. Such messages go to
                 the engines directly, because the router does not know seeds and names of several.
+            direct: Send all requests to the engines directly, and aborts only to the engine that has the request.
+                Through the router, every engine gets every abort.
         """
         self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
         self._abort_headers = bearer(None if keys is None else keys.admin)
@@ -168,8 +142,11 @@ class HttpPolicyClient:
         self._slots = FairSlots(concurrency)
         #: name of a request that still waits for a slot -> whether it was aborted
         self._unsent: dict[str, bool] = {}
+        #: name of a request that was sent to an engine directly -> that engine's address for aborts
+        self._asked: dict[str, URL] = {}
         self._vocab_size = vocab_size
         self._routed_layers = routed_layers
+        self._always = direct
         self._together = Together(self._ask_together, lambda: len(self._engine_urls)) if together else None
         self._session: aiohttp.ClientSession | None = None
 
@@ -249,7 +226,7 @@ class HttpPolicyClient:
                         if together is not None:
                             answer, url = await together.ask(request)
                         else:
-                            with self._chosen(session, direct=routed or direct) as url:
+                            with self._chosen([name], session, direct=routed or direct or self._always) as url:
                                 answer = await self._ask(url, request, session)
                 except TimeoutError:
                     raise DeadlineError(
@@ -280,7 +257,7 @@ class HttpPolicyClient:
             "return_logprob": True,
         }
         try:
-            with self._chosen(None, direct=True, requests=len(requests)) as url:
+            with self._chosen(message["rid"], None, direct=True) as url:
                 answers = _fields(await self._post(url, _encoded(message), self._headers), url)
         except RequestRefusedError:
             # One of them is at fault, and must not take the others with it. The engine may still be busy with those, so
@@ -296,21 +273,27 @@ class HttpPolicyClient:
         return [(answer, url) for answer in answers]
 
     @contextmanager
-    def _chosen(self, session: str | None, *, direct: bool, requests: int = 1) -> Iterator[URL]:
-        """Where to send a request, or several in one message, that run in the body."""
+    def _chosen(self, names: Sequence[str], session: str | None, *, direct: bool) -> Iterator[URL]:
+        """Where to send the requests of these names, in one message, that run in the body."""
         if not direct:
             yield self._url
             return
         if not self._engine_urls:
             raise NoEngineError(f"POST {self._url}: no engine is there to take the request")
-        with self._direct.engine(session, requests) as index:
-            yield self._engine_urls[index]
+        with self._direct.engine(session, len(names)) as index:
+            self._asked |= dict.fromkeys(names, self._abort_urls[index])
+            try:
+                yield self._engine_urls[index]
+            finally:
+                for name in names:
+                    self._asked.pop(name, None)
 
     async def abort(self, rids: Collection[str]) -> None:
         """End the requests of these names; they return the tokens they have, with finish reason "abort".
 
-        Requests that still wait for a slot are never sent. For each of the others, every engine gets a message, and
-        ignores it if it does not have the request. A request that has not reached an engine yet is not aborted.
+        Requests that still wait for a slot are never sent. For each of the others the engine that was asked directly
+        gets a message; if the router chose it, every engine does, and ignores it if it does not have the request. A
+        request that has not reached an engine yet is not aborted.
 
         Raises:
             EngineError: If an engine does not accept the message.
@@ -334,7 +317,9 @@ class HttpPolicyClient:
             if response.status != 200:
                 raise EngineError(f"POST {url}: status {response.status}")
 
-        await asyncio.gather(*(send(url, rid) for url in self._abort_urls for rid in sent))
+        everywhere, known = self._abort_urls, set(self._abort_urls)  # one that is gone has no request any more
+        to_send = [(url, rid) for rid in sent for url in ((self._asked[rid],) if rid in self._asked else everywhere)]
+        await asyncio.gather(*(send(url, rid) for url, rid in to_send if url in known))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:

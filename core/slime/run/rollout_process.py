@@ -63,6 +63,8 @@ async def build_rollout_process(
             # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
             # first must be decided by their own requests.
             together=config.restarts_engines and not config.aborts_surplus,
+            # The router does not say which engine has a request: each of them would get each of the aborts.
+            direct=config.restarts_engines and config.aborts_surplus,
         )
     repeating = None
     if client is not None and config.restarts_engines:
