@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slime.cli.predicted_memory import memory_lines
+from slime.cli.predicted_sync import sync_lines
 from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
@@ -30,6 +31,7 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         "memory": memory_lines(
             config, checked.model.architecture, critic=checked.with_critic, with_engines=checked.with_engines
         ),
+        "weight sync": sync_lines(config, checked.model.architecture) if checked.with_engines else [],
         "network": _network(config),
         "plugins": _plugins(checked),
         "checkpoints": _checkpoints(config),

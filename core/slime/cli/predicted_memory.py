@@ -22,7 +22,7 @@ from slime.weights.lora import Lora, adapter_rules, lora_of
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 #: a router's bias: always float32, and not trained by gradients
-_FROZEN = ".router.expert_bias"
+FROZEN = ".router.expert_bias"
 _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
 #: of layers for multi-token prediction, which neither engines nor a critic have
 _PREDICTING = "mtp."
@@ -216,7 +216,7 @@ def _model_memory(
         trained = 0.0 if lora is not None else held
         if lora is not None and any(name.removesuffix(".weight") in lora.modules for name in rule.hf):
             trained = sum(_held(one, config, tensor) for one in adapter_rules(rule, lora))
-        frozen = rule.megatron.endswith(_FROZEN)
+        frozen = rule.megatron.endswith(FROZEN)
         for stage in _stages(rule, layers, pipeline, tied=output and _tied(model)):
             weights[stage] += held * (4 if frozen else weight) + (trained * weight if lora is not None else 0)
             if not frozen:

@@ -1,0 +1,167 @@
+"""The bytes and seconds of a weight sync, from model, layout and the bandwidths of the links.
+
+A sync is bound by its links: the full tensors are gathered on rank 0, bucket by bucket, and each bucket is sent before
+the next one is gathered, so the seconds of the parts add up. What is not in the prediction: the calls to the engines
+(milliseconds), and engines that load more slowly than bytes arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.architecture import Architecture
+from slime.cli.predicted_memory import FROZEN, not_predicted, rank_memory
+from slime.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidths:
+    """Bytes per second of one direction of each link."""
+
+    #: between nodes: one adapter of 400 Gb/s on the node of rank 0
+    network: float = 50e9
+    #: between the GPUs of a node
+    device: float = 300e9
+    #: from one place of a device's memory to another
+    memory: float = 1500e9
+    #: of the shared folder, for one writer, and for all readers together
+    disk_write: float = 2e9
+    disk_read: float = 10e9
+
+
+#: assumed of a cluster of GPUs
+GPUS = Bandwidths()
+#: assumed of a machine without GPUs, where everything is a copy in memory
+CPUS = Bandwidths(network=1e9, device=3e9, memory=5e9, disk_write=1e9, disk_read=2e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a sync."""
+
+    doing: str
+    bytes: float
+    bandwidth: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.bytes / self.bandwidth
+
+
+def weight_bytes(config: RunConfig, model: Architecture) -> float:
+    """Bytes of the full weights as they are sent, in the trainer's type."""
+    dense, experts, frozen = _numbers(model)
+    return (dense + experts) * _size(config) + frozen * 4
+
+
+def sync_parts(
+    config: RunConfig, model: Architecture, links: Bandwidths, *, transport: str | None = None
+) -> list[Part]:
+    """What a sync does, one part after the other.
+
+    Args:
+        config: The run.
+        model: Its model.
+        links: What the links carry.
+        transport: Instead of the run's `--update-weight-transport`.
+    """
+    transport = transport or config.sync.update_weight_transport
+    whole, engines = weight_bytes(config, model), config.num_engines
+    here, there = _gathered(config, model)
+    parts = [
+        Part("gathering from this node", here, links.device),
+        Part("gathering from other nodes", there, links.network),
+    ]
+    if transport == "tensor":
+        parts.append(Part("copying to shared memory", whole, links.memory))
+        parts.append(Part("loading by the engines", engines * whole, links.device))
+    elif transport == "disk":
+        parts.append(Part("writing", whole, links.disk_write))
+        parts.append(Part("reading by the engines", engines * whole, links.disk_read))
+    else:
+        # A broadcast is passed on from engine to engine while it arrives, so their number does not count.
+        parts.append(Part("broadcasting", whole, links.device if _one_machine(config) else links.network))
+    return [part for part in parts if part.bytes]
+
+
+def sync_lines(config: RunConfig, model: Architecture) -> Iterator[str]:
+    """The prediction, for users."""
+    transport = config.sync.update_weight_transport
+    whole = weight_bytes(config, model)
+    if (option := not_predicted(config)) is not None:
+        yield f"{_size_text(whole)} by {transport}; seconds not predicted with {option}"
+        return
+    links = GPUS if config.on_gpu else CPUS
+    parts = sync_parts(config, model, links)
+    what = " + ".join(f"{part.doing} {_size_text(part.bytes)} {_seconds_text(part.seconds)}" for part in parts)
+    total = _seconds_text(sum(part.seconds for part in parts))
+    yield f"{_size_text(whole)} by {transport}, about {total} = {what}"
+    used = {
+        "between nodes": (links.network, any("other nodes" in part.doing for part in parts) or _by_network(config)),
+        "within a node": (links.device, True),
+        "to disk": (links.disk_write, transport == "disk"),
+        "from disk": (links.disk_read, transport == "disk"),
+    }
+    assumed = ", ".join(f"{rate / 1e9:g} GB/s {where}" for where, (rate, counts) in used.items() if counts)
+    yield f"assumed, not measured: {assumed} (docs/training.md)"
+
+
+# --- the arithmetic ----------------------------------------------------------------------------------
+
+
+def _numbers(model: Architecture) -> tuple[float, float, float]:
+    """The numbers of dense tensors, of experts, and of routers' biases, which are always float32."""
+    counts = {"dense": 0.0, "experts": 0.0, "frozen": 0.0}
+    for rule in model.rules:
+        kind = "frozen" if rule.megatron.endswith(FROZEN) else "dense" if rule.expert is None else "experts"
+        counts[kind] += sum(map(math.prod, rule.shapes))
+    return counts["dense"], counts["experts"], counts["frozen"]
+
+
+def _gathered(config: RunConfig, model: Architecture) -> tuple[float, float]:
+    """Bytes that rank 0 gets from ranks of its own node, and of other nodes.
+
+    Consecutive ranks are on a node. Those of a pipeline stage follow one another, and within a stage first those that
+    divide tensors.
+    """
+    stated = config.megatron
+    tensor, pipeline, expert = (
+        int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
+    )
+    experts_over = expert * int(stated.get("expert_tensor_parallel_size") or tensor)
+    node = config.cluster.actor_num_gpus_per_node
+    stages = min(pipeline, max(1, node * pipeline // config.world_size))
+    dense, experts, frozen = _numbers(model)
+    size = _size(config)
+    on_node = (
+        stages
+        / pipeline
+        * (dense * size * min(1.0, node / tensor) + experts * size * min(1.0, node / experts_over) + frozen * 4)
+    )
+    held = rank_memory(config, model)[0].weights
+    return max(0.0, on_node - held), weight_bytes(config, model) - max(on_node, held)
+
+
+def _size(config: RunConfig) -> int:
+    """Bytes of a number of the trainer's weights."""
+    return 2 if config.megatron.get("bf16") or config.megatron.get("fp16") else 4
+
+
+def _one_machine(config: RunConfig) -> bool:
+    return config.cluster.ray_address is None
+
+
+def _by_network(config: RunConfig) -> bool:
+    return config.sync.update_weight_transport == "distributed" and not _one_machine(config)
+
+
+def _size_text(size: float) -> str:
+    """In the units of bandwidths, powers of ten."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
