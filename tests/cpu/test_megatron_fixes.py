@@ -26,3 +26,13 @@ def test_a_weight_gradient_is_added_to_the_sum(dtype: torch.dtype) -> None:
     add_weight_gradient(rows, grad, total)
     assert total.dtype == torch.float32
     assert torch.allclose(total, want, atol=1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_linear_layers_leave_autocast_alone() -> None:
+    import slime.train  # noqa: F401 - installs the import hook
+    from megatron.core.tensor_parallel import layers
+
+    for function in (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumulationAndAsyncCommunication):
+        for step in (function.forward, function.backward):
+            assert step.__globals__["__name__"] == layers.__name__
+            assert not hasattr(step, "__wrapped__")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,8 +87,15 @@ class _Done:
         pass
 
 
-def _sum_in_product(module: Any) -> None:
-    """A matrix product can add to its output. Megatron uses this for gradients of weights, by an extension for CUDA."""
+def _linear_layers(module: Any) -> None:
+    """Gradients of weights are added to their sum by the matrix product itself, and nothing asks about autocast.
+
+    Megatron sums so by an extension for CUDA. It runs both passes of every linear layer in an autocast context of their
+    own, which costs more than the other Python code of the layer; slime never uses autocast.
+    """
+    for function in (module.LinearWithFrozenWeight, module.LinearWithGradAccumulationAndAsyncCommunication):
+        function.forward = staticmethod(inspect.unwrap(function.forward))
+        function.backward = staticmethod(inspect.unwrap(function.backward))
     module.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
         wgrad_gemm_accum_fp32=add_weight_gradient, wgrad_gemm_accum_fp16=add_weight_gradient
     )
@@ -139,7 +147,7 @@ FIXES: dict[str, Callable[[Any], None]] = {
     "megatron.core.distributed.param_and_grad_buffer": _groups_of_one,
     "megatron.core.fusions.fused_bias_swiglu": _swiglu,
     "megatron.core.jit": _no_compile,
-    "megatron.core.tensor_parallel.layers": _sum_in_product,
+    "megatron.core.tensor_parallel.layers": _linear_layers,
     **_WITHOUT_TE,
     "megatron.core.tensor_parallel.random": _random_state,
 }
