@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import slime.train  # noqa: F401 - installs the hook on imports of megatron.core
 from slime.cpu.megatron_fixes import add_weight_gradient, swiglu, swiglu_back
 
 
@@ -29,7 +30,6 @@ def test_a_weight_gradient_is_added_to_the_sum(dtype: torch.dtype) -> None:
 
 
 def test_linear_layers_leave_autocast_alone() -> None:
-    import slime.train  # noqa: F401 - installs the import hook
     from megatron.core.tensor_parallel import layers
 
     for function in (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumulationAndAsyncCommunication):
