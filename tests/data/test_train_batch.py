@@ -35,6 +35,12 @@ def test_columns_keep_group_order_and_exact_tokens() -> None:
     assert batch.rollout_ids.tolist() == [0, 1, 1]
 
 
+def test_errors_name_samples_by_their_index_and_those_without_one_by_minus_one() -> None:
+    group = Group(0, [sample(0, 4), sample(0, 0), sample(0, 1, rollout_id=9)])
+    group.samples[2].index = None
+    assert TrainBatch.from_groups([group], rollout=0, num_steps=1).sample_ids.tolist() == [4, 0, -1]
+
+
 def test_parts_of_rewards_and_metadata_are_columns() -> None:
     rewards = [0.5, {"score": 2.0, "fmt": 1.0}, {"score": 1.0, "len": -0.5, "fmt": 0.0}]
     group = Group(0, [sample(0, n, reward=reward, metadata={"level": n}) for n, reward in enumerate(rewards)])

@@ -52,7 +52,7 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_critic_checkpoint.py",
             ),
             ("tests/oracles",),
-            ("tests/train/test_layouts.py",),
+            ("tests/train/test_layouts.py", "tests/train/test_families.py"),
             ("tests/integration/test_algorithms.py",),
         ),
     ),
@@ -64,6 +64,7 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_packing.py",
                 "tests/train/test_splitting.py",
                 "tests/train/test_logprob.py",
+                "tests/train/test_flops.py",
                 "tests/train/test_rank_alone.py",
             ),
             (
@@ -88,6 +89,7 @@ AREAS: dict[str, Area] = {
         (
             (
                 "tests/rollout/test_ledger.py",
+                "tests/rollout/test_staleness.py",
                 "tests/rollout/test_exactly_once.py",
                 "tests/rollout/test_collect.py",
                 "tests/rollout/test_first_finished.py",

@@ -284,6 +284,26 @@ def test_a_request_that_continues_after_an_abort_is_cancelled_at_once(monkeypatc
     assert policy.cancelled == 2 * SAMPLES
 
 
+def test_a_generator_that_never_ends_keeps_nobody_waiting_and_its_prompts_start_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_batch, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(open_batch, "_SCORING_GRACE_S", 0.0)
+
+    class Deaf(StubEngines):
+        """Answers group 1, and never says that it has aborted the others."""
+
+        async def _answer(self, tokens: list[int], sampling: SamplingParams, name: str) -> Generation:
+            if tokens[0] != 1:
+                await asyncio.Event().wait()
+            return await super()._answer(tokens, sampling, name)
+
+    run = OverSampling(Deaf(0), want=1, draw=3, keep=True)
+    [first] = asyncio.run(run.collect(0))
+    assert indices(first.groups) == [1]
+    assert sorted(run.waiting()) == [0, 2] and first.metrics["rollout/kept_tokens"] == 0
+
+
 def test_dead_engines_end_the_rollout_and_leave_no_tasks() -> None:
     engines = Paced(lambda _: True)
     engines.deadly_rate = 0.4

@@ -66,6 +66,12 @@ def test_rewards_are_assigned_in_order() -> None:
     assert [sample.reward for sample in samples] == [0.25, 1.0]
 
 
+def test_a_reward_without_worker_processes_reports_no_restarts() -> None:
+    one = scorer(FaultyReward([Reward(0.25)]), RewardSpec(name="r", factory="nowhere:R"), "reward r")
+    asyncio.run(one.score([finished()], BusyClock()))
+    assert [name for name in one.metrics() if name.endswith("/restarts")] == []
+
+
 def test_parts_are_kept_in_addition_to_the_score() -> None:
     [sample] = samples = [finished()]
     score(FaultyReward([Reward(0.5, {"format": np.float32(1.0)})]), samples)

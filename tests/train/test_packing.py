@@ -54,6 +54,18 @@ def test_routers_learn_the_part_of_the_step_that_a_micro_batch_is() -> None:
     assert rule().pack(batch, [3, 0]).routed.share == 0.0, "outside of training"
 
 
+@pytest.mark.parametrize("samples", [[2], [3, 0]])
+def test_recorded_routes_are_packed_as_the_tokens_and_padding_has_none(samples: list[int]) -> None:
+    batch = make_batch(samples=5)
+    routes = [np.full((len(tokens) - 1, 2, 3), i, dtype=np.uint8) for i, tokens in enumerate(batch.tokens)]
+    ranks = [replace(rule(tp=4), tp_rank=rank).pack(batch, samples, routes=routes) for rank in range(4)]
+    found = torch.cat([rank.routed.routes for rank in ranks if rank.routed.routes is not None])
+    lengths = [len(routes[i]) for i in samples]
+    padding = -sum(lengths) % 4
+    expected = np.repeat([*samples, -1], [*lengths, padding])
+    assert found.shape[1:] == (2, 3) and (found == torch.from_numpy(expected)[:, None, None]).all()
+
+
 def test_each_sequence_parallel_rank_learns_which_of_its_rows_pad() -> None:
     batch = make_batch(samples=5)
     samples = next([i] for i in range(5) if (len(batch.tokens[i]) - 1) % 4)

@@ -15,11 +15,30 @@ from tests.weights.megatron_ranks import build, run_ranks
 
 from slime.errors import CheckpointError, ConfigError
 from slime.weights import load_hf
+from slime.weights.hf_config import tokenizer_code
 
 
 @pytest.fixture
 def folder(model_folder: Folders, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_folder("qwen3", tied=True), tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "code"),
+    [
+        ({"AutoTokenizer": ["own.Slow", "own.Fast"]}, "own.Fast"),
+        ({"AutoTokenizer": ["own.Slow", None]}, "own.Slow"),
+        ({"AutoTokenizer": [None, None]}, None),
+        ({"AutoTokenizer": "own.Only"}, "own.Only"),
+        ({"AutoModel": "own.Model"}, None),
+        (["own.Slow", None], "own.Slow"),
+    ],
+)
+def test_the_code_of_a_tokenizer_is_the_class_that_transformers_would_use(
+    stated: object, code: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": stated}))
+    assert tokenizer_code(tmp_path) == code
 
 
 def _rewrite(folder: Path, drop: str = "", **changed: torch.Tensor) -> None:
