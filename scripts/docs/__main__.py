@@ -17,7 +17,7 @@ import yaml
 from scripts.docs.reference import pages
 
 ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 300
+_TIMEOUT_S = 500
 
 
 def build(site: Path) -> None:
@@ -68,4 +68,6 @@ def _pages_of(nav: object) -> list[str]:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve())
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve()
+    build(target)
+    print(f"open {target / 'index.html'}")

@@ -53,6 +53,8 @@ search:
 Read from the {name} that was installed where this site was built. {names} For example {example}; in a run file they are
 keys of `{table}`. The texts are {name}'s own.
 """
+#: characters of a flag or default that stay on one line
+_LONG = 36
 _SPELLED = {
     MEGATRON: {"names": "The names are Megatron's own.", "example": "`--tensor-model-parallel-size 2`"},
     SGLANG: {"names": "The names have the prefix `--sglang-`.", "example": "`--sglang-mem-fraction-static 0.8`"},
@@ -100,6 +102,11 @@ def _cell(text: str) -> str:
     return re.sub(r"\bdocs/([\w/-]+)\.md", r"[\1](../\1.md)", text)
 
 
+def _code(text: str) -> str:
+    """Code in a cell; the style sheet breaks long ones into lines, and no others."""
+    return f"`{_cell(text)}`{'{ .long }' * (len(text) > _LONG)}" if text else ""
+
+
 def _values(flag: Flag) -> str:
     if flag.type.arity is Arity.SWITCH:
         return "switch"
@@ -117,9 +124,9 @@ def _flag_rows(flags: Iterable[Flag]) -> list[str]:
         if flag.alias_of in by_name:
             continue
         spelled = [flag.spelled, *(other.spelled for other in by_name.values() if other.alias_of == flag.name)]
-        default = f"`{_cell(flag.default)}`" if flag.default else ""
-        names = "<br>".join(f"`{name}`" for name in spelled)
-        rows.append(f"| {names} | {_cell(_values(flag))} | {default} | {_cell(flag.help)} |")
+        default = {"None": "", "True": "true", "False": "false"}.get(flag.default, flag.default)
+        names = "<br>".join(map(_code, spelled))
+        rows.append(f"| {names} | {_cell(_values(flag))} | {_code(default)} | {_cell(flag.help)} |")
     return rows
 
 
@@ -154,7 +161,7 @@ def _default(value: object) -> str:
     """A default as it is written in a run file."""
     if value is None or value in ((), [], {}, ""):
         return ""
-    return f"`{_cell(str(value).lower() if isinstance(value, bool) else str(value))}`"
+    return _code(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _components_page() -> str:

@@ -14,8 +14,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+import yaml
 from scripts.docs.__main__ import navigation_problem
 from scripts.docs.reference import LIBRARIES, hooks, public_names
+from scripts.docs.reference import pages as reference_pages
 
 from slime.config.flag_table import flags_of
 from slime.config.run_config import SECTIONS
@@ -50,7 +52,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "scripts.docs", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -150,6 +152,15 @@ def test_the_reference_is_made_without_torch() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "docs" / "reference").mkdir()
+    for name in reference_pages():
+        (tmp_path / "docs" / "reference" / name).touch()
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert navigation_problem(tmp_path / "docs", nav) is None
 
 
 def test_a_page_outside_the_navigation_is_refused(tmp_path: Path) -> None:
