@@ -12,6 +12,7 @@ from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import (
     CheckpointError,
+    ClusterError,
     DeadlineError,
     EngineError,
     EngineStartError,
@@ -25,6 +26,7 @@ from slime.errors import (
 from slime.run import recovery
 from slime.run.engines import ROUTER
 from slime.run.recovery import Recovery
+from slime.run.restarts import is_curable
 
 URLS = ["http://a", "http://b"]
 
@@ -57,6 +59,11 @@ class FaultyEngines:
         self.starts: list[Call] = []
         self.router_answers = True
         self.deaf: EngineError | None = None
+        #: the nodes that have left the cluster, by engine
+        self.left: dict[int, str] = {}
+
+    def node_left(self, index: int) -> str | None:
+        return self.left.get(index)
 
     def lost(self) -> list[tuple[str, SlimeError]]:
         ended, self.ended = self.ended, []
@@ -229,6 +236,26 @@ def test_an_engine_that_does_not_start_is_tried_again_and_then_its_error_ends_th
         for _ in range(3):
             bench.end("engine 0")
     assert bench.engines.events == ["end 0", "start 0"] * 2
+
+
+def test_an_engine_whose_node_has_left_is_not_started_there_but_the_whole_run_is_elsewhere() -> None:
+    bench = Bench()
+    bench.engines.left[1] = "10.0.0.2"
+    with pytest.raises(ClusterError, match=r"engine 1's node 10\.0\.0\.2 has left .*\nengine 1 was killed") as caught:
+        bench.end("engine 1")
+    assert is_curable(caught.value, first=True)
+    assert not bench.told.restarts and not bench.engines.events
+
+
+def test_a_node_that_is_missed_while_its_engine_is_being_started_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_NODE_S", 0.0)
+    bench = Bench()
+    bench.engines.starts = [Call(finished=False)]
+    bench.end("engine 1")  # the cluster has not noticed yet that its node is gone
+    assert bench.engines.events == ["end 1", "start 1"]
+    bench.engines.left[1] = "10.0.0.2"
+    with pytest.raises(ClusterError, match=r"engine 1's node 10\.0\.0\.2 has left"):
+        bench.watch()
 
 
 def test_the_router_is_restarted_in_front_of_the_engines_that_serve() -> None:

@@ -23,6 +23,7 @@ from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
 from slime.run.host_watch import Part
+from slime.run.ray_session import live_nodes
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
 
@@ -270,6 +271,11 @@ class Engines:
         timeout_s = self._config.cluster.startup_timeout_s
         arguments = (index, spec, self._reachable, timeout_s)
         return self._workers.renew(index, options, _FACTORY, arguments, timeout_s=timeout_s + 5)
+
+    def node_left(self, index: int) -> str | None:
+        """The address of an engine's node, if that is no longer in the cluster; None if it is."""
+        host = str(urlsplit(self.urls[index]).hostname)
+        return host if self._reachable and host not in live_nodes() else None
 
     def started(self, index: int) -> None:
         """An engine runs again: `lost` looks after it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ray.exceptions import (
     ActorDiedError,
+    ActorUnavailableError,
     ActorUnschedulableError,
     NodeDiedError,
     ObjectLostError,
@@ -21,11 +22,13 @@ from ray.exceptions import (
 
 from slime.errors import ClusterError, ProcessDiedError, SlimeError, without_escapes
 from slime.run.deaths import cause_of_death, memory_now
-from slime.run.ray_session import ray_failure
+from slime.run.ray_session import live_nodes, ray_failure
 
 #: a process of Ray's table of memory users: id, GiB, command
 _USER = re.compile(r"^(\d+)\t(\d+(?:\.\d+)?)\t(.+)$", re.MULTILINE)
 _TOP = 5
+#: what Ray says of an actor whose node is gone, after the health check or at once
+_NODE_LOST = re.compile(r"marked dead|its node has died|actor's node was terminated")
 #: what the rarer errors mean and what to do
 _MEANING: dict[type[RayError], str] = {
     OutOfDiskError: "the disk of Ray's temporary folder is full (RAY_TMPDIR sets the folder)",
@@ -67,9 +70,12 @@ def _number(text: str) -> str:
 def _cause(error: RayError, text: str, log: Path) -> str:
     if isinstance(error, ActorDiedError) and "creation task" in text:
         return f"it failed at its start: {text.strip().splitlines()[-1].strip()}"
-    if "marked dead" in text:
+    if _NODE_LOST.search(text):
         return "its node ended or cannot be reached"
-    return cause_of_death(log)
+    cause = cause_of_death(log)
+    if isinstance(error, ActorUnavailableError) and len(live_nodes()) > 1:
+        return f"{cause}; or its node is gone, which Ray knows half a minute later only"
+    return cause
 
 
 def _out_of_memory(text: str, who: str) -> str:

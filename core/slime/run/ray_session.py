@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
-from slime.errors import ClusterStartError, ConfigError, DeadlineError, disk_problem
+from slime.errors import ClusterError, ClusterStartError, ConfigError, DeadlineError, disk_problem
 from slime.kit.processes import describe_exit
 from slime.run.signals import interruptions_kept, uninterrupted
 
@@ -53,6 +54,8 @@ _LAST_WORDS = 5
 _TAIL_CHARS = 256 * 1024
 #: of a GPU, for Ray's books: a rank and an engine share it
 _SHARE = 0.5
+#: seconds between two looks whether the GPUs of a lost node are back
+_GPUS_S = 1.0
 
 
 @contextmanager
@@ -302,6 +305,11 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=_KILL_S)
 
 
+def live_nodes() -> set[str]:
+    """Addresses of the nodes that the Ray cluster has now. It notices within half a minute that one has left."""
+    return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
 # --- devices -------------------------------------------------------------------------------------
 
 
@@ -321,14 +329,22 @@ class Placement:
             remove_placement_group(self.group)
 
 
-def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
+def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = False) -> Placement:
     """Reserve devices for training ranks and engines.
 
     On CPU, processes need no devices. On GPUs there is one bundle per rank, packed on as few nodes as possible with
     the ranks of a node adjacent, and one per engine; with `--colocate` an engine has a share of the bundles of adjacent
     ranks of one node instead.
 
+    Args:
+        config: The run.
+        ranks: Its training ranks.
+        num_engines: Its engines.
+        again: Whether an earlier attempt had its devices. A node that was lost since may come back, or be replaced, so
+            they are waited for.
+
     Raises:
+        ClusterError: Devices that an earlier attempt had did not come back in time.
         ConfigError: The cluster has too few GPUs, or, with `--colocate`, not enough on one node for an engine.
         DeadlineError: The GPUs did not become free in time.
     """
@@ -338,15 +354,19 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     shares = config.cluster.colocate and ranks > 0
     own = 0 if shares else num_engines
     wanted = f"{ranks} training ranks" + ("" if shares else f" + {num_engines} engines x {per_engine}")
-    need, have = ranks + own * per_engine, int(ray.cluster_resources().get("GPU", 0))
-    if need > have:
+    need, timeout_s = ranks + own * per_engine, config.cluster.startup_timeout_s
+    if (have := _gpus(need, timeout_s if again else 0.0)) < need:
+        missing = f"the run needs {need} GPUs ({wanted}) and Ray sees {have}"
+        if again:
+            raise ClusterError(
+                f"{missing}; those of a lost node did not come back in {timeout_s:.0f} s (--startup-timeout-s)."
+            )
         raise ConfigError(
-            f"the run needs {need} GPUs ({wanted}) and Ray sees {have}. Lower --actor-num-gpus-per-node or"
-            " --rollout-num-gpus, or pass --ray-address of a larger cluster."
+            f"{missing}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or pass --ray-address of a larger"
+            " cluster."
         )
     bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks + [{"GPU": float(per_engine), "CPU": 1.0}] * own
     group = placement_group(bundles, strategy="PACK")
-    timeout_s = config.cluster.startup_timeout_s
     ready, _ = ray.wait([group.ready()], timeout=timeout_s)
     if not ready:
         remove_placement_group(group)
@@ -377,6 +397,14 @@ def place(config: RunConfig, *, ranks: int, num_engines: int) -> Placement:
     trainer = [options(index, 1) for index in by_node]
     engines = [options(ranks + index, per_engine) for index in range(num_engines)]
     return Placement(trainer, engines, group)
+
+
+def _gpus(need: int, wait_s: float) -> int:
+    """How many GPUs the cluster has; waits for at most `wait_s` until it has as many as are needed."""
+    deadline = time.monotonic() + wait_s
+    while (have := int(ray.cluster_resources().get("GPU", 0))) < need and time.monotonic() < deadline:
+        time.sleep(_GPUS_S)
+    return have
 
 
 def engines_on_ranks(nodes: Sequence[str], num_engines: int, per_engine: int) -> list[list[int]] | None:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 _ENDING_S = 20.0
 #: seconds after a failed weight sync in which the end of an engine is noticed
 _NOTICED_S = 10.0
+#: seconds between two questions whether the node of an engine that is being started is still there
+_NODE_S = 5.0
 
 T = TypeVar("T")
 
@@ -44,9 +46,13 @@ T = TypeVar("T")
 class _Lost:
     """A part that is out of service."""
 
+    #: how it was lost
+    error: SlimeError
     #: monotonic seconds: since when, and until when it is to have ended, or to run again
     since: float
     deadline: float
+    #: monotonic seconds: when the cluster is to be asked for the engine's node
+    ask_node_at: float
     #: of an engine: its end, then its start
     ending: PendingCall | None = None
     starting: PendingCall | None = None
@@ -150,11 +156,13 @@ class Recovery:
         kind = "router" if owner == ROUTER else "engine"
         if not self._active:
             raise error
+        if kind == "engine":
+            self._require_node(owner, error)
         if (used := self._observer.restarts.total()) >= (most := self._config.cluster.max_restarts):
             raise type(error)(f"{error}\nIt is not restarted: {used} of {most} restarts (--max-restarts) are used up.")
         now, lost = time.monotonic(), self._lost.get(owner)
         self._observer.part_lost(kind, owner, str(error))
-        self._lost[owner] = fresh = _Lost(now if lost is None else lost.since, now + _ENDING_S)
+        self._lost[owner] = fresh = _Lost(error, now if lost is None else lost.since, now + _ENDING_S, now + _NODE_S)
         if owner == ROUTER:
             fresh.deadline = now + self._config.cluster.startup_timeout_s
             self._engines.restart_router(self._serving())
@@ -176,6 +184,20 @@ class Recovery:
                 lost.deadline = time.monotonic() + lost.starting.timeout_s
         elif not lost.runs and (late or lost.starting.finished):
             self._started(owner, lost, lost.starting, late)
+        elif not lost.runs and time.monotonic() > lost.ask_node_at:
+            lost.ask_node_at = time.monotonic() + _NODE_S
+            self._require_node(owner, lost.error)
+
+    def _require_node(self, owner: str, error: SlimeError) -> None:
+        """Raise if the node of an engine has left: at its address nothing can be started, and Ray would wait for it.
+
+        Another attempt of the whole run finds other places for all engines.
+        """
+        if (host := self._engines.node_left(_index(owner))) is not None:
+            raise ClusterError(
+                f"{owner}'s node {host} has left the Ray cluster, or cannot be reached, so {owner} is not started there"
+                f" again.\n{error}"
+            ) from error
 
     def _started(self, owner: str, lost: _Lost, starting: PendingCall, late: bool) -> None:
         """An engine runs again, or could not be started."""

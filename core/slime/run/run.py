@@ -154,7 +154,7 @@ class Run:
         }
         self.observer.starting(", ".join(part for part, present in parts.items() if present))
         self._watch.add_ray()
-        self._placement = place(config, ranks=ranks, num_engines=num_engines)
+        self._placement = place(config, ranks=ranks, num_engines=num_engines, again=self.observer.restarts["run"] > 0)
         self._trainer.start(self._placement.trainer)
         if num_engines:
             self._start_engines(self._placement)
