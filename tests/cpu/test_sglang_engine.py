@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
 from slime.engine.client import HttpPolicyClient
+from slime.engine.server import EngineServer
+from slime.kit.processes import living_members
 from slime.plugin import Generation, SamplingParams
 
 pytestmark = pytest.mark.engine
@@ -29,11 +33,16 @@ def seeded(seed: int | None, num_tokens: int = 32) -> tuple[list[int], SamplingP
 
 
 @pytest.fixture(scope="module")
-def seeded_engine_url(fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def one_engine(fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", seed=0)
     server = cpu_engine(model, tmp_path_factory.mktemp("engine"), fork_server=fork_server)
     with running(server):
-        yield server.url
+        yield server
+
+
+@pytest.fixture
+def seeded_engine_url(one_engine: EngineServer) -> str:
+    return one_engine.url
 
 
 def test_a_seed_gives_the_same_response_alone_and_in_any_batch(seeded_engine_url: str) -> None:
@@ -56,6 +65,25 @@ def test_seeded_samples_follow_the_models_distribution(seeded_engine_url: str) -
     drawn = np.bincount([g.tokens[0] for g in generations], minlength=128)
     for token, p in sorted(probability.items(), key=lambda item: -item[1])[:10]:
         assert abs(drawn[token] / count - p) < 4 * np.sqrt(p * (1 - p) / count)
+
+
+def test_a_paused_engine_leaves_the_cores_to_the_trainer(one_engine: EngineServer) -> None:
+    control = one_engine.control
+    assert one_engine.pid is not None
+
+    def cpu_s() -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in living_members(one_engine.pid or 0)]
+        return sum(time.user + time.system for time in times)
+
+    control.pause()
+    try:
+        control.begin_weight_update()  # answered after the pause
+        control.end_weight_update()
+        before = cpu_s()
+        time.sleep(2)
+        assert cpu_s() - before < 0.5  # a scheduler that spins takes all of a core that it can get
+    finally:
+        control.resume()
 
 
 def test_a_deterministic_engine_gives_the_same_bits_alone_and_in_any_batch(fork_server: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None
         ended.kill()
         ended.wait()
         with pytest.raises(WeightSyncError, match="the broadcast to the engines failed"):
-            group.broadcast([torch.zeros(2**22)], deadline=time.monotonic() + 30, watch=lambda: None)
+            group.broadcast(torch.zeros(2**22), deadline=time.monotonic() + 30, watch=lambda: None)
     finally:
         ended.kill()
         ended.communicate()
@@ -66,7 +66,7 @@ def test_when_a_broadcast_has_failed_the_other_members_are_let_go_at_once() -> N
         waiting.stdin.write(b"\n")
         waiting.stdin.flush()
         with pytest.raises(WeightSyncError) as caught:
-            group.broadcast([torch.zeros(2**22)] * 2, deadline=time.monotonic() + 60, watch=lambda: None)
+            group.broadcast(torch.zeros(2**22), deadline=time.monotonic() + 60, watch=lambda: None)
         group.close()
         # Not when the error, with its traceback, is gone: what cleans up after it asks them.
         assert select.select([waiting.stdout], [], [], 25)[0] and waiting.stdout.readline() == b"failed\n", caught

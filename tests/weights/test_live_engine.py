@@ -17,6 +17,7 @@ from tests.support.engines import wait_until_running
 from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
+from tests.weights.test_handles import shared_files
 from torch import Tensor
 
 from slime.config.weight_options import SyncOptions
@@ -24,6 +25,7 @@ from slime.engine.control import EngineControl
 from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
+from slime.kit.processes import living_members
 from slime.weights import create_transport, drain, load_hf, named_hf_tensors, read_hf_config
 from slime.weights.transports.distributed import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
@@ -253,6 +255,23 @@ def test_a_trainer_that_sends_too_little_gets_an_error(
     transport.close()
 
 
+def test_shared_memory_stays_from_sync_to_sync_and_ends_with_the_transport(
+    one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
+) -> None:
+    folder, before = model_folder("qwen3", seed=1), shared_files(os.getpid())
+    transport = _transport(one_rank_engine, "tensor", folder, tmp_path, update_weight_buffer_size=200_000)
+    seen = []
+    for version in ("1", "2"):
+        transport.send(iter(_weights(folder).items()), version=version)
+        seen.append(shared_files(os.getpid()) - before)
+        assert one_rank_engine.pid is not None
+        mapped = set.union(*(shared_files(pid) for pid in living_members(one_rank_engine.pid)))
+        assert seen[-1] <= mapped  # the engine keeps it open
+    assert seen[0] == seen[1] and len(seen[0]) == 2
+    transport.close()
+    assert shared_files(os.getpid()) == before
+
+
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_a_failed_gathering_leaves_the_engine_serving(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
@@ -332,8 +351,8 @@ def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
 
     receiving = threading.Thread(target=receive)
     receiving.start()
-    half = [tensor for _, tensor in weights[:10]]
-    group.broadcast(half, deadline=time.monotonic() + 30, watch=lambda: None)
+    for _, tensor in weights[:10]:
+        group.broadcast(tensor, deadline=time.monotonic() + 30, watch=lambda: None)
     started = time.monotonic()
     group.close()
     receiving.join(30)

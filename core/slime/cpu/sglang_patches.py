@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
 from slime.cpu.sglang_memory import release_memory_for_real
 from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
+#: blocks of shared memory that a trainer uses in turn
+_BLOCKS = 2
 #: keeps the definition registered: torch drops an operator when its Library object goes away
 _registered: list[Any] = []
 
@@ -31,6 +34,8 @@ def apply() -> None:
     batch_attention()
     pad_small_products()
     release_memory_for_real()
+    sleep_while_paused()
+    keep_shared_memory_mapped()
 
 
 def allow_seeded_sampling() -> None:
@@ -110,6 +115,35 @@ def batch_attention() -> None:
         # Who turns the prefix cache off wants a prompt's numbers to depend on nothing else.
         exact=lambda: bool(context.get_server_args().disable_radix_cache),
     )
+
+
+def sleep_while_paused() -> None:
+    """A paused scheduler spins while it waits for the next message, and takes a core from the trainer that is about to
+    send it weights. `--sleep-on-idle` is only about schedulers that are not paused."""
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    record = scheduler._record_scheduler_state_for_paused_engine
+
+    def record_and_sleep(self: Any) -> None:
+        record(self)
+        if self.idle_sleeper is not None:
+            self.idle_sleeper.maybe_sleep()
+
+    scheduler._record_scheduler_state_for_paused_engine = record_and_sleep
+
+
+def keep_shared_memory_mapped() -> None:
+    """Memory through which weights come stays mapped until the next update, which otherwise begins with a page fault
+    for every few pages of it."""
+    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
+    rebuild, kept = reductions.rebuild_storage_filename, deque[Any](maxlen=_BLOCKS)
+
+    def rebuild_and_keep(kind: Any, manager: bytes, handle: bytes, *size: Any) -> Any:
+        storage = rebuild(kind, manager, handle, *size)
+        if all(handle != other for other, _ in kept):
+            kept.append((handle, storage))
+        return storage
+
+    reductions.rebuild_storage_filename = rebuild_and_keep
 
 
 def pad_small_products() -> None:

@@ -1,14 +1,16 @@
 """The control plane of one engine: health, pausing, weights.
 
-Synchronous, with a connection for each call, so it may be used from several threads. The router does not offer these
-calls: they go to each engine directly.
+Synchronous; may be used from several threads. The router does not offer these calls: they go to each engine directly.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import select
+import time
 import urllib.parse
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,6 +18,8 @@ from slime.engine.keys import EngineKeys
 from slime.errors import DeadlineError, EngineError, EngineRefusedError
 
 _EXCERPT = 500
+#: seconds that an idle connection is used again; less than the server keeps it (SGLang: 5)
+_KEEP_ALIVE_S = 3.0
 
 
 def bearer(key: str | None) -> dict[str, str]:
@@ -32,8 +36,11 @@ def call(
     timeout_s: float,
     key: str | None = None,
     success: int = 200,
+    connections: Connections | None = None,
 ) -> dict[str, Any]:
-    """One HTTP call to `server` (http://HOST:PORT) over a new connection, with the server's `key` if it has one.
+    """One HTTP call to `server` (http://HOST:PORT), with the server's `key` if it has one.
+
+    The connection is new, or one of `connections`, which must be those to this server.
 
     Returns:
         The decoded answer; an empty dictionary if it is not a JSON object.
@@ -44,18 +51,26 @@ def call(
         EngineError: For any other status but `success`, and a server that cannot be reached.
     """
     request = f"{method} {server}{path}"
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)
+    kept = Connections(server) if connections is None else connections
+    connection = kept.take(timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, path, payload, {"Content-Type": "application/json", **bearer(key)})
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except TimeoutError:
+        connection.close()
         raise DeadlineError(f"{request}: no answer after {timeout_s:g} s") from None
     except (OSError, http.client.HTTPException) as error:
-        raise EngineError(f"{request}: {type(error).__name__}: {error}") from error
-    finally:
         connection.close()
+        raise EngineError(f"{request}: {type(error).__name__}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    if connections is None:
+        connection.close()
+    else:
+        connections.give_back(connection)
     try:
         answer = json.loads(text)
     except ValueError:  # some calls answer in words
@@ -68,6 +83,45 @@ def call(
             f"{request}: status {response.status}, answer: {text[:_EXCERPT]}"
         )
     return answer
+
+
+class Connections:
+    """Connections to one server that calls shortly after one another use again. For several threads.
+
+    Making one costs client and server half of what a small call costs.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._address = urllib.parse.urlsplit(server).netloc
+        #: (when it became idle, connection); the last one is used first
+        self._idle: deque[tuple[float, http.client.HTTPConnection]] = deque()
+
+    def take(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection for one call, which is a new one unless the server surely still keeps an idle one."""
+        while True:
+            try:
+                since, connection = self._idle.pop()
+            except IndexError:
+                return http.client.HTTPConnection(self._address, timeout=timeout_s)
+            if time.monotonic() - since < _KEEP_ALIVE_S and not _has_ended(connection):
+                connection.sock.settimeout(timeout_s)
+                return connection
+            connection.close()
+
+    def give_back(self, connection: http.client.HTTPConnection) -> None:
+        """Keep the connection of a call that has been answered."""
+        self._idle.append((time.monotonic(), connection))
+        if time.monotonic() - self._idle[0][0] > _KEEP_ALIVE_S:  # of many calls at once, most are not needed again
+            self._idle.popleft()[1].close()
+
+
+def _has_ended(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has closed an idle connection: there is something to read, which is the end."""
+    if connection.sock is None:
+        return True
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class EngineControl:
@@ -99,6 +153,7 @@ class EngineControl:
         self.ep_size = ep_size
         self._keys = keys
         self._timeout_s = timeout_s
+        self._connections = Connections(self.url)
 
     # --- state ---
 
@@ -169,7 +224,7 @@ class EngineControl:
         """Take memory of these kinds again, all of which must be released."""
         self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)})
 
-    # --- weights: no update flushes the cache; call `flush_cache` once afterwards ---
+    # --- weights ---
 
     def begin_weight_update(self) -> None:
         """Open the session that tensor and distributed updates need."""
@@ -184,6 +239,7 @@ class EngineControl:
         source: Literal["tensor", "disk", "distributed"],
         *,
         version: str,
+        flush: bool = False,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> None:
@@ -196,10 +252,11 @@ class EngineControl:
                 "distributed": `names`, `dtypes` (torch's names without "torch.") and `shapes` of the tensors that rank
                 0 of the group `group_name` broadcasts, in this order.
             version: Version of the weights after the update.
+            flush: Whether to drop cached prefixes too, as `flush_cache` does.
             timeout_s: Limit of the call.
             fields: The fields of the request.
         """
-        body = {**fields, "weight_version": version, "flush_cache": False}
+        body = {**fields, "weight_version": version, "flush_cache": flush}
         self._call("POST", f"/update_weights_from_{source}", body, timeout_s=timeout_s)
 
     def init_weights_update_group(self, *, timeout_s: float | None = None, **fields: Any) -> None:
@@ -222,6 +279,5 @@ class EngineControl:
         # What this class posts changes the engine or reads its weights; SGLang wants the admin key for all of it.
         keys = self._keys
         key = None if keys is None else keys.admin if method == "POST" else keys.api
-        return call(
-            method, self.url, path, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s, key=key
-        )
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        return call(method, self.url, path, body, timeout_s=limit, key=key, connections=self._connections)

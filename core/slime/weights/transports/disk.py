@@ -38,7 +38,11 @@ class DiskTransport(WeightTransport):
             fleet.each(
                 "loading from disk",
                 lambda engine: engine.update_weights(
-                    "disk", model_path=str(path), version=version, timeout_s=fleet.remaining_s()
+                    "disk",
+                    model_path=str(path),
+                    version=version,
+                    flush=next(self._flushes()),
+                    timeout_s=fleet.remaining_s(),
                 ),
             )
         if self._current is not None and self._current != path:

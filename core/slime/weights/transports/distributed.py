@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
@@ -28,6 +28,7 @@ from slime.weights.shards import NamedTensors
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
 _POLL_S = 0.0005
+_FIRST_POLLS_S = (0.00005,) * 20
 #: how long engines get to reach the store of a group that has failed
 _ARRIVAL_S = 2.0
 
@@ -53,8 +54,9 @@ class DistributedTransport(WeightTransport):
         with self._paused(session=True) as fleet:
             if self._group is None:
                 self._group = self._form_group(fleet)
-            for bucket in sync_buckets(named, self.bucket_bytes, self.joined):
-                self._broadcast(fleet, self._group, bucket, version)
+            buckets = sync_buckets(named, self.bucket_bytes, self.joined)
+            for bucket, flush in zip(buckets, self._flushes(), strict=False):
+                self._broadcast(fleet, self._group, bucket, version, flush=flush)
 
     def _form_group(self, fleet: Fleet) -> BroadcastGroup:
         """Wait for the engines, which join over HTTP at the same time.
@@ -95,14 +97,24 @@ class DistributedTransport(WeightTransport):
         return group
 
     def _broadcast(
-        self, fleet: Fleet, group: BroadcastGroup, bucket: Sequence[tuple[str, Tensor]], version: str
+        self,
+        fleet: Fleet,
+        group: BroadcastGroup,
+        bucket: Sequence[tuple[str, Tensor]],
+        version: str,
+        *,
+        flush: bool,
     ) -> None:
-        tensors = [tensor.contiguous() for _, tensor in bucket]
+        # SGLang lays the tensors of a bucket out one after another, each at a multiple of its type's size.
+        bucket = sorted(bucket, key=lambda one: -one[1].element_size())
+        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket])
         described: dict[str, Any] = {
             "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-            "shapes": [list(tensor.shape) for tensor in tensors],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+            "shapes": [list(tensor.shape) for _, tensor in bucket],
             "group_name": group.name,
+            "load_format": "flattened_bucket",
+            "flush": flush,
         }
         receiving = fleet.start(
             "receiving weights",
@@ -111,7 +123,7 @@ class DistributedTransport(WeightTransport):
             ),
         )
         try:
-            group.broadcast(tensors, deadline=fleet.deadline, watch=receiving.raise_failed)
+            group.broadcast(flat, deadline=fleet.deadline, watch=receiving.raise_failed)
             receiving.wait(fleet.deadline)
         except BaseException as error:
             self._group = None
@@ -217,34 +229,34 @@ class BroadcastGroup:
         except Exception as error:  # noqa: BLE001 - torch raises many types; join() attributes it
             outcome.append(error)
 
-    def broadcast(self, tensors: Sequence[Tensor], *, deadline: float, watch: Callable[[], None]) -> None:
-        """Send tensors to every engine rank, one broadcast each.
+    def broadcast(self, tensor: Tensor, *, deadline: float, watch: Callable[[], None]) -> None:
+        """Send a tensor to every engine rank.
 
         Args:
-            tensors: In the order the engines expect them.
+            tensor: Contiguous.
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine has given up, after which the group is broken.
         """
-        works = deque(self._joined.broadcast(tensor, 0) for tensor in tensors)
+        work = self._joined.broadcast(tensor, 0)
         try:
-            while works:
-                while not works[0].is_completed():
-                    watch()
-                    if time.monotonic() > deadline:
-                        raise WeightSyncError(
-                            "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
-                            "--weight-sync-timeout-s sets the limit."
-                        )
-                    time.sleep(_POLL_S)
-                try:
-                    works[0].wait()
-                except RuntimeError as error:  # of gloo or NCCL: an engine has ended
-                    watch()
-                    raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
-                works.popleft()
+            for pause_s in chain(_FIRST_POLLS_S, repeat(_POLL_S)):
+                if work.is_completed():
+                    break
+                watch()
+                if time.monotonic() > deadline:
+                    raise WeightSyncError(
+                        "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
+                        "--weight-sync-timeout-s sets the limit."
+                    )
+                time.sleep(pause_s)
+            try:
+                work.wait()
+            except RuntimeError as error:  # of gloo or NCCL: an engine has ended
+                watch()
+                raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
         finally:
-            # They keep the connections open, on which other engines wait, and the traceback would keep them.
-            works.clear()
+            # It keeps the connections open, on which other engines wait, and the traceback would keep it.
+            del work
 
     def close(self) -> None:
         """End the group. Pending broadcasts are abandoned, here and at the engines."""

@@ -17,7 +17,8 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,18 +28,23 @@ from torch.multiprocessing import reductions as _reductions
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors
-from slime.weights.transports.transport import WeightTransport, sync_buckets
+from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
 reductions: Any = _reductions  # untyped in torch
 
 _ALIGNMENT = 64
 _SHARED_MEMORY = "/dev/shm"
 _CUDA_DEVICE_ARGUMENT = 6
+#: of a block that stays; more would be used no better by trainer and engine at the same time
+_BLOCK_BYTES = 64 * 2**20
 
 
 @dataclass(kw_only=True, eq=False)
 class TensorTransport(WeightTransport):
     """Shares the tensors bucket by bucket inside an update session.
+
+    On a CPU the memory stays from sync to sync, since new pages cost more than copying to them; and there are two
+    blocks of it, so that the next bucket is copied to one while the engines load from the other.
 
     Attributes:
         on_gpu: Whether the weights are on a GPU that the engines share.
@@ -47,70 +53,116 @@ class TensorTransport(WeightTransport):
 
     on_gpu: bool
     bucket_bytes: int
+    _blocks: dict[int, SharedBlock] = field(default_factory=dict, init=False)
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        limit = self.bucket_bytes if self.on_gpu else min(self.bucket_bytes, room_in_shared_memory())
+        limit = self.bucket_bytes if self.on_gpu else self._block_bytes()
         with self._paused(session=True) as fleet:
-            for bucket in sync_buckets(named, limit, self.joined):
-                shared = SharedBucket(bucket)
-                timeout_s = fleet.remaining_s()
+            loading: FleetCall | None = None
+            buckets = sync_buckets(named, limit, self.joined)
+            for number, (bucket, flush) in enumerate(zip(buckets, self._flushes(), strict=False)):
+                if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
+                    loading.wait(fleet.deadline)
+                    self.close()
+                block = self._block(0 if self.on_gpu else number % 2, bucket)
+                handles = block.fill(bucket, self.engines)
+                if loading is not None:
+                    loading.wait(fleet.deadline)
+                loading = self._start_loading(fleet, handles, version, flush=flush)
+            if loading is not None:
+                loading.wait(fleet.deadline)
+        if self.on_gpu:
+            self.close()
 
-                def load(engine: EngineControl, shared: SharedBucket = shared, timeout_s: float = timeout_s) -> None:
-                    handles = [shared.serialized() for _ in range(engine.tp_size)]
-                    engine.update_weights(
-                        "tensor", serialized_named_tensors=handles, version=version, timeout_s=timeout_s
-                    )
+    def _start_loading(self, fleet: Fleet, handles: dict[str, list[str]], version: str, *, flush: bool) -> FleetCall:
+        timeout_s = fleet.remaining_s()
+        return fleet.start(
+            "loading shared tensors",
+            lambda engine: engine.update_weights(
+                "tensor",
+                serialized_named_tensors=handles[engine.url],
+                version=version,
+                flush=flush,
+                timeout_s=timeout_s,
+            ),
+        )
 
-                fleet.each("loading shared tensors", load)
+    def _block_bytes(self) -> int:
+        """Bytes of a bucket; a tensor that is larger gets a larger block."""
+        held = sum(block.size for block in self._blocks.values())
+        return max(1, min(self.bucket_bytes, _BLOCK_BYTES, (held + room_in_shared_memory()) // 2))
+
+    def _block(self, index: int, bucket: Sequence[tuple[str, Tensor]]) -> SharedBlock:
+        """Memory for a bucket; the engines have loaded what was in it."""
+        needed = _laid_out(bucket)[1]
+        block = self._blocks.get(index)
+        if block is None or block.size < needed:
+            block = None
+            self._blocks.pop(index, None)  # before more is taken
+            block = self._blocks[index] = SharedBlock(needed, bucket[0][1].device)
+        return block
+
+    def close(self) -> None:
+        """Free the memory. Engines that still have it mapped keep it until they map another."""
+        self._blocks.clear()
 
 
-class SharedBucket:
-    """Named tensors copied next to one another into memory that engines can open.
+def _laid_out(named: Sequence[tuple[str, Tensor]]) -> tuple[list[int], int]:
+    """The places of tensors in memory, and the bytes of all."""
+    *offsets, total = accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for _, tensor in named), initial=0)
+    return offsets, total
 
-    Keep it until every engine has answered.
+
+class SharedBlock:
+    """Memory that engines can open.
 
     Raises:
         WeightSyncError: If shared memory is short. Writing past its end would kill the process.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        offsets, total = [], 0
-        for _, tensor in named:
-            offsets.append(total)
-            total += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        device = named[0][1].device
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self._device = device
         if device.type == "cpu":
-            _require_shared_memory(total)
-            storage = torch.UntypedStorage._new_using_filename_cpu(total)
+            _require_shared_memory(size)
+            self._storage = torch.UntypedStorage._new_using_filename_cpu(size)
         else:
-            storage = torch.empty(total, dtype=torch.uint8, device=device).untyped_storage()
-        self._storage = storage
-        self._named: list[tuple[str, Tensor]] = []
-        for (name, tensor), offset in zip(named, offsets, strict=True):
-            copy = torch.empty(0, dtype=tensor.dtype, device=device)
-            copy.set_(storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]  # torch does not type it
-            copy.copy_(tensor)
-            self._named.append((name, copy))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            self._storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
-    def serialized(self) -> str:
-        """Base64 of the pickled [(name, tensor)] for one receiver: each string counts as a reference."""
-        buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = {
-            Tensor: _reduce_tensor,
-            torch.storage.TypedStorage: reductions.reduce_typed_storage,
-            torch.UntypedStorage: _reduce_storage,
-        }
-        pickler.dump(self._named)
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
+    def fill(self, named: Sequence[tuple[str, Tensor]], engines: Sequence[EngineControl]) -> dict[str, list[str]]:
+        """Copy tensors here, next to one another.
+
+        Returns:
+            URL of an engine -> for each of its ranks, base64 of the pickled [(name, tensor)].
+        """
+        copies = []
+        for (name, tensor), offset in zip(named, _laid_out(named)[0], strict=True):
+            copy = torch.empty(0, dtype=tensor.dtype, device=self._device)
+            copy.set_(self._storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]  # torch does not type it
+            copy.copy_(tensor)
+            copies.append((name, copy))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return {engine.url: [_serialized(copies) for _ in range(engine.tp_size)] for engine in engines}
+
+
+def _serialized(named: Sequence[tuple[str, Tensor]]) -> str:
+    """What one receiver unpickles: each string counts as a reference."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {
+        Tensor: _reduce_tensor,
+        torch.storage.TypedStorage: reductions.reduce_typed_storage,
+        torch.UntypedStorage: _reduce_storage,
+    }
+    pickler.dump(named)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def room_in_shared_memory() -> int:
-    """Bytes a bucket may take: half of what is free, since an engine may still hold the previous one."""
+    """Bytes that a block may take."""
     status = os.statvfs(_SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize // 2
+    return status.f_bavail * status.f_frsize
 
 
 def _require_shared_memory(needed: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from torch import Tensor
@@ -190,8 +191,8 @@ class WeightTransport(ABC):
     def send(self, named: NamedTensors, *, version: str) -> None:
         """Update every engine to these weights and this weight version.
 
-        The whole sequence: pause, update, check (if requested), flush caches, resume. `named` is always iterated to its
-        end, so that ranks that take part in gathering it never wait.
+        The whole sequence: pause, update and flush caches, check (if requested), resume. `named` is always iterated to
+        its end, so that ranks that take part in gathering it never wait.
 
         Raises:
             WeightSyncError: With engine and phase. Engines that still answer are resumed, unless the sync is repeated.
@@ -205,7 +206,7 @@ class WeightTransport(ABC):
 
     @contextmanager
     def _paused(self, *, session: bool) -> Iterator[Fleet]:
-        """Engines paused for an update by the body; afterwards they are checked, flushed and resumed.
+        """Engines paused for an update by the body, which starts with `_flushes`; then they are checked and resumed.
 
         After a failure, sessions are closed and engines resumed (see `repeated`) if they answer. The original error is
         raised, with notes on what could not be cleaned up.
@@ -228,8 +229,6 @@ class WeightTransport(ABC):
                 held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
                 for engine, checksums in zip(self.engines, held, strict=True):
                     self.check.compare(engine.url, checksums)
-            if not self.keep_kv:
-                fleet.each("flushing the cache", lambda engine: engine.flush_cache())
             fleet.each("resuming", lambda engine: engine.resume())
         except BaseException as error:
             if open_session:
@@ -243,6 +242,13 @@ class WeightTransport(ABC):
             raise
         finally:
             fleet.close()
+
+    def _flushes(self) -> Iterator[bool]:
+        """Whether the first, second, ... call of an update drops cached prefixes: the first does.
+
+        No request runs between it and the last, so nothing is cached meanwhile.
+        """
+        return chain([not self.keep_kv], repeat(False))
 
     def close(self) -> None:  # noqa: B027 - most transports keep no connection
         """Disconnect from the engines. May be called twice, and after a failure."""
