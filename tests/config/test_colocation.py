@@ -57,9 +57,15 @@ def test_on_gpus_weights_are_handed_over_in_the_memory_that_both_see(load: Load,
     assert load("--colocate", "--device", "cuda").sync.update_weight_transport == "tensor"
     disk = ("--update-weight-transport", "disk", "--actor-num-nodes", "2")
     assert load("--colocate", "--device", "cuda", *disk).sync.update_weight_transport == "disk"
-    assert load("--colocate").sync.update_weight_transport == "distributed"
+    assert load("--colocate", "--device", "cpu").sync.update_weight_transport == "distributed"
     assert load("--device", "cuda").sync.update_weight_transport == "distributed"
     assert "share the devices with --colocate" in refused("--device", "cuda", "--update-weight-transport", "tensor")
+
+
+def test_on_one_machine_without_gpus_weights_go_through_shared_memory(load: Load) -> None:
+    assert load("--device", "cpu").sync.update_weight_transport == "tensor"
+    nodes = ("--ray-address", "10.0.0.1:6379", "--actor-num-nodes", "2")
+    assert load("--device", "cpu", *nodes).sync.update_weight_transport == "distributed"
 
 
 def test_an_evaluation_has_no_trainer_to_share_devices_with() -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from slime.errors import WeightSyncError
 from slime.weights.transports.tensor import SharedBlock
 
 CPU = torch.device("cpu")
@@ -23,33 +19,39 @@ ENGINE: Any = SimpleNamespace(url="engine", tp_size=2)  # stands in for an `Engi
 
 _READER = """
 import base64, pickle, sys, torch
+from slime.cpu.sglang_memory import open_shared_weights
+open_shared_weights()
 for line in sys.stdin:
     for name, tensor in pickle.loads(base64.b64decode(line)):
         print(name, tensor.dtype, tuple(tensor.shape), tensor.double().sum().item(), flush=True)
 """
-#: shares a tensor, says so, and waits
-_SHARER = """
-import sys, torch
-from types import SimpleNamespace
-from slime.weights.transports.tensor import SharedBlock
-block = SharedBlock(4096, torch.device("cpu"))
-block.fill([("tensor", torch.ones(7))], [SimpleNamespace(url="engine", tp_size=1)])
-print("shared", flush=True)
-sys.stdin.read()
-"""
 
 
-def shared_files(pid: int) -> set[Path]:
-    """Shared-memory files that a process has mapped."""
-    return set(map(Path, re.findall(r"/dev/shm/torch_\S+", Path(f"/proc/{pid}/maps").read_text())))
+def shared_weights(pid: int) -> set[str]:
+    """The inodes of unnamed files with weights that a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return set(re.findall(r" (\d+) +/memfd:slime-weights \(deleted\)$", maps, re.MULTILINE))
 
 
-def test_an_unrelated_process_can_read_what_is_put_into_a_block_again_and_again() -> None:
-    block = SharedBlock(4096, CPU)
-    reader = subprocess.Popen([sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def read_by(reader: subprocess.Popen[str], messages: list[str]) -> list[str]:
+    """Lines about the three tensors of each message."""
     assert reader.stdin is not None and reader.stdout is not None
+    for message in messages:
+        reader.stdin.write(f"{message}\n")
+    reader.stdin.flush()
+    return [reader.stdout.readline().strip() for _ in range(3 * len(messages))]
+
+
+def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_another_in_its_place() -> None:
+    block = SharedBlock(4096, CPU)
+    reader = subprocess.Popen([sys.executable, "-c", _READER], stdin=-1, stdout=-1, text=True)
     try:
-        for factor in (1, 2):
+        for factor in (1, 2, 3):
+            if factor == 3:
+                descriptor = block._file.fileno()
+                del block
+                block = SharedBlock(8192, CPU)
+                assert block._file.fileno() == descriptor  # the same path, for other memory
             named = [
                 ("half", factor * torch.arange(3, dtype=torch.bfloat16)),
                 ("matrix", factor * torch.arange(12.0).view(3, 4).t()),
@@ -57,15 +59,12 @@ def test_an_unrelated_process_can_read_what_is_put_into_a_block_again_and_again(
             ]
             messages = block.fill(named, [ENGINE])["engine"]
             assert len(messages) == 2  # one for each rank
-            for message in messages:
-                reader.stdin.write(f"{message}\n")
-            reader.stdin.flush()
             expected = [
                 f"half torch.bfloat16 (3,) {3.0 * factor}",
                 f"matrix torch.float32 (4, 3) {66.0 * factor}",
                 "empty torch.float32 (0, 4) 0.0",
             ]
-            assert [reader.stdout.readline().strip() for _ in range(6)] == expected * 2
+            assert read_by(reader, messages) == expected * 2
     finally:
         reader.kill()
         reader.communicate()
@@ -76,32 +75,11 @@ def test_the_tensors_themselves_are_not_in_the_message() -> None:
     assert len(messages["engine"][0]) < 2000
 
 
-def test_tensors_larger_than_shared_memory_are_refused() -> None:
-    with pytest.raises(WeightSyncError, match="shm-size"):
-        SharedBlock(2**47, CPU)
-
-
-def test_only_this_user_can_open_a_block() -> None:
-    before = shared_files(os.getpid())
+def test_a_block_has_no_name_that_could_be_opened_or_left_behind() -> None:
+    before = shared_weights(os.getpid())
     block = SharedBlock(4096, CPU)
-    (made,) = shared_files(os.getpid()) - before
-    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    block.fill([("tensor", torch.ones(7))], [ENGINE])
+    assert len(shared_weights(os.getpid()) - before) == 1
+    assert os.fstat(block._file.fileno()).st_nlink == 0
     del block
-    assert not made.exists()
-
-
-def test_a_block_vanishes_with_a_trainer_that_is_killed() -> None:
-    trainer = subprocess.Popen([sys.executable, "-c", _SHARER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert trainer.stdout is not None and trainer.stdout.readline() == b"shared\n"
-        (made,) = shared_files(trainer.pid)
-        assert made.exists()
-        trainer.kill()
-        trainer.wait()
-        deadline = time.monotonic() + 60
-        while made.exists():
-            assert time.monotonic() < deadline, f"{made} was left behind"
-            time.sleep(0.05)
-    finally:
-        trainer.kill()
-        trainer.communicate()
+    assert shared_weights(os.getpid()) == before

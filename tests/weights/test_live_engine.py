@@ -17,7 +17,7 @@ from tests.support.engines import wait_until_running
 from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
-from tests.weights.test_handles import shared_files
+from tests.weights.test_handles import shared_weights
 from torch import Tensor
 
 from slime.config.weight_options import SyncOptions
@@ -258,18 +258,18 @@ def test_a_trainer_that_sends_too_little_gets_an_error(
 def test_shared_memory_stays_from_sync_to_sync_and_ends_with_the_transport(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
-    folder, before = model_folder("qwen3", seed=1), shared_files(os.getpid())
+    folder, before = model_folder("qwen3", seed=1), shared_weights(os.getpid())
     transport = _transport(one_rank_engine, "tensor", folder, tmp_path, update_weight_buffer_size=200_000)
     seen = []
     for version in ("1", "2"):
         transport.send(iter(_weights(folder).items()), version=version)
-        seen.append(shared_files(os.getpid()) - before)
+        seen.append(shared_weights(os.getpid()) - before)
         assert one_rank_engine.pid is not None
-        mapped = set.union(*(shared_files(pid) for pid in living_members(one_rank_engine.pid)))
+        mapped = set.union(*(shared_weights(pid) for pid in living_members(one_rank_engine.pid)))
         assert seen[-1] <= mapped  # the engine keeps it open
     assert seen[0] == seen[1] and len(seen[0]) == 2
     transport.close()
-    assert shared_files(os.getpid()) == before
+    assert shared_weights(os.getpid()) == before
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

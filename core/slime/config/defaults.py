@@ -37,10 +37,14 @@ def _cluster(config: RunConfig) -> dict[str, object]:
 
 
 def _sync(config: RunConfig) -> dict[str, object]:
-    """NCCL, the default on GPUs, refuses two processes on one device."""
-    if "update_weight_transport" in config.sync.model_fields_set or not (config.on_gpu and config.cluster.colocate):
+    """On one machine, memory is the shortest way. On GPUs it is one only if trainer and engines share the devices, and
+    then the only one: NCCL refuses two processes on one device."""
+    if "update_weight_transport" in config.sync.model_fields_set:
         return {}
-    return {"update_weight_transport": "tensor"}
+    cluster = config.cluster
+    one_machine = cluster.ray_address is None and cluster.actor_num_nodes == 1
+    through_memory = cluster.colocate if config.on_gpu else one_machine and not cluster.colocate
+    return {"update_weight_transport": "tensor" if through_memory else "distributed"}
 
 
 def _rollout(config: RunConfig) -> dict[str, object]:

@@ -87,8 +87,8 @@ class SyncOptions(Section):
     """Weight updates from the trainer to the engines."""
 
     update_weight_transport: Literal["distributed", "tensor", "disk"] = "distributed"
-    """How weights are sent: by broadcast, through shared memory (without GPUs, and with --colocate, which defaults to
-    it on GPUs), or through a shared folder."""
+    """How weights are sent: by broadcast (distributed), through shared memory (tensor: on one machine without GPUs, or
+    on GPUs with --colocate, where it is the default), or through a shared folder (disk)."""
     update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
     """Maximum number of bytes to send at a time."""
     check_weight_update_equal: bool = False

@@ -1,4 +1,6 @@
-"""`/release_memory_occupation` and `/resume_memory_occupation` on CPU, where stock SGLang only pretends.
+"""Memory of a CPU engine: that which a trainer shares with it, and that which it releases.
+
+`/release_memory_occupation` and `/resume_memory_occupation` of stock SGLang only pretend on a CPU.
 
 On GPUs, SGLang's memory saver unmaps the memory of the KV cache and of the weights. Here their pages go back to the
 kernel, and come again as they are used. As on GPUs, buffers keep their values, and weights are garbage (here: zeros)
@@ -8,6 +10,7 @@ from their release until they are sent again.
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -21,8 +24,32 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 #: tensors of a pool, one for each layer, and pools that a pool for several kinds of attention consists of
 _CACHE_TENSORS = ("k_buffer", "v_buffer", "kv_buffer")
 _POOLS = ("full_kv_pool", "swa_kv_pool")
+#: files that the trainer fills in turn
+_SHARED_FILES = 2
 #: of weights in a message
 _MOST_NAMES = 5
+
+
+def open_shared_weights() -> None:
+    """Let the trainer share unnamed files of its own: see `slime.weights.transports.tensor`.
+
+    They stay mapped until others take their place, since the first look at each page of a new mapping costs a fault.
+    """
+    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
+    rebuild = reductions.rebuild_storage_filename
+    mapped: OrderedDict[bytes, Any] = OrderedDict()
+
+    def open_or_rebuild(kind: Any, manager: bytes, handle: bytes, size: int, *others: Any) -> Any:
+        if not handle.startswith(b"/proc/"):
+            return rebuild(kind, manager, handle, size, *others)
+        if handle not in mapped:
+            if len(mapped) == _SHARED_FILES:
+                mapped.popitem(last=False)
+            mapped[handle] = torch.UntypedStorage.from_file(handle.split()[0].decode(), True, size)
+        mapped.move_to_end(handle)
+        return mapped[handle]
+
+    reductions.rebuild_storage_filename = open_or_rebuild
 
 
 def release_memory_for_real() -> None:

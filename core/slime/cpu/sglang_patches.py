@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,9 @@ import torch
 from torch import Tensor
 
 from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
-from slime.cpu.sglang_memory import release_memory_for_real
+from slime.cpu.sglang_memory import open_shared_weights, release_memory_for_real
 from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
-#: blocks of shared memory that a trainer uses in turn
-_BLOCKS = 2
 #: keeps the definition registered: torch drops an operator when its Library object goes away
 _registered: list[Any] = []
 
@@ -35,7 +32,7 @@ def apply() -> None:
     pad_small_products()
     release_memory_for_real()
     sleep_while_paused()
-    keep_shared_memory_mapped()
+    open_shared_weights()
 
 
 def allow_seeded_sampling() -> None:
@@ -129,21 +126,6 @@ def sleep_while_paused() -> None:
             self.idle_sleeper.maybe_sleep()
 
     scheduler._record_scheduler_state_for_paused_engine = record_and_sleep
-
-
-def keep_shared_memory_mapped() -> None:
-    """Memory through which weights come stays mapped until the next update, which otherwise begins with a page fault
-    for every few pages of it."""
-    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
-    rebuild, kept = reductions.rebuild_storage_filename, deque[Any](maxlen=_BLOCKS)
-
-    def rebuild_and_keep(kind: Any, manager: bytes, handle: bytes, *size: Any) -> Any:
-        storage = rebuild(kind, manager, handle, *size)
-        if all(handle != other for other, _ in kept):
-            kept.append((handle, storage))
-        return storage
-
-    reductions.rebuild_storage_filename = rebuild_and_keep
 
 
 def pad_small_products() -> None:

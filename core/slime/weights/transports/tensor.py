@@ -3,9 +3,9 @@
 SGLang unpickles with `torch.multiprocessing`'s functions from an allow-list. Pickling differs from torch's own reducers
 in two ways, both because trainer and engine are unrelated processes:
 
-- CPU: memory is shared by file name. torch's default shares file descriptors through a socket that only parent and
-  child can use, and an engine that receives one dies. Memory is allocated shared from the start, so torch's
-  process-wide sharing strategy stays unchanged.
+- CPU: memory is an unnamed file of the trainer, which engines open through /proc (`slime.cpu.sglang_memory`). Only
+  processes of the same user can, nothing limits its size but memory, and it is gone when the trainer is, however it
+  ends. torch would make named files, which a process that is killed leaves behind.
 - CUDA: devices are named by UUID, since processes number the devices they see differently. This is the form of
   `sglang.srt.utils.patch_torch`, whose `rebuild_cuda_tensor` the engine installs before unpickling.
 """
@@ -16,6 +16,7 @@ import base64
 import io
 import os
 import pickle
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -26,14 +27,12 @@ from torch import Tensor
 from torch.multiprocessing import reductions as _reductions
 
 from slime.engine.control import EngineControl
-from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
 reductions: Any = _reductions  # untyped in torch
 
 _ALIGNMENT = 64
-_SHARED_MEMORY = "/dev/shm"
 _CUDA_DEVICE_ARGUMENT = 6
 #: of a block that stays; more would be used no better by trainer and engine at the same time
 _BLOCK_BYTES = 64 * 2**20
@@ -48,7 +47,7 @@ class TensorTransport(WeightTransport):
 
     Attributes:
         on_gpu: Whether the weights are on a GPU that the engines share.
-        bucket_bytes: Bytes shared at a time; on a CPU fewer if shared memory is short.
+        bucket_bytes: Bytes shared at a time; on a CPU 64 MiB at most, unless a tensor is larger.
     """
 
     on_gpu: bool
@@ -56,7 +55,7 @@ class TensorTransport(WeightTransport):
     _blocks: dict[int, SharedBlock] = field(default_factory=dict, init=False)
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        limit = self.bucket_bytes if self.on_gpu else self._block_bytes()
+        limit = self.bucket_bytes if self.on_gpu else min(self.bucket_bytes, _BLOCK_BYTES)
         with self._paused(session=True) as fleet:
             loading: FleetCall | None = None
             buckets = sync_buckets(named, limit, self.joined)
@@ -87,11 +86,6 @@ class TensorTransport(WeightTransport):
             ),
         )
 
-    def _block_bytes(self) -> int:
-        """Bytes of a bucket; a tensor that is larger gets a larger block."""
-        held = sum(block.size for block in self._blocks.values())
-        return max(1, min(self.bucket_bytes, _BLOCK_BYTES, (held + room_in_shared_memory()) // 2))
-
     def _block(self, index: int, bucket: Sequence[tuple[str, Tensor]]) -> SharedBlock:
         """Memory for a bucket; the engines have loaded what was in it."""
         needed = _laid_out(bucket)[1]
@@ -114,18 +108,19 @@ def _laid_out(named: Sequence[tuple[str, Tensor]]) -> tuple[list[int], int]:
 
 
 class SharedBlock:
-    """Memory that engines can open.
-
-    Raises:
-        WeightSyncError: If shared memory is short. Writing past its end would kill the process.
-    """
+    """Memory that engines can open."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         self._device = device
         if device.type == "cpu":
-            _require_shared_memory(size)
-            self._storage = torch.UntypedStorage._new_using_filename_cpu(size)
+            #: open for as long as engines may look for it
+            self._file = io.FileIO(os.memfd_create("slime-weights"), "r+")
+            self._file.truncate(size)
+            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+            #: how engines find it, and know it from another that gets the same path
+            self._handle = f"{path} {uuid.uuid4().hex}".encode()
+            self._storage = torch.UntypedStorage.from_file(path, True, size)
         else:
             self._storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
@@ -143,36 +138,23 @@ class SharedBlock:
             copies.append((name, copy))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return {engine.url: [_serialized(copies) for _ in range(engine.tp_size)] for engine in engines}
+        # On a GPU each string counts as a reference, so every rank gets its own.
+        return {engine.url: [self._serialized(copies) for _ in range(engine.tp_size)] for engine in engines}
 
+    def _serialized(self, named: Sequence[tuple[str, Tensor]]) -> str:
+        """What one receiver unpickles."""
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = {
+            Tensor: _reduce_tensor,
+            torch.storage.TypedStorage: reductions.reduce_typed_storage,
+            torch.UntypedStorage: self._reduce_storage,
+        }
+        pickler.dump(named)
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
 
-def _serialized(named: Sequence[tuple[str, Tensor]]) -> str:
-    """What one receiver unpickles: each string counts as a reference."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = {
-        Tensor: _reduce_tensor,
-        torch.storage.TypedStorage: reductions.reduce_typed_storage,
-        torch.UntypedStorage: _reduce_storage,
-    }
-    pickler.dump(named)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def room_in_shared_memory() -> int:
-    """Bytes that a block may take."""
-    status = os.statvfs(_SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize
-
-
-def _require_shared_memory(needed: int) -> None:
-    room = room_in_shared_memory()
-    if needed > room:
-        raise WeightSyncError(
-            f"Weight sync: a bucket needs {needed} bytes of shared memory and {_SHARED_MEMORY} has room for {room}. "
-            "Make it larger (docker run --shm-size), lower --update-weight-buffer-size, or use "
-            "--update-weight-transport distributed."
-        )
+    def _reduce_storage(self, _: Any) -> tuple[Any, ...]:
+        return reductions.rebuild_storage_filename, (torch.UntypedStorage, b"", self._handle, self.size)
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
@@ -182,9 +164,3 @@ def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     number = _CUDA_DEVICE_ARGUMENT
     uuid = str(torch.cuda.get_device_properties(arguments[number]).uuid)
     return rebuild, (*arguments[:number], uuid, *arguments[number + 1 :])
-
-
-def _reduce_storage(storage: Any) -> tuple[Any, ...]:
-    manager, handle, size = storage._share_filename_cpu_()
-    storage._shared_incref()  # the receiver's share of the count
-    return reductions.rebuild_storage_filename, (torch.UntypedStorage, manager, handle, size)
