@@ -67,6 +67,14 @@ def test_seeded_samples_follow_the_models_distribution(seeded_engine_url: str) -
         assert abs(drawn[token] / count - p) < 4 * np.sqrt(p * (1 - p) / count)
 
 
+def test_an_engine_says_how_long_it_had_a_request(one_engine: EngineServer) -> None:
+    started = time.monotonic()
+    (answer,) = asyncio.run(generate(one_engine.url, [seeded(1)]))
+    assert (
+        0 < answer.meta["e2e_latency"] < time.monotonic() - started
+    )  # what `slime.observe.timing.EngineClock` relies on
+
+
 def test_a_paused_engine_leaves_the_cores_to_the_trainer(one_engine: EngineServer) -> None:
     control = one_engine.control
     assert one_engine.pid is not None

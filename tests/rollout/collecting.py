@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.scoring import health
 
-from slime.observe.timing import BusyClock
+from slime.observe.timing import BusyClock, EngineClock
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.boundaries import CheckedSource, OldestFirst
 from slime.rollout.collect import Collector
@@ -52,6 +52,14 @@ class FixedClock(BusyClock):
         self._seconds = seconds
 
 
+class FixedEngineClock(EngineClock):
+    """Shows a fixed time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(lambda: seconds)
+        self.answered(0.0, None)
+
+
 class Finisher(Pipeline):
     """Generates in place and scores every sample of group g with `reward(g)`; None: the sample is lost.
 
@@ -81,7 +89,7 @@ class Finisher(Pipeline):
             sample.tokens.append(-1)
             sample.response_length = 1
             sample.metadata["seen"] = True
-        context.engine_clock = FixedClock(context.engine_clock.seconds + 0.25)
+        context.engine_clock = FixedEngineClock(context.engine_clock.seconds + 0.25)
         context.reward_clock = FixedClock(context.reward_clock.seconds + 0.125)
         return Group(group.index, group.samples)
 

@@ -16,7 +16,7 @@ from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
 
 from slime.errors import DeadlineError, EngineError
-from slime.observe.timing import BusyClock
+from slime.observe.timing import EngineClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.plugins.contracts import Snapshot, check_generated
 from slime.rollout.failures import PassiveChecks
@@ -416,7 +416,7 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             return await super().generate(tokens, sampling, session=session, rid=rid)
 
     async def main() -> float:
-        context = BatchContext(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
+        context = BatchContext(AllAtOnce(), SAMPLING, 42, engine_clock=EngineClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
         await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
         return context.engine_clock.seconds

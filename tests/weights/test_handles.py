@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.support.strangers import stranger_can_open
 
 from slime.weights.transports.tensor import SharedBlock
 
@@ -68,6 +69,17 @@ def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_anot
     finally:
         reader.kill()
         reader.communicate()
+
+
+def test_another_user_cannot_open_a_block() -> None:
+    before = os.umask(0)
+    try:
+        block = SharedBlock(4096, CPU)
+    finally:
+        os.umask(before)
+    path = Path(f"/proc/{os.getpid()}/fd/{block._file.fileno()}")
+    assert path.stat().st_size == 4096
+    assert not stranger_can_open(path)
 
 
 def test_the_tensors_themselves_are_not_in_the_message() -> None:

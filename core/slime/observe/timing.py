@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-#: time with at least one request at the engines, and time that a weight sync waited for an evaluation
+#: time with at least one request inside an engine, and time that a weight sync waited for an evaluation
 ENGINE_PHASES = ("time/engine", "time/wait_evaluation")
 #: seconds inside Megatron
 COMPUTE_PHASES = (
@@ -45,6 +46,36 @@ class BusyClock:
         return self._seconds + (self._clock() - self._since if self._running else 0.0)
 
 
+class EngineClock:
+    """Counts the seconds in which at least one of several overlapping requests was inside an engine.
+
+    An engine says how long it had a request. The rest of the time until the answer is that of client, router and HTTP.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+        #: when requests were inside
+        self._spans: list[tuple[float, float]] = []
+
+    def answered(self, since: float, inside: float | None) -> None:
+        """A request that was made at `since` has been answered; the engine says that it had it for `inside` seconds.
+
+        All of the time is the engine's if it says nothing, as for a request that it lost.
+        """
+        # Its way back was short, and as long as that of the others.
+        now = self.now()
+        self._spans.append((since if inside is None else max(since, now - inside), now))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the requests that have been answered."""
+        total, until = 0.0, -math.inf
+        for start, end in sorted(self._spans):
+            if end > until:
+                total, until = total + end - max(start, until), end
+        return total
+
+
 class IdleClock:
     """Counts the seconds in which no activity was running, from the start of the first."""
 
@@ -75,8 +106,9 @@ class IdleClock:
 
 
 def kernel_overhead(step_seconds: float, phases: Mapping[str, float]) -> float:
-    """The share of a step that was neither engine time nor Megatron compute: 0 is ideal.
+    """The share of a step in which neither an engine nor Megatron worked: 0 is ideal.
 
+    Client, router and HTTP count as overhead, and weight syncs do.
     overhead = (step - engine - compute) / step. In asynchronous runs, where generation overlaps training, engine and
     compute time may add up to more than the step; the overhead is then 0.
     """

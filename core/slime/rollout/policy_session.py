@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from slime.errors import DeadlineError, EngineError, PluginContractError
-from slime.observe.timing import BusyClock
+from slime.observe.timing import BusyClock, EngineClock
 from slime.plugin import Generation, SamplingParams
 from slime.types import Sample
 
@@ -91,8 +91,9 @@ class BatchContext:
     open_requests: set[str] = field(default_factory=set)
     #: the batch is full: no more requests are sent, and aborted responses are continued later
     stopping: bool = False
-    #: run while at least one request to the engines, or one reward call, is in progress
-    engine_clock: BusyClock = field(default_factory=BusyClock)
+    #: counts the time with requests inside the engines
+    engine_clock: EngineClock = field(default_factory=EngineClock)
+    #: runs while at least one reward call is in progress
     reward_clock: BusyClock = field(default_factory=BusyClock)
     #: samples that are generated and scored, and samples that are expected to be
     done: int = 0
@@ -165,10 +166,12 @@ class PolicySession:
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
         self._move_deadline(self._grace_s)
-        self._context.engine_clock.start()
+        clock, inside = self._context.engine_clock, None
+        since = clock.now()
         self.waiting += 1
         try:
             answer = await self._ask(tokens, sampling, session)
+            inside = answer.meta.get("e2e_latency")
         except EngineError as error:
             self.engine_error = error
             raise
@@ -176,7 +179,7 @@ class PolicySession:
             self.unanswered = error
             raise
         finally:
-            self._context.engine_clock.stop()
+            clock.answered(since, inside)
             self.waiting -= not self.deadline.expired()
             self._move_deadline(0.0)
         self.unanswered = None
