@@ -22,7 +22,7 @@ from ray.exceptions import (
 
 from slime.errors import ClusterError, ProcessDiedError, SlimeError, without_escapes
 from slime.run.deaths import cause_of_death, memory_now
-from slime.run.ray_session import live_nodes, ray_failure
+from slime.run.ray_session import of_several_nodes, ray_failure
 
 #: a process of Ray's table of memory users: id, GiB, command
 _USER = re.compile(r"^(\d+)\t(\d+(?:\.\d+)?)\t(.+)$", re.MULTILINE)
@@ -73,7 +73,7 @@ def _cause(error: RayError, text: str, log: Path) -> str:
     if _NODE_LOST.search(text):
         return "its node ended or cannot be reached"
     cause = cause_of_death(log)
-    if isinstance(error, ActorUnavailableError) and len(live_nodes()) > 1:
+    if isinstance(error, ActorUnavailableError) and of_several_nodes():
         return f"{cause}; or its node is gone, which Ray knows half a minute later only"
     return cause
 

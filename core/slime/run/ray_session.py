@@ -310,6 +310,11 @@ def live_nodes() -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
+def of_several_nodes() -> bool:
+    """Whether this process has joined a cluster of several nodes."""
+    return ray.is_initialized() and not any(_daemons()) and len(live_nodes()) > 1
+
+
 # --- devices -------------------------------------------------------------------------------------
 
 
