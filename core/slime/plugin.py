@@ -80,9 +80,6 @@ hookspec = pluggy.HookspecMarker("slime")
 hookimpl = pluggy.HookimplMarker("slime")
 
 
-# --- options and context -------------------------------------------------------------------------
-
-
 class Options(BaseModel):
     """Base of a component's options: frozen; an unknown option is an error, and so are NaN and infinity for a number.
 
@@ -115,9 +112,6 @@ class Context:
     engine_key: str | None = field(default=None, repr=False)
 
 
-# --- specs: what a plugin returns from its hooks --------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
     """What every kind of component declares."""
@@ -146,6 +140,8 @@ class EstimatorSpec(ComponentSpec):
     ratio: Literal["token", "sequence"] = "token"
     #: how far the ratio may go below and above 1 if the run sets neither --eps-clip nor --eps-clip-high
     clip_range: tuple[float, float] = (0.2, 0.2)
+    #: names that it reads from `EstimatorBatch.columns`; slime checks that every batch has them
+    columns: frozenset[str] = frozenset()
     #: whether it subtracts the KL of --kl-coef (`EstimatorBatch.kl`) from the reward; otherwise --kl-coef is refused
     takes_kl: bool = False
 
@@ -218,9 +214,6 @@ class FamilySpec(ComponentSpec):
     not_served: str = ""
 
 
-# --- what components exchange with the kernel -----------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample one response. Field names are the engine's."""
@@ -274,6 +267,8 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    #: name -> [T], a number for each response token, NaN where there is none: added to `Sample.columns`
+    columns: Mapping[str, Sequence[float] | NDArray[np.floating[Any]]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +299,8 @@ class EstimatorBatch:
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
     #: N x metadata of the sample: what its row states and what generator and rewards added
     metadata: Sequence[dict[str, Any]] = field(default_factory=list)
+    #: name -> N x [T_i], NaN where there is no number: `engine_logprob`, and the columns of generators and rewards
+    columns: Mapping[str, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

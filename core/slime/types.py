@@ -103,6 +103,9 @@ class Sample:
     #: numbers that the generator reports of this sample, such as {"tools/search/calls": 2}; slime logs the mean of each
     #: over the samples that have it, as `rollout/NAME` and `eval/SET/NAME`
     metrics: dict[str, float] = field(default_factory=dict)
+    #: name -> [T] numbers, one for each response token, NaN where there is none: what the generator and the rewards
+    #: know of single tokens. slime stores them as float32, hands them to the estimator and logs them
+    columns: dict[str, NDArray[np.float32]] = field(default_factory=dict, compare=False)
 
     @property
     def prompt_length(self) -> int:
@@ -132,11 +135,19 @@ class Sample:
 
     def _encoded(self) -> dict[str, Any]:
         """The fields that JSON has no type for."""
-        if (routes := self.rollout_routed_experts) is None:
-            return {"status": self.status.value}
-        encoded = base64.b64encode(routes.tobytes()).decode()
-        described = {"dtype": routes.dtype.name, "shape": routes.shape, "base64": encoded}
-        return {"status": self.status.value, "rollout_routed_experts": described}
+        fields: dict[str, Any] = {"status": self.status.value}
+        if self.columns:
+            import numpy as np
+
+            # Not as numbers: JSON would turn float32 into text and NaN into something else.
+            fields["columns"] = {
+                name: base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode()
+                for name, values in self.columns.items()
+            }
+        if (routes := self.rollout_routed_experts) is not None:
+            encoded = base64.b64encode(routes.tobytes()).decode()
+            fields["rollout_routed_experts"] = {"dtype": routes.dtype.name, "shape": routes.shape, "base64": encoded}
+        return fields
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Sample:
@@ -149,6 +160,13 @@ class Sample:
 
             flat = np.frombuffer(base64.b64decode(routes["base64"]), dtype=routes["dtype"])
             row["rollout_routed_experts"] = flat.reshape(routes["shape"])
+        if columns := row.get("columns"):
+            import numpy as np
+
+            row["columns"] = {
+                name: np.frombuffer(base64.b64decode(encoded), dtype="<f4").astype(np.float32)
+                for name, encoded in columns.items()
+            }
         return cls(**row)
 
 

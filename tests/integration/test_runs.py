@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -45,6 +47,8 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     assert len(rows) == 8
     assert all(row["weight_versions"] == ["2"] for row in rows)
     assert all(row["status"] in ("completed", "truncated") for row in rows)
+    for number, row in enumerate(steps):
+        assert_columns_are_those_of_the_step(run.run_dir, number, row)
     assert (run.root / "ckpt" / "latest").read_text().strip() == "rollout_000003"
     # every interval was exported, complete, and each with the weights of its time
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -61,6 +65,44 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     weights, expected = (load_file(folder / "model.safetensors") for folder in (exported, saved))
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def assert_columns_are_those_of_the_step(run_dir: Path, number: int, step: dict[str, float]) -> None:
+    """All samples fit into the budget, so the file's means are the step's metrics."""
+    samples = (run_dir / "rollouts" / f"{number:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = pq.read_table(run_dir / "rollouts" / f"{number:06d}.tokens.parquet").to_pylist()
+    assert sorted(row["line"] for row in rows) == list(range(len(samples)))
+    for row in rows:
+        sample = json.loads(samples[row["line"]])
+        assert (row["group"], row["index"]) == (sample["group"], sample["index"])
+        assert len(row["tokens"]) == sample["response_tokens"]
+        assert sum(row["loss_mask"]) == sample["trained_tokens"]
+        assert set(row["weight_version"]) == {int(sample["weight_versions"][0])} and set(row["source"]) == {0}
+    flat = {
+        name: np.concatenate([np.array(row[name]) for row in rows])
+        for name in (
+            "engine_logprob",
+            "trainer_logprob",
+            "ref_logprob",
+            "gap",
+            "entropy",
+            "ratio",
+            "clipped",
+            "advantage",
+        )
+    }
+    assert not any(np.isnan(values).any() for values in flat.values())
+    gap = np.abs(flat["trainer_logprob"] - flat["engine_logprob"])
+    assert np.allclose(np.abs(flat["gap"]), gap, atol=1e-6)
+    assert max(row["gap_max"] for row in rows) == pytest.approx(step["train/logprob_gap_max"], abs=1e-7)
+    by_hand = {
+        "logprob_gap_mean": gap.mean(),
+        "entropy": flat["entropy"].mean(),
+        "ratio": flat["ratio"].mean(),
+        "clip_fraction": flat["clipped"].mean(),
+        "advantage_mean": flat["advantage"].mean(),
+    }
+    assert {name: step[f"train/{name}"] for name in by_hand} == pytest.approx(by_hand, rel=1e-4, abs=1e-7)
 
 
 def slime(*words: str, cwd: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.train.critic import ValueColumns, micro_batch_value_loss, value_metrics
-from slime.train.loss import value_loss
+from slime.train.critic import ValueColumns, micro_batch_value_loss, value_loss, value_metrics
 
 
 @pytest.mark.parametrize(

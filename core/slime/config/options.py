@@ -106,6 +106,10 @@ class RunOptions(Section):
     """The same seed gives the same run, bit for bit, also if it is killed and resumed; see docs/reproducibility.md."""
     log_samples_interval: int = Field(default=10, ge=0)
     """Print one question, answer and reward every N rollouts; 0: never."""
+    log_token_columns: Literal["all", "budget", "none"] = "budget"
+    """Write per-token numbers of each rollout's samples to rollouts/N.tokens.parquet: of all, or as many as fit."""
+    log_token_columns_mib: float = Field(default=8.0, gt=0, allow_inf_nan=False)
+    """MiB that the per-token numbers of a rollout may take, uncompressed; flagged groups come first."""
     quiet: bool = False
     """Print evaluations, warnings and the end of the run only."""
     verbose: bool = False

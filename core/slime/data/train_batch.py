@@ -46,6 +46,10 @@ class TrainBatch:
     #: N x [P_i + T_i - 1, layers, experts per token], the experts that computed each token but the last in the engine,
     #: in any order; of layers without experts, zeros. uint8, or int16 for numbers above 255. None unless asked for
     routed_experts: list[NDArray[np.integer[Any]]] | None = None
+    #: name -> N x [T_i], what generators and rewards know of single tokens; NaN where there is no number
+    columns: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    #: [N], whether the sample's group lost a sample, which cannot be trained on
+    incomplete: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     @classmethod
     def from_groups(
@@ -66,12 +70,14 @@ class TrainBatch:
 
         Raises:
             PluginContractError: Routed experts are missing.
-            ValueError: The number of steps is below 1, a mask, log-probs or routed experts do not fit the tokens, or a
-                prompt or a response has no tokens.
+            ValueError: The number of steps is below 1, a mask, log-probs, a column or routed experts do not fit the
+                tokens, or a prompt or a response has no tokens.
         """
         if num_steps < 1:
             raise ValueError(f"num_steps is {num_steps}, expected at least 1")
-        rows = [row for row in _deal(groups, num_steps) if row.sample.trainable]
+        dealt = _deal(groups, num_steps)
+        rows = [row for row in dealt if row.sample.trainable]
+        lost = {row.group for row in dealt if not row.sample.trainable}
         for row in rows:
             _check(row.sample)
         have_log_probs = bool(rows) and all(row.sample.rollout_log_probs is not None for row in rows)
@@ -91,6 +97,8 @@ class TrainBatch:
             reward_parts=_reward_parts([row.sample for row in rows]),
             metadata=[row.sample.metadata for row in rows],
             routed_experts=_routed_experts([row.sample for row in rows]) if routed_experts else None,
+            columns=_columns([row.sample for row in rows]),
+            incomplete=np.asarray([row.group in lost for row in rows], dtype=bool),
         )
 
 
@@ -120,6 +128,19 @@ def _reward_parts(samples: Sequence[Sample]) -> dict[str, NDArray[np.float32]]:
     named = [sample.reward if isinstance(sample.reward, dict) else {} for sample in samples]
     names = dict.fromkeys(name for one in named for name in one if name != "score")
     return {name: np.asarray([one.get(name, np.nan) for one in named], dtype=np.float32) for name in names}
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[NDArray[np.float32]]]:
+    """Name -> N x [T_i] of every column that a sample has; NaN in samples without it."""
+    columns: dict[str, list[NDArray[np.float32]]] = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample.columns):
+        columns[name] = [
+            np.asarray(sample.columns[name], dtype=np.float32)
+            if name in sample.columns
+            else np.full(sample.response_length, np.nan, dtype=np.float32)
+            for sample in samples
+        ]
+    return columns
 
 
 def loss_weights(
@@ -204,6 +225,9 @@ def _check(sample: Sample) -> None:
         values = getattr(sample, name)
         if values is not None and len(values) != length:
             raise ValueError(f"{where} has {len(values)} entries in {name}, expected response_length = {length}")
+    for name, column in sample.columns.items():
+        if len(column) != length:
+            raise ValueError(f"{where} has {len(column)} numbers in column {name!r}, expected {length}")
 
 
 def _mask(sample: Sample) -> NDArray[np.float32]:

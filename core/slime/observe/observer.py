@@ -243,6 +243,13 @@ class RunObserver:
                 self.terminal.examples(number, rollout.examples)
             self.terminal.progress(f"training on rollout {number}")
 
+    def columns_lost(self, rollout: int, problem: str) -> None:
+        """The per-token columns of a rollout could not be written. Told once, until one is written again."""
+        with self._sink("terminal"):
+            self.terminal.warn(
+                f"rollout {rollout}: its per-token columns were not written, and the run goes on: {printable(problem)}"
+            )
+
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """One rollout was generated and trained on.
 

@@ -50,8 +50,10 @@ def write_rollout(
 ) -> None:
     """Write `RUN_DIR/rollouts/000012.jsonl`. Raises `OSError`.
 
-    Samples that filters `dropped` are in `dropped_000012.jsonl`, each with the reason.
+    Samples that filters `dropped` are in `dropped_000012.jsonl`, each with the reason. Per-token columns of an earlier
+    attempt at this rollout are deleted: they belong to other samples.
     """
+    (run_dir / FOLDER / f"{rollout:06d}.tokens.parquet").unlink(missing_ok=True)
     _write(run_dir, f"{rollout:06d}", (sample_row(sample) for group in groups for sample in group.samples))
     if dropped:
         rows = ({**sample_row(sample), "dropped": reason} for group, reason in dropped for sample in group.samples)

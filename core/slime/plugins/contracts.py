@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, EstimatorBatch, Reward, Selection
+from slime.plugins.columns import check_columns
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ class Snapshot:
         )
 
     def restore_identity(self, sample: Sample) -> None:
-        """Restore the indices of a sample that failed."""
+        """Restore the indices of a sample that failed, and drop columns that may not fit its tokens."""
         sample.group_index, sample.index, sample.rollout_id = self.group_index, self.index, self.index
+        sample.columns = {}
 
 
 def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
@@ -135,6 +137,9 @@ def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
         _check_metrics(sample)
         if sample.trainable:
             _check_tokens(sample)
+        elif sample.status is not Status.ABORTED:
+            sample.columns = {}
+        _check_columns(sample)
     if len(produced) == 1 and asked.prompt_tokens and produced[0].trainable and produced[0].prompt == asked.prompt:
         _check_prompt(produced[0], asked.prompt_tokens)
         if asked.begun:
@@ -185,6 +190,11 @@ def _check_metrics(sample: Sample) -> None:
         for name, value in metrics.items()
     ):
         raise PluginContractError(f"returned metrics {metrics!r}, expected names with finite numbers")
+
+
+def _check_columns(sample: Sample) -> None:
+    if sample.columns:
+        sample.columns = check_columns(sample.columns, sample.response_length, sample=sample.index, generator=True)
 
 
 def _check_tokens(sample: Sample) -> None:
@@ -252,14 +262,28 @@ def check_rewards(rewards: object, count: int) -> list[Reward]:
     return rewards
 
 
-def check_reward(reward: object) -> Reward:
-    """Check that the reward of a sample is a `Reward` of finite numbers. Raises `PluginContractError`."""
+def check_reward(reward: object, sample: Sample | None = None) -> Reward:
+    """Check that the reward of a sample is a `Reward` of finite numbers, and that its columns fit.
+
+    Args:
+        reward: What a reward returned.
+        sample: The sample that it scored; without it, columns are not looked at.
+
+    Returns:
+        The reward, with its columns as float32 arrays.
+
+    Raises:
+        PluginContractError: It is something else.
+    """
     if not isinstance(reward, Reward):
         raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
     for name, value in {**reward.parts, "value": reward.value}.items():
         if not isinstance(value, Real) or not math.isfinite(value):
             raise PluginContractError(f"returned {name} = {value!r}, expected a finite number")
-    return reward
+    if sample is None or not reward.columns:
+        return reward
+    columns = check_columns(reward.columns, sample.response_length, sample=sample.index)
+    return replace(reward, columns=columns)
 
 
 def check_selection(selection: object, size: int, want: int) -> Selection:
@@ -356,7 +380,9 @@ def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> Est
     columns: dict[str, Any] = {}
     for column in fields(batch):
         value = getattr(batch, column.name)
-        if isinstance(value, Mapping):
+        if column.name == "columns":
+            columns[column.name] = {name: [part[i].clone() for i in indices] for name, part in value.items()}
+        elif isinstance(value, Mapping):
             columns[column.name] = {name: part[index_tensor] for name, part in value.items()}
         elif isinstance(value, Sequence) and not value:  # `metadata` in batches that authors make without it
             columns[column.name] = []
@@ -384,9 +410,9 @@ def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
             )
 
 
-def _parts(value: Tensor | list[Tensor] | Mapping[str, Tensor] | None) -> list[Tensor]:
+def _parts(value: Tensor | list[Tensor] | Mapping[str, Tensor | list[Tensor]] | None) -> list[Tensor]:
     if isinstance(value, Mapping):
-        return list(value.values())
+        return [part for one in value.values() for part in _parts(one)]
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

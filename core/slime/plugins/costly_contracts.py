@@ -37,6 +37,21 @@ def recheck_rewards(first: Sequence[Reward], again: Sequence[Reward]) -> None:
                     f"scored sample {index} with {name} = {old}, then with {name} = {new}; expected the same twice"
                     " (a reward that depends on chance, time or other samples needs deterministic=False in its spec)"
                 )
+        if different := _different_column(one, two):
+            raise PluginContractError(
+                f"scored sample {index} with another column {different!r} the second time; expected the same twice (a"
+                " reward that depends on chance, time or other samples needs deterministic=False in its spec)"
+            )
+
+
+def _different_column(one: Reward, two: Reward) -> str | None:
+    import numpy as np
+
+    for name in sorted(one.columns.keys() | two.columns.keys()):
+        old, new = (np.asarray(reward.columns.get(name, ()), dtype=np.float32) for reward in (one, two))
+        if old.shape != new.shape or not np.allclose(old, new, rtol=1e-6, atol=1e-9, equal_nan=True):
+            return name
+    return None
 
 
 def copy_samples(samples: Sequence[Sample]) -> list[Sample]:

@@ -14,9 +14,12 @@ import numpy as np
 
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
+from slime.errors import DiskFullError
 from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
+from slime.observe.token_columns import Pieces, token_file, write_token_columns
+from slime.raised import report
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -26,9 +29,11 @@ from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
+from slime.types import Group
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+    from slime.data.token_log import LoggedTokens
     from slime.plugins.plugin_set import PluginSet
 
 logger = logging.getLogger(__name__)
@@ -85,6 +90,10 @@ class RolloutManager:
         )
         self._pipeline = self._build.pipeline()
         self._evaluates_only = evaluates_only
+        self._pieces = Pieces(tokenizer)
+        self._logs_tokens = config.run.log_token_columns != "none"
+        #: groups whose per-token columns are written once they are trained on, by rollout
+        self._to_log: dict[int, list[Group]] = {}
         #: with --deterministic, the metrics of rollouts that are not trained on yet, by number: if one of them is
         #: formed again from a checkpoint, without generating anything, it has these
         self._metrics: dict[int, dict[str, float]] = {}
@@ -202,8 +211,35 @@ class RolloutManager:
             metrics["rollout/raw_reward"], values = rewards
             batch = replace(batch, rewards=np.asarray(values, dtype=np.float32))
         rollout.batch = batch
+        if self._logs_tokens:
+            self._to_log[rollout.number] = groups
         await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups, rollout.dropped)
         metrics["time/batch"] = time.monotonic() - started
+
+    async def write_token_columns(self, number: int, logged: LoggedTokens | None) -> str | None:
+        """Write the per-token columns of a rollout that was trained on, off the event loop.
+
+        Args:
+            number: The rollout's number.
+            logged: What the trainer computed.
+
+        Returns:
+            None, or what went wrong: the run must not end because of it.
+        """
+        groups = self._to_log.pop(number, None)
+        if logged is None or groups is None:
+            return None
+        run = self._config.run
+        most = None if run.log_token_columns == "all" else int(run.log_token_columns_mib * 2**20)
+        try:
+            await asyncio.to_thread(
+                write_token_columns, self._run_dir, number, groups, logged, self._pieces, most_bytes=most
+            )
+        except DiskFullError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - the disk, or a tokenizer from a model folder
+            return report(token_file(self._run_dir, number).name, error)
+        return None
 
     def progress(self) -> tuple[int, int]:
         """Finished and expected samples of the oldest rollout or evaluation in progress; (0, 0) if there is none.

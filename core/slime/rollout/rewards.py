@@ -88,7 +88,7 @@ class InLoopReward(RewardCaller):
             async with deadline:
                 answer = self._reward.score(samples)
                 rewards = await answer if inspect.isawaitable(answer) else answer
-            results = _results(rewards, len(samples), self.component_name)
+            results = _results(rewards, samples, self.component_name)
         except BaseException as error:  # noqa: BLE001 - the boundary around the reward plugin, sys.exit() included
             hung = _no_score(self._timeout_s) if deadline.expired() else None
             results = [fault_of(self.component_name, error, hung)] * len(samples)
@@ -198,16 +198,16 @@ def build_handler(plugins: PluginSet | None, job: RewardJob, component_name: str
     """A function from pickled samples to pickled results."""
     reward = job.build(plugins or job.load_plugins())
 
-    def packed(answer: object, count: int) -> bytes:
+    def packed(answer: object, samples: Sequence[Sample]) -> bytes:
         try:
-            results = _results(answer, count, component_name)
+            results = _results(answer, samples, component_name)
         except PluginContractError as error:
-            results = [fault_of(component_name, error)] * count
+            results = [fault_of(component_name, error)] * len(samples)
         return pickle.dumps(results, protocol=5)
 
     async def handle_overlapping(payload: bytes) -> bytes:
         samples = pickle.loads(payload)
-        return packed(await _wait(reward.score(samples)), len(samples))
+        return packed(await _wait(reward.score(samples)), samples)
 
     runner = asyncio.Runner()
 
@@ -216,7 +216,7 @@ def build_handler(plugins: PluginSet | None, job: RewardJob, component_name: str
         answer: object = reward.score(samples)
         if inspect.isawaitable(answer):  # a plain function that returns a coroutine
             answer = runner.run(_wait(answer))
-        return packed(answer, len(samples))
+        return packed(answer, samples)
 
     return handle_overlapping if inspect.iscoroutinefunction(reward.score) else handle
 
@@ -237,17 +237,17 @@ def _without_training_inputs(sample: Sample) -> Sample:
 # --- results -------------------------------------------------------------------------------------
 
 
-def _results(answer: object, count: int, component_name: str) -> list[Result]:
-    """The results in a reward's answer. Raises `PluginContractError` unless it is a list of `count` entries."""
+def _results(answer: object, samples: Sequence[Sample], component_name: str) -> list[Result]:
+    """The results in a reward's answer. Raises `PluginContractError` unless it is a list of one for each sample."""
     results: list[Result] = []
-    for entry in check_rewards(answer, count):
+    for sample, entry in zip(samples, check_rewards(answer, len(samples)), strict=True):
         try:
-            reward = check_reward(entry)
+            reward = check_reward(entry, sample)
         except PluginContractError as error:
             results.append(fault_of(component_name, error))
         else:
             parts = {str(name): float(value) for name, value in reward.parts.items()}
-            results.append(Reward(float(reward.value), parts))
+            results.append(Reward(float(reward.value), parts, reward.columns))
     return results
 
 
@@ -387,10 +387,15 @@ class Scorer:
                 return
         rewards = [result for result in results if isinstance(result, Reward)]
         [term, *others] = self._terms
-        if term.key is None and not others:
-            sample.reward = _as_stored(rewards[0])
-        else:
-            sample.reward = _combined(self._terms, rewards)
+        single = term.key is None and not others
+        columns: dict[str, Any] = dict(rewards[0].columns) if single else _combined_columns(self._terms, rewards)
+        if both := columns.keys() & sample.columns.keys():
+            name = sorted(both)[0]
+            mark([sample], Status.FAILED, f"{term.health.title} named a column {name!r}, and the generator had before")
+            return
+        if columns:
+            sample.columns = {**sample.columns, **columns}
+        sample.reward = _as_stored(rewards[0]) if single else _combined(self._terms, rewards)
 
 
 def _selected_part(result: Result, term: Term) -> Result:
@@ -401,7 +406,7 @@ def _selected_part(result: Result, term: Term) -> Result:
         known = ", ".join(result.parts) or "none"
         problem = f"gave no part {term.part!r} (--reward-key); its parts: {known}"
         return Fault(Cause.CONTRACT, shorten(f"{term.health.title} {problem}"))
-    return Reward(result.parts[term.part], {"value": result.value, **result.parts})
+    return Reward(result.parts[term.part], {"value": result.value, **result.parts}, result.columns)
 
 
 def _as_stored(reward: Reward) -> float | dict[str, float]:
@@ -416,3 +421,12 @@ def _combined(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, flo
         stored[str(term.key)] = reward.value
         stored |= {f"{term.key}/{name}": value for name, value in reward.parts.items()}
     return stored
+
+
+def _combined_columns(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, Any]:
+    """The columns of each reward, named as its parts."""
+    return {
+        f"{term.key}/{name}": column
+        for term, reward in zip(terms, rewards, strict=True)
+        for name, column in reward.columns.items()
+    }

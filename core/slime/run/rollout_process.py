@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 
 from slime.config import RunConfig
+from slime.data.token_log import LoggedTokens
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
@@ -160,6 +161,10 @@ class RolloutProcess:
         rollout = await generation
         # The batch crosses Ray's object store once, from here to the trainer ranks, and never enters the driver.
         return rollout.for_driver(ray.put(rollout.batch))
+
+    async def write_token_columns(self, number: int, logged: LoggedTokens | None) -> str | None:
+        """See `RolloutManager.write_token_columns`."""
+        return await self.manager.write_token_columns(number, logged)
 
     async def evaluate(self, number: int) -> EvalReport:
         """Score the held-out sets under the engines' current weights, after `number` rollouts."""

@@ -35,6 +35,7 @@ from slime.run.recovery import Recovery
 from slime.run.retention import Retention
 from slime.run.saving import Saver
 from slime.run.signals import uninterrupted
+from slime.run.token_log import TokenLog
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, keep_out_of_collections
 
@@ -98,6 +99,8 @@ class Run:
         self._recovery = Recovery(
             config, self._engines, watch, self._rollout, observer, trains="trainer" in self._roles
         )
+        logs_tokens = config.run.log_token_columns != "none"
+        self._token_log = TokenLog(self._trainer, self._rollout, observer, on=logs_tokens)
         self._saver: Saver | None = None
         self._retention = Retention(config.checkpoint, config.evaluation.eval_interval, config.rollout.num_rollout)
         self._weight_version = 0
@@ -320,6 +323,7 @@ class Run:
         """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics."""
         with self._timed("time/train"):
             metrics: dict[str, float] = self._trainer.call("train", rollout.batch, doing="training")[0]
+            self._token_log.begin(rollout.number)
         self._rollouts_trained += 1
         return metrics
 
@@ -419,6 +423,7 @@ class Run:
             self._save(self._saver, rollouts_done)
 
     def _save(self, saver: Saver, rollouts_done: int) -> None:
+        self._token_log.finish()  # a run that is continued from here does not repeat these rollouts
         last = rollouts_done == self.config.num_rollout or self._is_preempted
         with saver.training_waits():
             saver.save(
@@ -481,5 +486,7 @@ class Run:
         metrics["time/step"] = time.monotonic() - self._step_started
         metrics["weight_version"] = float(self._weight_version)
         self.observer.step_finished(rollout.number, metrics)
+        if rollout.number + 1 == self.config.num_rollout:
+            self._token_log.finish()
         if self._retention.by_step:
             self._retention.step_finished(rollout.number, with_prefix(metrics))

@@ -52,7 +52,9 @@ class EstimatorContract(Contract):
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject, tokenizer=None)  # as in the trainer
         needs = self.spec.needs
-        self._random_batch = partial(random_batch, kl="reference" in needs, values="critic" in needs)
+        self._random_batch = partial(
+            random_batch, kl="reference" in needs, values="critic" in needs, columns=sorted(self.spec.columns)
+        )
         self._ordinary = self._random_batch((4, 3, 4), 0)
         self.objective: Any = getattr(self.component, "objective", None)
         self._loss_call = f"{self.name}.objective"
@@ -97,7 +99,7 @@ class EstimatorContract(Contract):
         for seed in range(4):
             batch = self._random_batch((4, 2, 7), seed, equal_rewards=True)
             answer = self._answer(batch, "groups of equal rewards")
-            if self.spec.needs == {"group"}:
+            if self.spec.needs == {"group"} and not self.spec.columns:
                 greatest = max(float(part.abs().max()) for part in answer.advantages)
                 check(
                     greatest == 0,
@@ -121,7 +123,10 @@ class EstimatorContract(Contract):
                     " torch.float32 (add .float())",
                 )
 
-    @rule("counts a rollout of several samples once", when=lambda contract: contract.spec.needs == {"group"})
+    @rule(
+        "counts a rollout of several samples once",
+        when=lambda contract: contract.spec.needs == {"group"} and not contract.spec.columns,
+    )
     def siblings(self) -> None:
         """Cutting a sample into two samples of its rollout changes nothing for any of them."""
         import torch

@@ -156,4 +156,5 @@ class RewardContract(Contract):
 
     def _checked(self, answer: object, samples: Sequence[Sample], case: str) -> list[Reward]:
         with attributed(self.call, case):
-            return [check_reward(reward) for reward in check_rewards(answer, len(samples))]
+            rewards = check_rewards(answer, len(samples))
+            return [check_reward(reward, sample) for reward, sample in zip(rewards, samples, strict=True)]

@@ -6,6 +6,7 @@ ASCII.
 
 from __future__ import annotations
 
+import math
 import random
 import string
 from collections.abc import Mapping, Sequence
@@ -117,6 +118,7 @@ def make_batch(
     rollout_ids: Sequence[int] | None = None,
     reward_parts: Mapping[str, Sequence[float]] | None = None,
     metadata: Sequence[dict[str, Any]] | None = None,
+    columns: Mapping[str, Sequence[Sequence[float]]] | None = None,
 ) -> EstimatorBatch:
     """An estimator's input with known numbers.
 
@@ -128,6 +130,7 @@ def make_batch(
         rollout_ids: [N]; default: every sample is a rollout of its own.
         reward_parts: Name -> [N]; default: none.
         metadata: N dictionaries; default: empty ones.
+        columns: Name -> N x [T_i]; default: none.
     """
     import torch
 
@@ -144,6 +147,7 @@ def make_batch(
         values=None if values is None else rows(values),
         reward_parts={name: torch.tensor(part, dtype=torch.float32) for name, part in (reward_parts or {}).items()},
         metadata=[{} for _ in flat] if metadata is None else list(metadata),
+        columns={name: rows(column) for name, column in (columns or {}).items()},
     )
 
 
@@ -226,6 +230,7 @@ def random_batch(
     siblings: bool = False,
     kl: bool = False,
     values: bool = False,
+    columns: Sequence[str] = (),
 ) -> EstimatorBatch:
     """An estimator's input as irregular as in a run: groups of different sizes in mixed order, with holes in the masks.
 
@@ -236,6 +241,7 @@ def random_batch(
         siblings: Whether some samples of a group come from one rollout and share its reward.
         kl: Whether the batch has KL.
         values: Whether the batch has values.
+        columns: Names of the columns that it has, whose numbers are random, and NaN at a fifth of the tokens.
     """
     rng = random.Random(seed)
     rows: list[tuple[int, int, float]] = []
@@ -252,6 +258,9 @@ def random_batch(
     def noise(scale: float) -> list[list[float]]:
         return [[rng.gauss(0, scale) for _ in mask] for mask in masks]
 
+    def with_gaps() -> list[list[float]]:
+        return [[math.nan if rng.random() < 0.2 else value for value in row] for row in noise(1.0)]
+
     groups, rollout_ids, rewards = zip(*rows, strict=True)
     batch = make_batch(
         [rewards],
@@ -259,6 +268,7 @@ def random_batch(
         kl=noise(0.1) if kl else None,
         values=noise(1.0) if values else None,
         rollout_ids=rollout_ids,
+        columns={name: with_gaps() for name in columns},
     )
     return replace(batch, group_ids=batch.group_ids.new_tensor(groups))
 

@@ -6,14 +6,14 @@ must be present and finite and, in true-on-policy mode, the trainer's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slime.errors import TrainerError
+from slime.errors import PluginContractError, TrainerError
 from slime.plugin import Advantages, Estimator, EstimatorBatch
 from slime.plugins.contracts import CopiedWhenRead, check_advantages, check_untouched, copy_batch
 from slime.plugins.costly_contracts import check_permutation
@@ -29,6 +29,7 @@ def estimate(
     kl: Sequence[Tensor] | None = None,
     values: Sequence[Tensor] | None = None,
     *,
+    needs: Collection[str] = (),
     passive: bool = False,
 ) -> Advantages:
     """One advantage, and with a critic one return, per response token: N x [T_i] float32 on the CPU.
@@ -38,12 +39,14 @@ def estimate(
         batch: The rollout's samples.
         kl: N x [T_i] KL to the reference by --kl-reward-type, if the run has a reference.
         values: N x [T_i] the critic's values, if the run has a critic.
+        needs: Names of the columns that the estimator reads (`EstimatorSpec.columns`).
         passive: Ask a second time with the samples in another order, which must change nothing.
 
     Raises:
         PluginError: The estimator raised; the message names the place in its code.
         PluginContractError: The answer does not fit the masks, is not finite, is not zero where the mask is zero or
-            depends on the order of the samples, or the estimator changed its input.
+            depends on the order of the samples, the estimator changed its input, or the batch lacks a column that it
+            needs.
     """
     given = EstimatorBatch(
         rewards=torch.from_numpy(np.array(batch.rewards, dtype=np.float32)),
@@ -54,7 +57,14 @@ def estimate(
         values=None if values is None else [part.clone() for part in values],
         reward_parts={name: torch.from_numpy(np.array(part)) for name, part in batch.reward_parts.items()},
         metadata=CopiedWhenRead(batch.metadata),
+        columns=_columns(batch),
     )
+    for name in sorted(set(needs) - given.columns.keys()):
+        raise PluginContractError(
+            f"{name_of(estimator)} reads the column {name!r}, which no sample of rollout {batch.rollout} has; columns:"
+            f" {', '.join(sorted(given.columns)) or 'none'}. Use a generator or reward that names it (Sample.columns,"
+            " Reward.columns; with several rewards it is called KEY/NAME)."
+        )
     before = copy_batch(given)
     with naming(f"{name_of(estimator)}.advantages"):
         with torch.no_grad():
@@ -64,6 +74,14 @@ def estimate(
         if passive:
             check_permutation(estimator, before, checked)
     return checked
+
+
+def _columns(batch: TrainBatch) -> dict[str, list[Tensor]]:
+    """What an estimator sees of the batch's columns, as copies."""
+    columns = dict(batch.columns)
+    if batch.rollout_log_probs is not None:
+        columns["engine_logprob"] = batch.rollout_log_probs
+    return {name: [torch.from_numpy(np.array(part)) for part in parts] for name, parts in columns.items()}
 
 
 class NamedEstimator:

@@ -19,7 +19,6 @@ from slime.train.architecture import read_same_model
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.forward import MicroBatch
-from slime.train.loss import value_loss
 from slime.train.model import TrainableModel, timed
 from slime.train.settings import TrainSettings
 from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
@@ -167,6 +166,20 @@ class ValueColumns:
     values: Tensor
     #: what the values should be
     returns: Tensor
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is larger, [M].
+
+    Within the range both errors are the same number, which rounding must not call different.
+
+    The clipped value loss of Schulman et al.'s own implementation (see Engstrom et al., 2020, arXiv 2005.12729,
+    section 3): a token whose value has moved more than `clip` towards the return has no gradient any more.
+    """
+    plain = (values - returns).square()
+    moved = values - old_values
+    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), ((clipped > plain) & (moved.abs() > clip)).float()
 
 
 def micro_batch_value_loss(

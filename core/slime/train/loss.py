@@ -21,6 +21,7 @@ from slime.plugin import Estimator, EstimatorSpec, TokenBatch
 from slime.raised import naming
 from slime.train.advantages import name_of
 from slime.train.forward import MicroBatch
+from slime.train.token_record import TokenRecord
 
 if TYPE_CHECKING:
     from slime.config.options import AlgorithmOptions, KLEstimator
@@ -280,23 +281,6 @@ def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, weights: Tensor) -> 
     return sums
 
 
-# --- value loss -------------------------------------------------------------------------------------
-
-
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is larger, [M].
-
-    Within the range both errors are the same number, which rounding must not call different.
-
-    The clipped value loss of Schulman et al.'s own implementation (see Engstrom et al., 2020, arXiv 2005.12729,
-    section 3): a token whose value has moved more than `clip` towards the return has no gradient any more.
-    """
-    plain = (values - returns).square()
-    moved = values - old_values
-    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()
-    return 0.5 * torch.maximum(plain, clipped), ((clipped > plain) & (moved.abs() > clip)).float()
-
-
 #: the trainer's own metrics, whose names an estimator's objective must not use
 _OWN = frozenset(
     {"tokens", "loss", "entropy", "kl", "micro_batches", "grad_norm", "lr", "skipped_steps", "staleness_max"}
@@ -372,6 +356,8 @@ class LossColumns:
     old_by_engine: bool = False
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
+    #: keeps what the loss sees of each token, if anything is logged of it
+    record: TokenRecord | None = None
 
 
 def micro_batch_loss(
@@ -401,8 +387,10 @@ def micro_batch_loss(
 
     if terms.supervised:
         per_token = -log_probs
+        if columns.record is not None:
+            columns.record.add(micro_batch, mask, {"trainer_logprob": log_probs, "entropy": entropy})
     else:
-        per_token, policy_sums = _policy_terms(terms, columns, micro_batch, log_probs, mask)
+        per_token, policy_sums = _policy_terms(terms, columns, micro_batch, log_probs, mask, entropy)
         sums |= policy_sums
     if terms.entropy_coef:
         per_token = per_token - terms.entropy_coef * entropy
@@ -412,7 +400,7 @@ def micro_batch_loss(
 
 
 def _policy_terms(
-    terms: LossTerms, columns: LossColumns, micro_batch: MicroBatch, log_probs: Tensor, mask: Tensor
+    terms: LossTerms, columns: LossColumns, micro_batch: MicroBatch, log_probs: Tensor, mask: Tensor, entropy: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy loss and KL of each token [R], and their sums over trained tokens."""
     assert columns.advantages is not None
@@ -437,10 +425,11 @@ def _policy_terms(
     ratios = ratio.detach().exp()
     means = {"ratio": ratios}
     sums: dict[str, Tensor] = {}
+    trainer = current if columns.old_by_engine else old
+    seen = {"trainer_logprob": trainer, "entropy": entropy, "ratio": ratios}
 
     if columns.rollout_log_probs is not None:
         engine = torch.where(trained, columns.rollout_log_probs[here], current)
-        trainer = current if columns.old_by_engine else old
         level = "token" if terms.correction is None else terms.correction.level
         raw = importance_weights(trainer, engine, mask, *sequences, level)
         sums |= mismatch(trainer, engine, mask, raw)
@@ -448,6 +437,7 @@ def _policy_terms(
             used, correction_metrics = terms.correction.apply(raw)
             per_token = per_token * used
             means |= correction_metrics
+            seen["correction"] = used
         if terms.sequence_delta is not None:
             out = off_policy_sequences(current, engine, advantages, mask, *sequences, terms.sequence_delta)
             per_token = torch.where(out, 0.0, per_token)
@@ -456,10 +446,12 @@ def _policy_terms(
         ref = torch.where(trained, columns.ref_log_probs[here], current)
         weight = log_ratio(log_probs, old, mask, *sequences, "token").exp() if terms.unbiased_kl else None
         kl = kl_per_token(log_probs, ref, terms.kl_loss_type, weight)
-        means["kl"] = kl.detach()
+        seen["kl"] = means["kl"] = kl.detach()
         if terms.kl_loss_coef:
             per_token = per_token + terms.kl_loss_coef * kl
 
+    if columns.record is not None:
+        columns.record.add(micro_batch, mask, seen, own=reported)
     means["ratio_max"] = ratios
     own_name = "the estimator" if terms.estimator is None else name_of(terms.estimator)
     for name in reported.keys() & (means.keys() | sums.keys() | _OWN):

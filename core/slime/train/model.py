@@ -37,6 +37,7 @@ from slime.train.forward import (
     TokenHead,
 )
 from slime.train.offload import ModelMemory, Part
+from slime.train.parallel import counts_tokens
 from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
 from slime.train.router import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
@@ -408,15 +409,6 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def counts_tokens() -> bool:
-    """Whether this rank contributes to sums over tokens: one rank for each micro-batch, with the output layer."""
-    return (
-        bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_context_parallel_rank() == 0
-    )
 
 
 def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:

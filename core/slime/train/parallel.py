@@ -103,6 +103,15 @@ def _ranks_on_this_machine() -> int:
     return hosts.count(socket.gethostname())
 
 
+def counts_tokens() -> bool:
+    """Whether this rank contributes to sums over tokens: one rank for each micro-batch, with the output layer."""
+    return (
+        bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+    )
+
+
 def stop(*, failed: bool = False) -> None:
     """Leave the groups. Call it on every rank before the process ends, even after an error; safe to repeat.
 

@@ -49,6 +49,7 @@ from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
+from slime.train.token_record import TokenRecord
 from slime.weights import Models, create_transport, drain, load_hf, named_hf_tensors, save_hf
 from slime.weights.lora import lora_of, peft_config
 from slime.weights.peft import peft_writer
@@ -57,6 +58,7 @@ from slime.weights.shards import NamedTensors, drained
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.data import TrainBatch
+    from slime.data.token_log import LoggedTokens
     from slime.weights.transports.transport import WeightTransport
 
 
@@ -125,6 +127,8 @@ class MegatronRank:
         #: the engines that it sends to, and how often some were started again
         self._connected: tuple[tuple[str, ...], int] = (), 0
         self._rollouts_seen = 0
+        #: what the last `train` computed of the tokens that are logged
+        self._logged: LoggedTokens | None = None
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, master=master
         )
@@ -207,6 +211,8 @@ class MegatronRank:
         critic_only = self.critic is not None and batch.rollout < algorithm.num_critic_only_steps
         policy_steps = [] if critic_only else steps
         columns, value_columns, batch_metrics = self._columns(batch, seconds, steps=len(policy_steps))
+        if self.config.run.log_token_columns != "none":
+            columns = dataclasses.replace(columns, record=TokenRecord())
         metrics |= batch_metrics
         if self.critic is not None:
             if value_columns is not None:
@@ -221,12 +227,26 @@ class MegatronRank:
             self.policy.skip(len(skipped))
             metrics |= self.policy.routing_metrics(steps=len(policy_steps))
             metrics |= token_means(sums, steps=max(1, len(steps))) | {"grad_norm": grad_norm, "lr": lr}
+        self._logged = self._log(batch, columns, value_columns)
         self._rollouts_seen += 1
         every = algorithm.ref_update_interval
         if self.reference is not None and every is not None and (batch.rollout + 1) % every == 0:
             self.policy.finish_param_gather()
             self.reference.renew()
         return metrics | seconds
+
+    def _log(self, batch: TrainBatch, columns: LossColumns, values: ValueColumns | None) -> LoggedTokens | None:
+        if columns.record is None:
+            return None
+        everywhere = {"advantage": columns.advantages, "ref_logprob": columns.ref_log_probs}
+        if values is not None:
+            everywhere |= {"value": values.values, "returns": values.returns}
+        return columns.record.collect(batch, everywhere, columns.mask, self.config.run)
+
+    def logged_tokens(self) -> LoggedTokens | None:
+        """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""
+        logged, self._logged = self._logged, None
+        return logged if self._rank == 0 else None
 
     def log_probs(self, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
         """Log-probs of the response tokens under the current weights, at the rollout temperature: N x [T_i] float32.
@@ -274,7 +294,8 @@ class MegatronRank:
                 kl = [kl_per_token(a, b, algorithm.kl_reward_type) for a, b in zip(old, ref, strict=True)]
             passive = self._rollouts_seen < self.config.rollout.passive_checks
             with PULSE.inside(f"estimator {self.config.algorithm.advantage_estimator}"):
-                estimated = estimate(self._estimator, batch, kl, values, passive=passive)
+                needs = () if self.spec is None else self.spec.columns
+                estimated = estimate(self._estimator, batch, kl, values, needs=needs, passive=passive)
             advantages = estimated.advantages
             if algorithm.normalize_advantages:
                 advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])

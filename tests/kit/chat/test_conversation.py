@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime.kit.chat import ChatTemplate, Conversation
+from slime.kit.chat import Answers, ChatTemplate, Conversation
 from slime.plugin import Generation, Sample, SpecInfo, Status
 from slime.testing import make_tokenizer
-from slime.testing.samples import CHARACTERS, STOP, encode
+from slime.testing.samples import CHARACTERS, START, STOP, encode
 
 END = CHARACTERS.index(STOP)
 
@@ -164,3 +164,58 @@ def test_messages_and_samples_need_an_answer_first(template: ChatTemplate) -> No
     talk.add([{"role": "user", "content": "?"}])
     with pytest.raises(ValueError, match="all messages of a turn in one call"):
         talk.add([{"role": "user", "content": "!"}])
+
+
+def test_each_token_has_its_source(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("ab"))
+    talk.add([{"role": "tool", "content": "<|im_end|>"}])  # not the control token: its text
+    talk.generated(answer("c", end=False))
+    sample = talk.to_sample(Sample(prompt="q", index=3))
+    control = {CHARACTERS.index(STOP), CHARACTERS.index(START)}
+    response = sample.tokens[1:]
+    expected = [0, 0, 0] + [2 if token in control else 1 for token in response[3:-1]] + [0]
+    assert sample.columns["source"].tolist() == expected
+    # the start of the tool's message, its end, and the start of the answer
+    assert expected.count(2) == 3
+    assert "weight_version" not in sample.columns
+
+
+def test_an_answer_alone_needs_no_sources(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("ab"))
+    assert talk.to_sample(Sample(prompt="q")).columns == {}
+
+
+def test_each_token_of_several_weight_versions_has_its_own(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(answer("a", version="3"))
+    talk.add([{"role": "tool", "content": "4"}])
+    between = talk.response_length - 2
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
+    last = replace(answer("bcd", end=False), weight_versions=["3", "4"], meta={"weight_versions": spans})
+    talk.generated(last)
+    versions = talk.to_sample(Sample(prompt="q")).columns["weight_version"]
+    assert versions[:2].tolist() == [3, 3]
+    assert np.isnan(versions[2 : 2 + between]).all()
+    assert versions[2 + between :].tolist() == [3, 4, 4]
+
+
+def test_versions_of_tokens_are_left_out_if_the_engine_does_not_tell_them(template: ChatTemplate) -> None:
+    talk = Conversation(template, encode("q"))
+    talk.generated(replace(answer("abc"), weight_versions=["3", "4"]))
+    assert talk.to_sample(Sample(prompt="q")).columns == {}
+
+
+def test_a_continued_response_keeps_the_versions_of_its_beginning() -> None:
+    first = Answers()
+    first.add(answer("ab", end=False, version="3"))
+    sample = Sample(tokens=encode("qab"), response_length=2)
+    first.fill(sample)
+    assert sample.columns == {}
+    for text, version in (("c", "4"), ("de", "6")):
+        answers = Answers.of(sample)
+        answers.add(answer(text, end=False, version=version))
+        sample.tokens, sample.response_length = sample.tokens + encode(text), sample.response_length + len(text)
+        answers.fill(sample)
+    assert sample.columns["weight_version"].tolist() == [3, 3, 4, 6, 6]

@@ -7,12 +7,14 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from slime.kit.chat.template import ChatTemplate
 from slime.plugin import Generation
+from slime.plugins.columns import SOURCES
 from slime.types import Sample, SpecInfo, Status
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -31,7 +33,17 @@ class Conversation:
     The next request always consists of the tokens of the last one, its answer, and the tokens of the new messages.
     """
 
-    __slots__ = ("_last_answer", "_prompt", "answers", "log_probs", "loss_mask", "messages", "template", "tokens")
+    __slots__ = (
+        "_last_answer",
+        "_prompt",
+        "answers",
+        "log_probs",
+        "loss_mask",
+        "messages",
+        "sources",
+        "template",
+        "tokens",
+    )
 
     def __init__(
         self, template: ChatTemplate, tokens: Sequence[int], *, prompt: str | list[dict[str, Any]] | None = None
@@ -50,6 +62,8 @@ class Conversation:
         self.loss_mask: list[int] = []
         #: [T] the engine's log-probs, 0 for tokens that the policy did not write
         self.log_probs: list[float] = []
+        #: [T] who wrote each token, as in `slime.plugins.columns.SOURCES`
+        self.sources: list[int] = []
         #: answers and messages after the prompt, as text
         self.messages: list[dict[str, Any]] = []
         #: what the engine reported of the answers
@@ -103,6 +117,7 @@ class Conversation:
         self.tokens.extend(tokens)
         self.loss_mask.extend([int(train)] * len(tokens))
         self.log_probs.extend(log_probs if train else [0.0] * len(tokens))
+        self.sources.extend([SOURCES["policy"]] * len(tokens))
         self._last_answer = (start, len(self.loss_mask))
         self.messages.append({"role": "assistant", "content": text})
 
@@ -128,6 +143,9 @@ class Conversation:
         self.tokens.extend(new)
         self.loss_mask.extend([0] * len(new))
         self.log_probs.extend([0.0] * len(new))
+        # Contents never hold control tokens: see `ChatTemplate`.
+        control = self.template.control_tokens
+        self.sources.extend(SOURCES["template" if token in control else "tool"] for token in new)
         self.messages.extend(dict(message) for message in messages)
 
     def fork(self, *, train_past: bool = False) -> Conversation:
@@ -142,7 +160,7 @@ class Conversation:
         other.loss_mask = list(self.loss_mask) if train_past else [0] * len(self.loss_mask)
         if not train_past:
             other.log_probs = [0.0] * len(self.loss_mask)
-        other.messages = list(self.messages)
+        other.messages, other.sources = list(self.messages), list(self.sources)
         other.answers = self.answers.fork()
         return other
 
@@ -163,6 +181,8 @@ class Conversation:
             raise ValueError(f"sample {like.index}: the policy has not answered anything yet")
         prompt_length = self.prompt_length
         num_messages = next(n for n in range(len(self.messages), 0, -1) if self.messages[n - 1]["role"] == "assistant")
+        sources = self.sources[:end]
+        columns = {"source": np.asarray(sources, dtype=np.float32)} if any(sources) else {}
         sample = replace(
             like,
             prompt=like.prompt if self._prompt is None else self._prompt,
@@ -173,6 +193,7 @@ class Conversation:
             rollout_log_probs=self.log_probs[:end],
             metadata={**like.metadata, "messages": self.messages[:num_messages]},
             metrics=dict(like.metrics),
+            columns=like.columns | columns,
         )
         self.answers.fork().fill(sample)
         return sample
@@ -184,13 +205,15 @@ class Answers:
     Keeps only totals, not the engine's `meta_info` with its row for each token.
     """
 
-    __slots__ = ("_abort", "_cached", "_routed", "_spec", "finish_reason", "weight_versions")
+    __slots__ = ("_abort", "_cached", "_routed", "_spans", "_spec", "finish_reason", "weight_versions")
 
     def __init__(self) -> None:
         #: finish reason of the last answer; None before the first
         self.finish_reason: str | None = None
         #: weight versions of all answers, in order, without repeats
         self.weight_versions: list[str] = []
+        #: (tokens, version) of all answers, in order; their sum is below the policy's tokens if some are not known
+        self._spans: tuple[tuple[int, str], ...] = ()
         self._spec: SpecInfo | None = None
         self._cached: float | None = None
         self._abort: str | None = None
@@ -202,6 +225,10 @@ class Answers:
         """The totals of an interrupted sample's earlier answers; empty for a new sample."""
         answers = cls()
         answers.weight_versions = list(sample.weight_versions)
+        if (column := sample.columns.get("weight_version")) is not None and not np.isnan(column).any():
+            answers._spans = tuple((1, str(int(version))) for version in column)
+        elif len(sample.weight_versions) == 1:
+            answers._spans = ((sample.response_length, sample.weight_versions[0]),)
         answers._spec = SpecInfo(**vars(sample.spec_info)) if sample.spec_info.spec_verify_ct else None
         answers._cached = sample.metrics.get("cached_tokens")
         if sample.rollout_routed_experts is not None:
@@ -215,6 +242,7 @@ class Answers:
         for version in answer.weight_versions:
             if version not in self.weight_versions:
                 self.weight_versions.append(version)
+        self._spans += _spans(answer)
         if answer.finish_reason == "abort":
             self._abort = abort_message(meta)
         if "spec_verify_ct" in meta:
@@ -245,7 +273,8 @@ class Answers:
     def fill(self, sample: Sample) -> None:
         """Set status, failure, weight versions, finish reason and counters of a sample.
 
-        Status and failure follow from how the last answer ended. The metric `cached_tokens` counts the prompt tokens
+        Of a response of several weight versions, the column `weight_version` says which token is of which. Status and
+        failure follow from how the last answer ended. The metric `cached_tokens` counts the prompt tokens
         that engines had in their prefix cache, over all answers. `rollout_routed_experts` is set if the engines
         reported the experts of every token but the last.
         """
@@ -255,6 +284,8 @@ class Answers:
         if self._cached is not None:
             sample.metrics["cached_tokens"] = self._cached
         sample.rollout_routed_experts = self._routed_experts(len(sample.tokens) - 1)
+        if (versions := self._token_versions(sample)) is not None:
+            sample.columns = {**sample.columns, "weight_version": versions}
         status = _STATUS.get(self.finish_reason or "")
         sample.status = Status.FAILED if status is None else status
         sample.failure = None
@@ -269,9 +300,20 @@ class Answers:
             return None
         if len(self._routed) == 1:
             return self._routed[0][:rows]
-        import numpy as np
-
         return np.concatenate(self._routed)[:rows]
+
+    def _token_versions(self, sample: Sample) -> NDArray[np.float32] | None:
+        """[T] the version of each token, NaN where the policy did not write it; None if one version wrote all."""
+        if len(self.weight_versions) < 2 or not all(version.isdecimal() for version in self.weight_versions):
+            return None
+        source = sample.columns.get("source")
+        written = np.ones(sample.response_length, dtype=bool) if source is None else source == SOURCES["policy"]
+        counts = [count for count, _ in self._spans]
+        if written.sum() != sum(counts):
+            return None
+        versions = np.full(sample.response_length, np.nan, dtype=np.float32)
+        versions[written] = np.repeat([float(version) for _, version in self._spans], counts)
+        return versions
 
     def _add_spec_info(self, meta: Mapping[str, Any]) -> None:
         spec = self._spec = self._spec or SpecInfo()
@@ -279,6 +321,14 @@ class Answers:
         spec.spec_draft_token_num += meta.get("spec_num_proposed_drafts", 0)
         spec.spec_verify_ct += meta["spec_verify_ct"]
         spec.completion_token_num += meta.get("completion_tokens", 0)
+
+
+def _spans(answer: Generation) -> tuple[tuple[int, str], ...]:
+    """(tokens, version) of one answer, in order; empty if the engine does not say which token is of which version."""
+    if len(answer.weight_versions) == 1:
+        return ((len(answer.tokens), answer.weight_versions[0]),)
+    spans = answer.meta.get("weight_versions") or ()
+    return tuple((span["end"] - span["start"], span["version"]) for span in spans)
 
 
 def abort_message(meta: Mapping[str, Any]) -> str | None:

@@ -161,6 +161,11 @@ class ChatTemplate:
             end -= 1
         return end
 
+    @property
+    def control_tokens(self) -> frozenset[int]:
+        """Ids of the tokens that only the template and the model write."""
+        return self._special_ids
+
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids)
