@@ -14,6 +14,10 @@ from safetensors.numpy import load_file, save_file
 from tests.cli.conftest import Slime, split, write_weights
 from tokenizers import Tokenizer
 
+from slime.config import load_config
+from slime.run.checkpoint_writer import CheckpointWriter
+from slime.weights import Models, read_hf_config
+
 Refused = Callable[..., str]
 QUERY, NORM = "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"
 
@@ -370,3 +374,25 @@ def test_a_description_that_is_no_plain_json_file_is_refused(refused: Refused, m
     (model / "config.json").unlink()
     os.mkfifo(model / "config.json")
     assert "config.json cannot be read: it is not a file" in refused("--hf-checkpoint", str(model))
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    slime: Slime, base_words: list[str], described_model: Path, tmp_path: Path
+) -> None:
+    config = load_config([*base_words, "--save", "saved"])
+    models = Models.installed(config)
+    other = models.describe(read_hf_config(described_model) | {"num_hidden_layers": 2})
+    longer = models.describe(read_hf_config(described_model) | {"max_position_embeddings": 128})
+    for name, model in (("other", other), ("longer", longer)):
+        writer = CheckpointWriter(tmp_path / name, config, {"plugins": []}, model)
+        writer.commit(writer.begin(1), {}, rollouts_done=1, weight_version=1, trained_at={})
+
+    problem = f"holds the weights of another model than --hf-checkpoint {described_model}: num_layers 2 / 3."
+    for command in (["train", *base_words, "--load"], ["train", *base_words, "--initial-megatron-checkpoint"]):
+        ended = slime(*command, "other", "--dry-run")
+        assert (ended.code, problem in ended.err) == (2, True), ended.err
+        assert problem not in slime(*command, "longer", "--dry-run").err
+    evaluation = ["--eval-prompt-data", "own", str(tmp_path / "prompts.jsonl"), "--dry-run"]
+    ended = slime("eval", "other", *evaluation)
+    assert (ended.code, problem in ended.err) == (2, True), ended.err
+    assert slime("eval", "longer", *evaluation).code == 0

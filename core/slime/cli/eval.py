@@ -38,6 +38,7 @@ from slime.config.options import (
 from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
 from slime.config.weight_options import CheckpointOptions, LoraOptions
+from slime.errors import CheckpointError, ConfigError
 from slime.run.checkpoint import Checkpoint
 
 _USAGE = """\
@@ -121,6 +122,11 @@ def run(argv: Sequence[str]) -> int:
         trains=False,
         serves_checkpoint=request.checkpoint is not None,
     )
+    if request.checkpoint is not None:
+        try:
+            request.checkpoint.require_model(checked.model.architecture, checked.model.folder)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
     notes = [*evaluation_notes(request.config), *checked.notes]
     if _DRY_RUN in argv:
         print("\n".join(_plan(request, checked, notes)))

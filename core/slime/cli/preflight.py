@@ -147,7 +147,7 @@ def preflight(
                 f" with --resume {run_dir}"
             )
         problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
-    found = _check_checkpoints(config, run_dir, checked.plugins, problems, unevaluated=unevaluated)
+    found = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
     stop_on(problems)
     assert model is not None
     fallback = found if isinstance(found, Fallback) else None
@@ -251,7 +251,13 @@ def _check_data(
 
 
 def _check_checkpoints(
-    config: RunConfig, run_dir: Path, plugins: PluginSet, problems: list[str], *, unevaluated: bool
+    config: RunConfig,
+    run_dir: Path,
+    plugins: PluginSet,
+    model: ModelFacts | None,
+    problems: list[str],
+    *,
+    unevaluated: bool,
 ) -> Checkpoint | Fallback | None:
     """Check the checkpoints to start from and the folders to write to, and that the run may continue that of --load.
 
@@ -265,7 +271,9 @@ def _check_checkpoints(
     if config.checkpoint.initial_megatron_checkpoint is not None:
         with _collected(problems):
             flag = "--initial-megatron-checkpoint"
-            intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
+            initial = intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
+            if model is not None:
+                initial.require_model(model.architecture, model.folder)
     if config.checkpoint.load is None:
         return None
     found: Checkpoint | Fallback | None = None
@@ -278,6 +286,8 @@ def _check_checkpoints(
             else intact_checkpoint(folder, "--load {}, or add --skip-damaged-checkpoints")
         )
         checkpoint = found.checkpoint if isinstance(found, Fallback) else found
+        if model is not None:
+            checkpoint.require_model(model.architecture, model.folder)
         # A run with other problems cannot be compared. A finished one is only exported or evaluated.
         left = config.checkpoint.save_hf is not None or unevaluated
         if not problems and not (checkpoint.is_last(config) and left):

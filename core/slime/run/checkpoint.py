@@ -2,7 +2,8 @@
 
     megatron/      model, optimizer, scheduler, random states (written by the trainer ranks)
     rollout/       data source, replay buffer, prompts in flight (written by the rollout process)
-    state.json     rollouts done, weight versions, what the data order depends on, size and sha256 of every other file
+    state.json     rollouts done, weight versions, what the data order depends on, the model, size and sha256 of every
+                   other file
     config.toml    the resolved run configuration
     plugins.json   the plugins the run used
 
@@ -28,6 +29,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from slime.architecture import Architecture
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
 from slime.kit.readers.prompt_source import content_digest, parse_sources
@@ -73,6 +75,13 @@ class _PromptFile(TypedDict):
     sha256: str
 
 
+class _Model(TypedDict):
+    """The model whose weights a checkpoint holds."""
+
+    tensors: str  #: sha256 of the names and shapes of its Hugging Face tensors
+    sizes: dict[str, Any]  #: Megatron's terms
+
+
 class _State(BaseModel):
     """The content of state.json."""
 
@@ -83,6 +92,7 @@ class _State(BaseModel):
     weight_version: NonNegativeInt
     trained_at: list[list[NonNegativeInt]]
     data_order: dict[str, Any]
+    model: _Model | None = None
     files: Files | None = None
     #: of all the rest
     sha256: str = ""
@@ -99,6 +109,8 @@ class Checkpoint:
     trained_at: dict[int, int]
     plugins: dict[str, Any]
     data_order: dict[str, Any]
+    #: None: saved by a version that did not describe it, or by a run without --hf-checkpoint
+    model: _Model | None = None
     #: None: saved by a version that kept no hashes
     files: Files | None = None
 
@@ -151,6 +163,31 @@ class Checkpoint:
                 " --save-hf."
             )
 
+    def require_model(self, model: Architecture, folder: Path) -> None:
+        """Check that the weights are those of `model`, whose tensors have the same names and shapes.
+
+        Args:
+            model: The model that the run trains.
+            folder: Its folder, for the message.
+
+        Raises:
+            CheckpointError: They are another model's; the message lists how the two differ.
+        """
+        described = describe_model(model)
+        if self.model is None or self.model["tensors"] == described["tensors"]:
+            return
+        saved, ours = self.model["sizes"], described["sizes"]
+        different = [
+            f"{name} {saved.get(name)!r} / {ours.get(name)!r}"
+            for name in sorted({*saved, *ours})
+            if saved.get(name) != ours.get(name)
+        ]
+        raise CheckpointError(
+            f"{self.path} holds the weights of another model than --hf-checkpoint {folder}:"
+            f" {', '.join(different) or 'tensors have other names'}. Give the model folder that the saved run started"
+            " from."
+        )
+
     def other_reference(self, config: RunConfig) -> str | None:
         """A warning if the KL reference of `config` differs from the saved run's, otherwise None.
 
@@ -167,6 +204,15 @@ class Checkpoint:
             f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
             f" {now} (--ref-load, else --hf-checkpoint)"
         )
+
+
+def describe_model(model: Architecture) -> _Model:
+    """What a checkpoint says of its model, whether or not its layers for multi-token prediction are trained."""
+    further = model.predicting.rules if model.predicts and model.predicting is not None else ()
+    own = model.rules[: len(model.rules) - len(further)]
+    shapes = {name: list(shape) for rule in own for name, shape in rule.hf.items()}
+    sizes = {"family": model.family, **model.transformer, **model.gpt}
+    return {"tensors": digest_of_json(shapes), "sizes": json.loads(json.dumps(sizes))}
 
 
 def data_order(config: RunConfig) -> dict[str, Any]:
@@ -339,6 +385,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         trained_at={pair[0]: pair[1] for pair in state.trained_at},
         plugins=plugins,
         data_order=state.data_order,
+        model=state.model,
         files=state.files,
     )
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slime.architecture import Architecture
 from slime.config import RunConfig
 from slime.errors import CheckpointError, ConfigError, disk_problem
 from slime.run.checkpoint import (
@@ -23,6 +24,7 @@ from slime.run.checkpoint import (
     TRAINER_PART,
     checkpoints_in,
     data_order,
+    describe_model,
     read_checkpoint,
     standing,
 )
@@ -46,12 +48,25 @@ _DELETE_S = 30.0
 class CheckpointWriter:
     """Writes checkpoints to the folder of `--save`, and deletes those that are no longer kept."""
 
-    def __init__(self, root: Path, config: RunConfig, plugins: dict[str, Any]) -> None:
-        """Read the prompt files, whose content is saved as a digest. Raises `DataError` if one cannot be read."""
+    def __init__(
+        self, root: Path, config: RunConfig, plugins: dict[str, Any], model: Architecture | None = None
+    ) -> None:
+        """Read the prompt files, whose content is saved as a digest.
+
+        Args:
+            root: The folder of `--save`.
+            config: The run.
+            plugins: The plugins that it uses.
+            model: The model that it trains, if a folder describes it.
+
+        Raises:
+            DataError: A prompt file cannot be read.
+        """
         self._root = root
         self._config = config
         self._plugins = plugins
         self._data_order = data_order(config)
+        self._model = None if model is None else describe_model(model)
         #: whose weights the run starts from, and reads again whenever it is continued
         self._initial: Path | None = None
         if (initial := config.checkpoint.initial_megatron_checkpoint) is not None:
@@ -105,6 +120,7 @@ class CheckpointWriter:
             "weight_version": weight_version,
             "trained_at": list(trained_at.items()),
             "data_order": self._data_order,
+            "model": self._model,
         }
         final = self._final(rollouts_done)
         with writing(final):

@@ -38,6 +38,7 @@ from slime.run.signals import uninterrupted
 from slime.run.token_log import TokenLog
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, keep_out_of_collections
+from slime.weights import Models
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -145,7 +146,9 @@ class Run:
         with writing(path):
             path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
-            writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance)
+            model = config.checkpoint.hf_checkpoint
+            described = None if model is None else Models(self._plugins, config, self._run_dir).read(Path(model))
+            writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance, described)
             self._saver = Saver(writer, self._trainer, self._rollout, self.observer, self._retention)
 
         ranks = config.world_size if "trainer" in self._roles else 0
