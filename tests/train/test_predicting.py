@@ -36,6 +36,8 @@ from slime.weights.hf_save import kept_names
 #: tensor parallelism, and experts divided among the same ranks
 TP_EP = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
+#: four virtual stages
+VPP = {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1}
 RECOMPUTED: dict[str, dict[str, Any]] = {
     "all": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     "experts": {"recompute_granularity": "selective", "recompute_modules": ["moe", "core_attn"]},
@@ -61,9 +63,11 @@ def run_step(launcher: RankLauncher, config: Any, batch: TrainBatch, folder: Pat
     log_probs = rank.log_probs(batch)
     before = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     metrics = rank.train(batch)
-    [chunk] = rank.policy.chunks
     grads = {
-        name: parameter.main_grad.clone() for name, parameter in chunk.named_parameters() if not name.startswith("mtp.")
+        (number, name): parameter.main_grad.clone()
+        for number, chunk in enumerate(rank.policy.chunks)
+        for name, parameter in chunk.named_parameters()
+        if not name.startswith("mtp.")
     }
     after = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     if folder is not None:
@@ -82,7 +86,7 @@ def run_steps(_: RankLauncher, configs: list[Any], batch: TrainBatch, folder: Pa
     ]
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_equal(found: dict[Any, Tensor], expected: dict[Any, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)] == []
 
@@ -90,18 +94,20 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("family", "layers", "layout"),
+    ("family", "layers", "layout", "own"),
     [
-        pytest.param("deepseek_v3", 1, {}, id="DeepSeek-V3"),
-        pytest.param("deepseek_v3", 1, PP, id="DeepSeek-V3, pipeline parallel"),
-        pytest.param("glm4_moe", 1, {}, id="GLM-4.5"),
-        pytest.param("glm4_moe", 2, TP_EP, id="GLM-4.5, tensor and expert parallel, two layers"),
+        pytest.param("deepseek_v3", 1, {}, 3, id="DeepSeek-V3"),
+        pytest.param("deepseek_v3", 1, PP, 3, id="DeepSeek-V3, pipeline parallel"),
+        pytest.param("deepseek_v3", 1, VPP, 4, id="DeepSeek-V3, virtual stages"),
+        pytest.param("glm4_moe", 1, {}, 3, id="GLM-4.5"),
+        pytest.param("glm4_moe", 2, TP_EP, 3, id="GLM-4.5, tensor and expert parallel, two layers"),
+        pytest.param("glm4_moe_lite", 1, {}, 3, id="GLM-4.7-Flash"),
     ],
 )
 def test_a_step_equals_one_of_plain_torch(
-    family: str, layers: int, layout: dict[str, int], model_folder: Folders, tmp_path: Path
+    family: str, layers: int, layout: dict[str, int], own: int, model_folder: Folders, tmp_path: Path
 ) -> None:
-    folder = model_folder(family, num_nextn_predict_layers=layers)
+    folder = model_folder(family, num_hidden_layers=own, num_nextn_predict_layers=layers)
     batch = step_batch()
     expected = reference_step(folder, tmp_path / "longer", batch, lr=1e-3, eps=1e-3, scale=LOSS_SCALE)
     ranks = 2 if layout else 1
@@ -110,8 +116,8 @@ def test_a_step_equals_one_of_plain_torch(
     assert found["metrics"]["mtp_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
     files = load_file(folder / "model.safetensors")
-    copies = {name for name in files if name.endswith(("layers.3.embed_tokens.weight", "shared_head.head.weight"))}
-    copies |= {name for name in files if name.endswith("layers.4.embed_tokens.weight")}
+    further = tuple(f"layers.{own + number}.embed_tokens.weight" for number in range(layers))
+    copies = {name for name in files if name.endswith((*further, "shared_head.head.weight"))}
     assert_equal(found["before"], {name: tensor for name, tensor in files.items() if name not in copies})
     difference = {name: (found["after"][name] - tensor).abs().max().item() for name, tensor in expected.weights.items()}
     assert max(difference.values()) < 1e-5, max(difference, key=lambda name: difference[name])
