@@ -59,6 +59,15 @@ def test_ranks_share_the_cost_and_not_the_tokens() -> None:
     assert by_cost == [[[0]], [[1, 2, 3, 4]]]
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_micro_batches_of_a_rank_share_its_cost_where_their_tokens_fit(size: int | None) -> None:
+    lengths, costs = [8, 4, 4, 4, 4], [64, 16, 16, 16, 16]
+    plan = plan_micro_batches(lengths, num_ranks=1, max_tokens=16, micro_batch_size=size, costs=costs)
+    assert plan == [[[1, 2, 3, 4], [0]]]
+    by_tokens = plan_micro_batches(lengths, num_ranks=1, max_tokens=15, micro_batch_size=None, costs=costs)
+    assert by_tokens == [[[0, 3], [1, 2, 4]]]
+
+
 def test_costs_do_not_fill_a_micro_batch_beyond_its_tokens() -> None:
     lengths, costs = [8, 4, 4, 4, 4], [64, 16, 16, 16, 16]
     plan = plan_micro_batches(lengths, num_ranks=2, max_tokens=8, micro_batch_size=None, costs=costs)

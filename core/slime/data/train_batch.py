@@ -259,6 +259,8 @@ def plan_micro_batches(
       `micro_batch_size` it holds at most that many samples instead, whatever their tokens.
     - Costs of two ranks differ by at most that of the dearest sample, without `micro_batch_size`. Tokens limit the
       memory of a micro-batch; time is balanced by cost, since attention grows with the square of a sample's length.
+    - So are the micro-batches of a rank, unless that breaks the limit of tokens or needs more of them: pipeline stages
+      wait for the dearest one, and ranks that divide experts wait for one another in each.
     - The largest micro-batches come first, so that a step that does not fit into memory fails at once.
     - The same input always gives the same plan.
 
@@ -283,14 +285,17 @@ def plan_micro_batches(
     if micro_batch_size is not None:
         count = -(-len(lengths) // (num_ranks * micro_batch_size))
         shares = _spread(costs, everything, num_ranks, max_items=count * micro_batch_size)
-        plan = [_spread(lengths, share, count, max_items=micro_batch_size) for share in shares]
+        plan = [_spread(costs, share, count, max_items=micro_batch_size) for share in shares]
     else:
         shares = _spread(costs, everything, num_ranks)
         count = max(_bins_needed(lengths, share, max_tokens) for share in shares)
         plan = [_spread(lengths, share, count) for share in shares]
-        while not all(_fits(lengths, members, max_tokens) for bins in plan for members in bins):
+        while not all(_fits(lengths, bins, max_tokens) for bins in plan):
             count += 1
             plan = [_spread(lengths, share, count) for share in shares]
+        # As many micro-batches of equal cost, where their tokens fit too.
+        by_cost = (_spread(costs, share, count) for share in shares)
+        plan = [bins if _fits(lengths, bins, max_tokens) else filled for bins, filled in zip(by_cost, plan, strict=True)]
     return [sorted(bins, key=lambda members: (-_tokens(lengths, members), members)) for bins in plan]
 
 
@@ -314,8 +319,8 @@ def _bins_needed(lengths: Sequence[int], members: Sequence[int], max_tokens: int
     return len(members) - len(fitting) + -(-sum(fitting) // max_tokens)
 
 
-def _fits(lengths: Sequence[int], members: Sequence[int], max_tokens: int) -> bool:
-    return len(members) <= 1 or _tokens(lengths, members) <= max_tokens
+def _fits(lengths: Sequence[int], bins: Sequence[Sequence[int]], max_tokens: int) -> bool:
+    return all(len(members) <= 1 or _tokens(lengths, members) <= max_tokens for members in bins)
 
 
 def _tokens(lengths: Sequence[int], members: Sequence[int]) -> int:
