@@ -294,8 +294,10 @@ def plan_micro_batches(
             count += 1
             plan = [_spread(lengths, share, count) for share in shares]
         # As many micro-batches of equal cost, where their tokens fit too.
-        by_cost = (_spread(costs, share, count) for share in shares)
-        plan = [bins if _fits(lengths, bins, max_tokens) else filled for bins, filled in zip(by_cost, plan, strict=True)]
+        for rank, share in enumerate(shares):
+            by_cost = _spread(costs, share, count)
+            if _fits(lengths, by_cost, max_tokens):
+                plan[rank] = by_cost
     return [sorted(bins, key=lambda members: (-_tokens(lengths, members), members)) for bins in plan]
 
 
