@@ -125,6 +125,13 @@ def test_the_reference_has_every_option(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_comments_document_the_attributes_below_and_beside_them(site: Path) -> None:
+    text = (site / "reference" / "plugin.html").read_text(encoding="utf-8")
+    assert "int64; equal for the samples of one prompt" in text
+    assert "the tokenizer of <code>--hf-checkpoint</code>, for components of the rollout process" in text
+
+
+@pytest.mark.slow
 def test_the_reference_has_every_hook_and_public_name(pages: dict[Path, Page], site: Path) -> None:
     assert len(hooks()) >= 10
     assert set(hooks()) <= pages[site / "reference" / "hooks.html"].ids
