@@ -19,7 +19,7 @@ SOURCES = sorted(
 )
 CORE_SOURCES = sorted(CORE.rglob("*.py"))
 
-_BASE = frozenset({"types", "errors", "raised", "redaction", "plugin", "architecture"})
+_BASE = frozenset({"types", "errors", "raised", "redaction", "plugin", "architecture", "watching"})
 _CONFIGURED = _BASE | {"plugins", "config"}
 _ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
@@ -30,12 +30,13 @@ KERNEL: dict[str, frozenset[str]] = {
     "errors": frozenset({"redaction"}),
     "raised": frozenset({"errors", "redaction"}),
     "architecture": frozenset(),
-    "plugin": frozenset({"types", "errors", "architecture"}),
+    "watching": frozenset(),
+    "plugin": frozenset({"types", "errors", "architecture", "watching"}),
     "hookspecs": _BASE,
     "plugins": _BASE | {"hookspecs"},
     "config": _BASE | {"plugins"},
     "data": _CONFIGURED | {"kit.readers"},
-    "view": frozenset({"errors", "redaction"}),
+    "view": frozenset({"errors", "redaction", "watching"}),
     "observe": _CONFIGURED | {"data", "view"},
     "cpu": _BASE,
     "engine": _ENGINES,
@@ -52,7 +53,7 @@ KIT: dict[str, frozenset[str]] = {
     "kit.chat": _BASE | {"plugins", "cpu"},
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
-    "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train", "engine"},
+    "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train", "engine", "view"},
 }
 EDGE: dict[str, frozenset[str]] = {
     "utils": frozenset({"types"}),
@@ -85,6 +86,7 @@ LIGHT = frozenset(
         "errors",
         "utils",
         "plugin",
+        "watching",
         "hookspecs",
         "architecture",
         "testing",

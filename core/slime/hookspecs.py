@@ -19,6 +19,7 @@ from slime.plugin import (
     EstimatorSpec,
     FamilySpec,
     GeneratorSpec,
+    PanelSpec,
     RewardSpec,
     TrackerSpec,
     hookspec,
@@ -67,6 +68,12 @@ def slime_register_generators() -> list[GeneratorSpec]:
 @hookspec
 def slime_register_trackers() -> list[TrackerSpec]:
     """Trackers this plugin provides."""
+    raise AssertionError("hook specification, never called")
+
+
+@hookspec
+def slime_register_panels() -> list[PanelSpec]:
+    """Panels of the viewer this plugin provides."""
     raise AssertionError("hook specification, never called")
 
 

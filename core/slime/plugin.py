@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slime.architecture import Architecture, Rule
 from slime.types import Group, Sample, SpecInfo, Status
+from slime.watching import Curve, Curves, Note, Panel, RunView, Table, Tracker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +44,8 @@ __all__ = [
     "BufferFilterSpec",
     "ComponentSpec",
     "Context",
+    "Curve",
+    "Curves",
     "DataSource",
     "DataSourceSpec",
     "Estimator",
@@ -55,17 +58,22 @@ __all__ = [
     "GeneratorSpec",
     "Group",
     "NoOptions",
+    "Note",
     "Options",
+    "Panel",
+    "PanelSpec",
     "PolicyClient",
     "Reward",
     "RewardModel",
     "RewardSpec",
     "Rule",
+    "RunView",
     "Sample",
     "SamplingParams",
     "Selection",
     "SpecInfo",
     "Status",
+    "Table",
     "TokenBatch",
     "Tracker",
     "TrackerSpec",
@@ -197,6 +205,13 @@ class TrackerSpec(ComponentSpec):
     """Sends the numbers of a run somewhere."""
 
     kind: ClassVar[str] = "tracker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelSpec(ComponentSpec):
+    """Draws something of a run into the page of `slime view` and into `report.html`."""
+
+    kind: ClassVar[str] = "panel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,32 +481,5 @@ class Generator(Protocol):
 
         Returns:
             One or several finished samples. slime gives all of them the same `rollout_id`.
-        """
-        ...
-
-
-class Tracker(Protocol):
-    """Contract of kind `tracker`.
-
-    A tracker is built and called in a separate thread of the driver. If it raises or is too slow, its own rows are lost
-    and the run continues. `Context.run_dir.name` is the run's name, `Context.config` its configuration.
-    """
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the numbers of one step.
-
-        Args:
-            step: The rollout's number, or, for an evaluation, the rollouts trained on before it. A step may be
-                logged twice, with different metrics, and steps may go backwards: an evaluation that ran alongside
-                training is reported when it finishes.
-            metrics: Finite numbers by name, such as `train/loss` and `eval/SET/pass@4`.
-        """
-        ...
-
-    def close(self, outcome: str) -> None:
-        """Write what is pending; called once, after the last `log`.
-
-        Args:
-            outcome: How the run ended: "finished", "interrupted" or "failed".
         """
         ...

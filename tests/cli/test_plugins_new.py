@@ -15,7 +15,7 @@ from slime.cli.plugins import run
 from slime.errors import ConfigError
 from slime.testing.scaffold import Names, package_files
 
-KINDS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "family", "tracker")
+KINDS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "family", "tracker", "panel")
 
 
 def new(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -32,6 +32,7 @@ PACKAGES = {
     "generator": "retry",
     "family": "pebble",
     "tracker": "text-log",
+    "panel": "long-answers",
 }
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"^`(slime-[^`\n]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from slime.config import config_from_toml
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 TEXT = {name: (PAGES / name).read_text(encoding="utf-8") for name in NAMES}
 AGAIN = "run: python -m tests.docs.console"
-WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "family", "tracker")
+WALK_THROUGHS = ("reward", "estimator", "datasource", "buffer-filter", "generator", "family", "tracker", "panel")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ HOOKS = {
     "generator": "slime_register_generators",
     "family": "slime_register_families",
     "tracker": "slime_register_trackers",
+    "panel": "slime_register_panels",
 }
 
 
@@ -59,5 +60,5 @@ def test_every_method_of_a_protocol_is_required(install: Any, context: Context, 
 def test_every_hook_has_a_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     hooks = [name for name in vars(hookspecs) if name.startswith("slime_")]
-    assert len(hooks) == 12
+    assert len(hooks) == 13
     assert [name for name in hooks if f"def {name}" not in tests and f'"{name}"' not in tests] == []

@@ -71,8 +71,8 @@ def serve() -> Iterator[Serve]:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(awaited, loop)
         return future.result(60)
 
-    def begin(*folders: Path, port: int = 0) -> Served:
-        server = ViewServer(folders)
+    def begin(*folders: Path, port: int = 0, **options: Any) -> Served:
+        server = ViewServer(folders, **options)
         run(server.start(port))
         started.append(server)
         return Served(server)

@@ -18,6 +18,7 @@ from tests.view.making import GROUPS, SAMPLES, add_step, make_run, make_run_with
 
 from slime.observe.metrics import MetricsWriter
 from slime.observe.samples import write_rollout
+from slime.plugin import Curve, Curves, Note, RunView, Table
 from slime.types import Group, Status
 from slime.view.report import write_report_page
 
@@ -283,6 +284,43 @@ def test_tokens_are_coloured_by_any_column_and_the_most_extreme_ones_lead_there(
     page.goto(f"{one.server.address}#/sample/0/000001%3A2")
     expect(page.locator("main")).to_contain_text("The numbers of its tokens were not logged")
     expect(page.get_by_label("its way through the ledger")).to_contain_text("trained on rollout 1")
+
+
+class Hostile:
+    """A panel whose texts are markup."""
+
+    def draw(self, run: RunView) -> list[Curves | Table | Note]:
+        steps, values = run.series("train/kl")
+        return [
+            Curves("KL again", [Curve("kl", steps, values)]),
+            Table(HOSTILE, ["step", "answer"], [(1, HOSTILE)], ["kind:train step=1"]),
+            Note("note", HOSTILE),
+        ]
+
+
+def test_panels_of_plugins_are_drawn_in_the_page_and_in_files(page: Any, serve: Serve, tmp_path: Path) -> None:
+    def build(name: str, *_: Any) -> Any:
+        if name == "broken":
+            raise ValueError("it is <b>broken</b>")
+        return Hostile()
+
+    one = serve(make_run(tmp_path / "panels", 3), build=build, panels=["hostile", "broken"])
+    one.wait(3 * GROUPS * SAMPLES + GROUPS)
+    page.goto(f"{one.server.address}#/run/0")
+    expect(page.locator(".plugin")).to_have_count(2)
+    expect(page.locator(".plugin").first).to_contain_text(HOSTILE)
+    expect(page.locator(".plugin .u-over")).to_have_count(1)
+    expect(page.get_by_role("alert")).to_contain_text("it is <b>broken</b>")
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    page.locator(".plugin td a").click()
+    expect(page.locator("#filter")).to_have_value("kind:train step=1")
+    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES)
+    with page.expect_download() as caught:
+        page.keyboard.press("e")
+    caught.value.save_as(tmp_path / "export.html")
+    page.goto(f"file://{tmp_path}/export.html#/run/0")
+    expect(page.locator(".plugin").first).to_contain_text(HOSTILE)
+    assert "hacked" not in page.title()
 
 
 def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from stat import S_IMODE
 
 import pytest
-from tests.view.making import add_step, make_run, rising
+from tests.view.making import GROUPS, add_step, make_run, rising, sample_of
 
 from slime.errors import DataError
 from slime.observe.metrics import MetricsWriter
+from slime.observe.samples import write_failed
 from slime.view import answers, queries
 from slime.view import index as module
 from slime.view.filters import read_filter
@@ -288,3 +289,36 @@ def test_answers_are_bounded_and_say_what_they_leave_out(tmp_path: Path, monkeyp
     assert answers.prompt_answer(index, one["prompt"])["left_out"] == answer["left_out"]
     monkeypatch.setattr(answers, "MAX_BYTES", 1)
     assert answers.group_answer(index, "000001/5")["left_out"] == 5, "one sample is always shown"
+
+
+@pytest.mark.parametrize("many", [0, 10_000])
+@pytest.mark.parametrize("disorder", [False, True])
+@pytest.mark.parametrize("sort", ["step", "-step", "reward", "-tokens"])
+def test_words_of_many_samples_find_what_a_list_of_them_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, disorder: bool, sort: str
+) -> None:
+    monkeypatch.setattr(queries, "_MANY", many)
+    folder = make_run(tmp_path / "run", 5, dropped=[2])
+    if disorder:
+        write_failed(folder, "judge", [(sample_of(0, 0, 0, 0.0), None)])
+    index = RunIndex(RunFolder(folder), None)
+    index.refresh()
+    assert index.in_order() is not disorder
+    line = 'kind:train reward>0 "carry the" -"carry the 3"'
+    found = queries.find(index, read_filter(line), sort=sort, limit=7, offset=2)
+    everything = [one.scalars for one in queries.find(index, read_filter("kind:train"), limit=1000)]
+    texts = {one.key: one.brief()["answer"] for one in queries.find(index, read_filter("kind:train"), limit=1000)}
+    kept = [key for key, one in zip(texts, everything, strict=True) if one["reward"] > 0 and "the 3" not in texts[key]]
+    assert queries.count(index, read_filter(line)) == len(kept)
+    assert len(found) == 7 and {one.key for one in found} <= set(kept)
+    column = sort.removeprefix("-")
+    values = [one.scalars[column] for one in found]
+    assert values == sorted(values, reverse=sort.startswith("-"))
+
+
+def test_counting_stops_behind_a_bound(tmp_path: Path) -> None:
+    index = RunIndex(RunFolder(make_run(tmp_path / "run", 5)), None)
+    index.refresh()
+    assert queries.count(index, read_filter("carry"), 10) == 11
+    assert queries.count(index, read_filter("kind:train"), 10) == 11
+    assert queries.count(index, read_filter("kind:eval"), 10) == GROUPS

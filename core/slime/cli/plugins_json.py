@@ -19,7 +19,7 @@ class _JsonObject(BaseModel):
 class Provided(_JsonObject):
     """One component."""
 
-    kind: Annotated[str, Field(description="estimator, reward, datasource, buffer_filter, generator or tracker")]
+    kind: Annotated[str, Field(description="a kind that `slime plugins new` knows, such as buffer_filter")]
     name: Annotated[
         str, Field(description="the bare name, which selects it while no other component of its kind has it")
     ]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slime.cli.arguments import Arguments
 from slime.errors import ConfigError
 
+if TYPE_CHECKING:
+    from slime.plugins.plugin_set import PluginSet
+    from slime.view.plugin_panels import BuildPanel
+    from slime.watching import Panel
+
 _HELP = """\
-usage: slime view RUN [RUN ...] [--port PORT]
+usage: slime view RUN [RUN ...] [--port PORT] [--panel NAME ...]
 
 Show run folders in the browser, while the runs go on or after them: curves,
 what went wrong, samples by filter and text, groups, conversations, one prompt
@@ -19,8 +26,9 @@ through the run, two runs compared. The page is served on this machine alone
 (127.0.0.1), to whoever has the address that is printed; nothing can be
 changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
-  --port PORT  [a free one]
-  --help       this text
+  --port PORT      [a free one]
+  --panel NAME ..  panels of plugins, besides those that the run's configuration names
+  --help           this text
 
 Ctrl-C ends it. `slime show` prints a run in the terminal.
 """
@@ -34,18 +42,35 @@ def run(argv: Sequence[str]) -> int:
     parser = Arguments("slime view")
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--panel", nargs="+", default=[])
     stated = parser.read(argv)
     if not 0 <= stated.port < 2**16:
         raise ConfigError(f"--port {stated.port} is no port; expected 1 to 65535, or none for a free one")
-    asyncio.run(_serve(stated.runs, stated.port))
+    asyncio.run(_serve(stated.runs, stated.port, stated.panel))
     return 0
 
 
-async def _serve(folders: Sequence[Path], port: int) -> None:
+def _panel_builder() -> BuildPanel:
+    """Builds panels of the installed plugins, which are loaded for the first one."""
+    loaded: list[PluginSet] = []
+
+    def build(name: str, options: Mapping[str, Any], run_dir: Path) -> Panel:
+        from slime.plugin import Context
+        from slime.plugins.plugin_set import survey_plugins
+
+        if not loaded:
+            loaded.append(survey_plugins())
+        panel: Panel = loaded[0].build("panel", name, options, Context(0, run_dir, logging.getLogger("slime.view")))
+        return panel
+
+    return build
+
+
+async def _serve(folders: Sequence[Path], port: int, panels: Sequence[str]) -> None:
     # It imports aiohttp, which takes longer than printing the help.
     from slime.view.server import ViewServer
 
-    server = ViewServer(folders)
+    server = ViewServer(folders, build=_panel_builder(), panels=panels)
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:

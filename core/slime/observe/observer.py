@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from slime.config.eval_sets import eval_sets
-from slime.errors import DiskFullError, SlimeError, disk_full, is_disk_full
+from slime.errors import ConfigError, DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.observe.evaluation import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from slime.plugins.plugin_set import PluginSet
     from slime.rollout.evaluation import EvalReport
     from slime.rollout.record import Rollout
+    from slime.watching import Panel
 
 logger = logging.getLogger(__name__)
 
@@ -346,8 +347,15 @@ class RunObserver:
             # Here, so that a Python without SQLite loses the page only.
             from slime.view.report import write_report_page
 
-            write_report_page(self._run_dir, outcome)
+            write_report_page(self._run_dir, outcome, self._build_panel)
             self.terminal.page_written()
+
+    def _build_panel(self, name: str, options: Mapping[str, Any], run_dir: Path) -> Panel:
+        if self._plugins is None:
+            raise ConfigError("the run ended before its plugins were loaded")
+        context = Context(self._config.run.seed, run_dir, logging.getLogger(f"slime.panel.{name}"), self._config)
+        panel: Panel = self._plugins.build("panel", name, options, context)
+        return panel
 
     def _saved_state(self, outcome: str) -> str:
         """What is saved of a run that did not finish; the command line says how to continue it."""

@@ -22,6 +22,8 @@ from slime.plugin import (
     FamilySpec,
     Generator,
     GeneratorSpec,
+    Panel,
+    PanelSpec,
     RewardModel,
     RewardSpec,
     Tracker,
@@ -139,6 +141,14 @@ _TRACKER = Slot(
     default=("tensorboard",),
 )
 
+_PANEL = Slot(
+    "panel",
+    "components",
+    "panel",
+    list_key="panel",
+    help="Panel components, which draw more of the run into the page of `slime view` and into report.html.",
+)
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -149,6 +159,7 @@ KINDS: dict[str, Kind] = {
         Kind("generator", GeneratorSpec, Generator, (_GENERATOR,), limited=True),
         Kind("family", FamilySpec, Family, (_FAMILY,)),
         Kind("tracker", TrackerSpec, Tracker, (_TRACKER,)),
+        Kind("panel", PanelSpec, Panel, (_PANEL,)),
     )
 }
 

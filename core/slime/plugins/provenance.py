@@ -165,8 +165,8 @@ def check_saved(
     #: how code changed -> the components; those of one distribution usually change together
     changes: dict[str, list[str]] = {}
     for slot, was in saved["used"].items():
-        if was["kind"] == "tracker":
-            continue  # it does not affect the results of a run
+        if was["kind"] in ("tracker", "panel"):
+            continue  # they do not affect the results of a run
         made = f"the checkpoint was made with {was['kind']} {was['id']}"
         try:
             if was["distribution"] != LOCAL_DISTRIBUTION:

@@ -19,6 +19,7 @@ from slime.testing.families import assert_family_contract
 from slime.testing.family_numbers import Agreement, assert_family_matches_transformers
 from slime.testing.generators import assert_generator_contract
 from slime.testing.modules import assert_hookimpls_valid, assert_light_import, assert_pickles, load_module_as_plugin
+from slime.testing.panels import assert_panel_contract, make_run_view
 from slime.testing.rewards import assert_reward_contract
 from slime.testing.samples import (
     decode,
@@ -48,6 +49,7 @@ __all__ = [
     "assert_generator_contract",
     "assert_hookimpls_valid",
     "assert_light_import",
+    "assert_panel_contract",
     "assert_pickles",
     "assert_reward_contract",
     "assert_tracker_contract",
@@ -58,6 +60,7 @@ __all__ = [
     "make_batch",
     "make_context",
     "make_group",
+    "make_run_view",
     "make_sample",
     "make_token_batch",
     "make_tokenizer",

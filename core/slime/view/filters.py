@@ -36,6 +36,9 @@ _CHOICES = {
     "status": ("pending", "completed", "truncated", "aborted", "failed"),
     "kind": ("train", "dropped", "eval", "failed"),
 }
+#: whether the texts of a sample match; and the ones that do, which is slow for words of many samples
+EACH_TEXT = "EXISTS (SELECT 1 FROM texts WHERE texts MATCH ? AND texts.rowid = samples.id)"
+ALL_TEXTS = "samples.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)"
 #: terms of a filter; SQLite has a limit on conditions too
 _MOST = 100
 EXAMPLE = 'reward<0.5 step>20 status:truncated "carry the"'
@@ -55,10 +58,13 @@ class Condition:
     parameters: tuple[object, ...] = ()
     #: whether it says of which kind samples are
     of_kind: bool = False
+    #: what must be in the texts too, for `MATCH`; apart, since there are two ways to ask for it
+    phrase: str = ""
 
     def __and__(self, other: Condition) -> Condition:
-        of_kind = self.of_kind or other.of_kind
-        return Condition(f"{self.sql} AND {other.sql}", (*self.parameters, *other.parameters), of_kind)
+        sql = " AND ".join(one.sql for one in (self, other) if one.sql != "1") or "1"
+        phrase = " AND ".join(filter(None, (self.phrase, other.phrase)))
+        return Condition(sql, (*self.parameters, *other.parameters), self.of_kind or other.of_kind, phrase)
 
 
 def searchable(text: str) -> str:
@@ -109,15 +115,19 @@ def _term(match: re.Match[str], column: int) -> Condition:
             _number if name in NUMBERS else _word if name in WORDS else _part
         )
         one = kind(name, sign, value, where)
+    if not match.group().startswith("-"):
+        return one
+    if one.phrase:
+        return Condition(f"NOT {EACH_TEXT}", (one.phrase,))
     # A comparison with a number that a sample lacks is neither true nor false in SQL.
-    return replace(one, sql=f"NOT coalesce({one.sql}, 0)") if match.group().startswith("-") else one
+    return replace(one, sql=f"NOT coalesce({one.sql}, 0)")
 
 
 def _text(text: str, where: str) -> Condition:
     if not any(char.isalnum() for char in text):
         raise FilterError(f"{where} has no letter or digit to search for; expected something like {EXAMPLE}")
     phrase = searchable(text).replace('"', '""').replace("\0", " ")
-    return Condition("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)", (f'"{phrase}"',))
+    return Condition(phrase=f'"{phrase}"')
 
 
 def _number(name: str, sign: str, text: str, where: str) -> Condition:

@@ -53,6 +53,7 @@ CREATE TABLE files (
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INT, line INT, offset INT, length INT, {", ".join(SCALARS)}
 );
+CREATE TABLE disorder (file INT);
 CREATE TABLE token_files (file INT PRIMARY KEY, changed INT DEFAULT 0, trouble TEXT);
 CREATE TABLE extremes (file INT, line INT, column TEXT, position INT, value REAL, piece TEXT);
 CREATE VIRTUAL TABLE texts USING fts5(text, content='');
@@ -61,9 +62,10 @@ CREATE INDEX by_line ON samples (file, line);
 CREATE INDEX by_prompt ON samples (prompt, idx);
 CREATE INDEX by_value ON extremes (column, value);
 CREATE INDEX of_file ON extremes (file);
-CREATE INDEX by_step ON samples (kind, step);
-CREATE INDEX by_reward ON samples (kind, reward);
-CREATE INDEX by_tokens ON samples (kind, tokens);
+CREATE INDEX by_step ON samples (step, kind);
+CREATE INDEX by_reward ON samples (reward, kind);
+CREATE INDEX by_tokens ON samples (tokens, kind);
+CREATE INDEX by_status ON samples (status, kind);
 PRAGMA user_version = {VERSION};
 """
 _INSERT = (
@@ -180,6 +182,10 @@ class RunIndex:
         except UnicodeEncodeError:
             raise DataError("a text has signs that are none of Unicode; no sample has one") from None
 
+    def in_order(self) -> bool:
+        """Whether samples were indexed in the order of their steps: not if a step was repeated, or samples failed."""
+        return not self.query("SELECT 1 FROM disorder LIMIT 1")
+
     # --- building ----------------------------------------------------------------------------------
 
     def refresh(self, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -267,8 +273,11 @@ class RunIndex:
                 return number, done
             self._delete_samples(number)
             self._db.execute("DELETE FROM files WHERE id = ?", [number])
+        [(last,)] = self.query("SELECT max(step) FROM samples")
         made = self._db.execute("INSERT INTO files (name) VALUES (?)", [file.path.name])
         assert made.lastrowid is not None
+        if file.step is None or (last is not None and file.step < last):
+            self._db.execute("INSERT INTO disorder VALUES (?)", [made.lastrowid])
         return made.lastrowid, 0
 
     def _add(self, number: int, file: SampleFile, batch: list[Line]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import DataError, did_you_mean
-from slime.view.filters import Condition
+from slime.view.filters import ALL_TEXTS, EACH_TEXT, Condition
 from slime.view.index import SCALARS, RunIndex, message_text, prompt_text
 from slime.view.lines import line_at
 from slime.view.run_files import SAMPLES
@@ -23,6 +23,8 @@ _EXCERPT, MAX_TEXT = 240, 50_000
 _DEPTH, _ENTRIES = 50, 1000
 #: samples of one group, or of one prompt
 MAX_SAMPLES = 2000
+#: a word of more samples is looked for sample by sample
+_MANY = 10_000
 _GONE = "(the file of this sample was deleted or has changed)"
 
 
@@ -107,10 +109,27 @@ def _order(sort: str) -> str:
     return f"samples.{column} {'DESC' if sort.startswith('-') else 'ASC NULLS LAST'}"
 
 
-def count(index: RunIndex, condition: Condition) -> int:
-    """How many samples a filter finds."""
-    [(number,)] = index.query(f"SELECT count(*) FROM samples WHERE {condition.sql}", condition.parameters)
+def count(index: RunIndex, condition: Condition, most: int | None = None) -> int:
+    """How many samples a filter finds; counting stops behind `most`."""
+    texts = "texts CROSS JOIN samples ON samples.id = texts.rowid" if condition.phrase else "samples"
+    matched = "texts MATCH ? AND " if condition.phrase else ""
+    chosen = f"SELECT 1 FROM {texts} WHERE {matched}{condition.sql} LIMIT ?"
+    parameters = ((condition.phrase,) if condition.phrase else ()) + condition.parameters
+    [(number,)] = index.query(f"SELECT count(*) FROM ({chosen})", (*parameters, -1 if most is None else most + 1))
     return int(number)
+
+
+def _many(index: RunIndex, condition: Condition) -> bool:
+    """Whether a condition has words that so many samples have that a list of them would be slow."""
+    return bool(condition.phrase) and count(index, Condition(phrase=condition.phrase), _MANY) > _MANY
+
+
+def _where(index: RunIndex, condition: Condition) -> tuple[str, tuple[object, ...]]:
+    """A condition as SQL on `samples`, and its parameters. Words of many samples are looked for sample by sample."""
+    if not condition.phrase:
+        return condition.sql, condition.parameters
+    texts = EACH_TEXT if _many(index, condition) else ALL_TEXTS
+    return f"{condition.sql} AND {texts}", (*condition.parameters, condition.phrase)
 
 
 def find(
@@ -128,9 +147,21 @@ def find(
     Raises:
         DataError: They cannot be sorted by that.
     """
+    down = " DESC" if sort.startswith("-") else ""
+    order = _order(sort)
+    if sort.removeprefix("-") == "step" and _many(index, condition) and index.in_order():
+        # The index of words is in the order of the steps, so that the first samples are found at once.
+        chosen = (
+            "SELECT samples.id FROM texts CROSS JOIN samples ON samples.id = texts.rowid"
+            f" WHERE texts MATCH ? AND {condition.sql} ORDER BY texts.rowid{down} LIMIT ? OFFSET ?"
+        )
+        parameters: tuple[object, ...] = (condition.phrase, *condition.parameters)
+    else:
+        where, parameters = _where(index, condition)
+        # In both downwards, so that an index has this order.
+        chosen = f"SELECT id FROM samples WHERE {where} ORDER BY {order}, id{down} LIMIT ? OFFSET ?"
     # The numbers first, and only then the rows: sorting by them is cheap.
-    chosen = f"SELECT id FROM samples WHERE {condition.sql} ORDER BY {_order(sort)}, id LIMIT ? OFFSET ?"
-    numbers = [number for (number,) in index.query(chosen, (*condition.parameters, limit, offset))]
+    numbers = [number for (number,) in index.query(chosen, (*parameters, limit, offset))]
     marks = ", ".join("?" * len(numbers))
     rows = index.query(f"{_SELECT}, samples.id {_FROM} WHERE samples.id IN ({marks})", numbers)
     by_number = {row[-1]: row[:-1] for row in rows}
@@ -187,11 +218,12 @@ def extreme_tokens(
     """
     if order not in TOKEN_ORDERS:
         raise DataError(f"tokens cannot be ordered by {order!r}; expected {', '.join(TOKEN_ORDERS)}")
-    chosen = "" if condition == Condition() else f" AND samples.id IN (SELECT id FROM samples WHERE {condition.sql})"
+    where, parameters = _where(index, condition)
+    chosen = "" if where == "1" else f" AND samples.id IN (SELECT id FROM samples WHERE {where})"
     rows = index.query(
         f"{_SELECT}, position, value, piece {_FROM} JOIN extremes ON extremes.file = samples.file"
         f" AND extremes.line = samples.line WHERE column = ?{chosen} ORDER BY {TOKEN_ORDERS[order]} LIMIT ?",
-        (column, *condition.parameters, limit),
+        (column, *parameters, limit),
     )
     return [(_found(index.folder.path, row[:-3]), *row[-3:]) for row in rows]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from slime.errors import writing
+from slime.errors import DataError, writing
 from slime.view import queries
 from slime.view.answers import run_answer, series_answer, whole_samples
 from slime.view.filters import Condition, read_filter
 from slime.view.index import RunIndex
+from slime.view.lines import dumped
 from slime.view.page import static_page
+from slime.view.plugin_panels import BuildPanel, PanelBoard
 from slime.view.run_files import RunFolder
 
 REPORT = "report.html"
@@ -20,13 +22,15 @@ REPORT = "report.html"
 MAX_EXPORTED = 500
 #: best and worst groups of a report; the newest sample files that they are looked for in, and bytes of these
 _GROUPS, _FILES, _BYTES = 4, 1000, 16 * 2**20
+#: bytes of numbers of tokens in a file
+_TOKEN_BYTES = 8 * 2**20
 #: characters of each text in a file
 _MAX_TEXT = 5000
 #: steps that a file's curves have; longer ones are thinned
 _STEPS = 2000
 
 
-def write_report_page(run_dir: Path, outcome: str) -> None:
+def write_report_page(run_dir: Path, outcome: str, build: BuildPanel | None = None) -> None:
     """Write `report.html` of a run that has just ended.
 
     It reads the metrics and the newest samples only, so that it takes a moment.
@@ -34,6 +38,7 @@ def write_report_page(run_dir: Path, outcome: str) -> None:
     Args:
         run_dir: The run folder.
         outcome: "finished", "interrupted" or "failed".
+        build: Builds the panels of plugins that the run's configuration names.
 
     Raises:
         DataError: The folder is gone.
@@ -43,7 +48,9 @@ def write_report_page(run_dir: Path, outcome: str) -> None:
     folder.metrics.refresh()
     files = [file for file in folder.sample_files() if file.kind == "train"][-_FILES:]
     with closing(RunIndex(folder, None, files[::-1], words=False)) as index:
-        page = _page(index, *_best_and_worst(index), f"Everything else: slime view {run_dir}", outcome)
+        best_and_worst = _best_and_worst(index)
+        drawn = PanelBoard(folder, index, build=build).drawn()
+        page = _page(index, *best_and_worst, f"Everything else: slime view {run_dir}", drawn, outcome)
     path = run_dir / REPORT
     partial = path.with_suffix(".partial")
     try:
@@ -70,14 +77,21 @@ def _best_and_worst(index: RunIndex) -> tuple[list[queries.Found], str]:
     return found, f"The groups with the highest and the lowest mean reward of rollouts {first} to {last}{some}."
 
 
-def export_page(index: RunIndex, line: str, sort: str) -> str:
-    """The samples that a filter line finds, with the run's curves. Raises `DataError`."""
+def export_page(index: RunIndex, line: str, sort: str, drawn: Sequence[dict[str, Any]] = ()) -> str:
+    """The samples that a filter line finds, with the run's curves and what panels have drawn. Raises `DataError`."""
     condition = read_filter(line)
     found = queries.find(index, condition, sort=sort, limit=MAX_EXPORTED)
-    return _page(index, found, f"{queries.count(index, condition)} samples of the run fit: {line or 'all'}.", "")
+    return _page(index, found, f"{queries.count(index, condition)} samples of the run fit: {line or 'all'}.", "", drawn)
 
 
-def _page(index: RunIndex, found: Sequence[queries.Found], note: str, more: str, outcome: str | None = None) -> str:
+def _page(
+    index: RunIndex,
+    found: Sequence[queries.Found],
+    note: str,
+    more: str,
+    drawn: Sequence[dict[str, Any]],
+    outcome: str | None = None,
+) -> str:
     folder = index.folder
     run = run_answer(folder, index.state(), "")
     if outcome is not None:
@@ -86,12 +100,28 @@ def _page(index: RunIndex, found: Sequence[queries.Found], note: str, more: str,
     content = {
         "run": run,
         "series": _thinned(series_answer(folder.metrics, folder.metrics.names)),
+        "panels": list(drawn),
         "samples": samples,
+        "tokens": _tokens(found[: len(samples)]),
         # Of each group, how many samples it has in the run: some of them may not be here.
         "sizes": {key: queries.group_size(index, key) for key in {str(one["group_key"]) for one in samples}},
         "note": f"{note} {len(samples)} samples are in this file. {more}".strip(),
     }
     return static_page(f"{folder.name} · slime", content)
+
+
+def _tokens(found: Sequence[queries.Found]) -> dict[str, Any]:
+    """The numbers of the samples' tokens, as many as there is room for; of damaged files none."""
+    told: dict[str, Any] = {}
+    room = _TOKEN_BYTES
+    for one in found:
+        with suppress(DataError):
+            if (tokens := one.tokens()) is not None:
+                room -= len(dumped(tokens))
+                if room < 0:
+                    break
+                told[one.key] = tokens
+    return told
 
 
 def _thinned(series: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from slime.view import answers, queries
 from slime.view.index import open_index
 from slime.view.lines import dumped
 from slime.view.page import live_page, static_files
+from slime.view.plugin_panels import BuildPanel, PanelBoard
 from slime.view.report import export_page
 from slime.view.run_files import RunFolder
 
@@ -42,14 +43,15 @@ Query = Mapping[str, str]
 class WatchedRun:
     """A run that is looked at, and a thread that reads what is new in its files."""
 
-    def __init__(self, path: Path) -> None:
-        """Open a run folder. Raises `DataError`."""
+    def __init__(self, path: Path, build: BuildPanel | None = None, panels: Sequence[str] = ()) -> None:
+        """Open a run folder; see `ViewServer`. Raises `DataError`."""
         self.folder = RunFolder(path)
         self._index = open_index(self.folder)
         #: a connection for questions, which do not wait for the building of the index
         self.reader = open_index(self.folder)
         #: held by whoever asks, or changes the metrics: questions about a run are answered one at a time
         self.lock = threading.Lock()
+        self.board = PanelBoard(self.folder, self.reader, self.lock, build=build, more=panels)
         #: goes up with everything new
         self.version = 0
         #: why the index is not continued
@@ -112,9 +114,18 @@ class WatchedRun:
 class ViewServer:
     """The pages and answers for some runs. A context manager."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        """Open the run folders. Raises `DataError`."""
-        self.runs = [WatchedRun(folder) for folder in folders]
+    def __init__(self, folders: Sequence[Path], *, build: BuildPanel | None = None, panels: Sequence[str] = ()) -> None:
+        """Open the run folders.
+
+        Args:
+            folders: The runs.
+            build: Builds panels of plugins; None: there are none.
+            panels: Panels to draw in addition to those that a run's configuration names.
+
+        Raises:
+            DataError: One is missing or no run folder.
+        """
+        self.runs = [WatchedRun(folder, build, panels) for folder in folders]
         self.token = secrets.token_urlsafe(24)
         self.port = 0
         self._page, self._policy = live_page()
@@ -136,6 +147,8 @@ class ViewServer:
                 )
             ),
             "prompt": self._about_a_run(lambda run, query: answers.prompt_answer(run.reader, query.get("key", ""))),
+            # Panels take the lock themselves, and only while they ask.
+            "panels": lambda query: {"panels": self._run(query).board.drawn()},
             "compare": self._compare,
         }
 
@@ -228,8 +241,9 @@ class ViewServer:
     async def _send_export(self, request: web.Request) -> web.Response:
         def exported() -> web.Response:
             run = self._run(request.query)
+            drawn = run.board.drawn()
             with run.lock:
-                page = export_page(run.reader, request.query.get("q", ""), request.query.get("sort", "step"))
+                page = export_page(run.reader, request.query.get("q", ""), request.query.get("sort", "step"), drawn)
             name = "".join(char if char.isalnum() or char in "-_." else "_" for char in run.folder.name)
             named = {"Content-Disposition": f'attachment; filename="{name}.html"'}
             return web.Response(text=page, content_type="text/html", headers=named)

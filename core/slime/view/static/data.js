@@ -29,13 +29,14 @@ const inFile = {
   samples: ({ sort = "step", offset = 0, limit = 50 }) => {
     const by = sort.replace("-", "");
     const rows = [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
-    return { total: rows.length, rows: rows.slice(offset, offset + limit) };
+    return { total: rows.length, more: false, rows: rows.slice(offset, offset + limit) };
   },
   group: ({ key }) => {
     const samples = fixed.samples.filter(s => s.group_key == key);
     return { samples, left_out: (fixed.sizes[key] || 0) - samples.length };
   },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
+  panels: () => ({ panels: fixed.panels || [] }),
   tokens: ({ key }) => ({ tokens: fixed.tokens?.[key] || null }),
   // How many the run has is not known here.
   prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key), left_out: null }),

@@ -1,6 +1,7 @@
 // One run: what stands out, its curves, its phases, its configuration.
 import { useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
+import { visible } from "slime/texts";
 import { Chart, Lanes, resetZoom, zoomOfAddress } from "slime/charts";
 
 const band = name => [name, `${name}/low`, `${name}/high`];
@@ -113,6 +114,7 @@ export function Run({ id, run, version }) {
             `
       }
     </section>
+    <${Panels} id=${id} version=${version} />
     <section class="two">
       <${Entries} title="Configuration" rows=${run.config} />
       <div>
@@ -142,6 +144,66 @@ export function Run({ id, run, version }) {
         }
       </div>
     </section>
+  `;
+}
+
+// What panels of plugins draw.
+function Panels({ id, version }) {
+  const { data, error } = useData("panels", { run: id }, version);
+  if (error) return html`<${Trouble} text=${error} />`;
+  return (data?.panels || []).map(
+    panel => html`
+      <section class="plugin">
+        <h2>
+          ${visible(panel.panel)}
+          <small>panel of a plugin</small>
+        </h2>
+        ${panel.error && html`<${Trouble} text=${visible(panel.error)} />`}
+        <div class="drawings">${(panel.drawings || []).map(one => html`<${Drawing} id=${id} one=${one} />`)}</div>
+      </section>
+    `,
+  );
+}
+
+function Drawing({ id, one }) {
+  if (one.type == "curves") return html`<${Chart} title=${visible(one.title)} lines=${one.curves} />`;
+  if (one.type == "note")
+    return html`<article>
+      <b>${visible(one.title)}</b>
+      <pre>${visible(one.text)}</pre>
+    </article>`;
+  return html`
+    <article class="wide">
+      <b>${visible(one.title)}</b>
+      <div class="scroll">
+        <table class="entries">
+          <thead>
+            <tr>
+              ${one.columns.map(name => html`<th>${visible(name)}</th>`)}
+            </tr>
+          </thead>
+          ${one.rows.map(
+            (row, n) => html`
+              <tr>
+                ${row.map(
+                  (cell, i) => html`
+                    <td class="wrap">
+                      ${
+                        i == 0 && one.filters[n] && !fixed
+                          ? html`<a href=${address("samples", [id], { q: one.filters[n] })}>${short(cell)}</a>`
+                          : typeof cell == "string"
+                            ? visible(cell)
+                            : short(cell)
+                      }
+                    </td>
+                  `,
+                )}
+              </tr>
+            `,
+          )}
+        </table>
+      </div>
+    </article>
   `;
 }
 

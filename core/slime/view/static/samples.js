@@ -25,7 +25,7 @@ export function Samples({ id, run, version }) {
   const now = useRef(0);
   const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, rows.length - 1))));
   const rows = data?.rows || [],
-    pages = Math.ceil((data?.total || 0) / PAGE);
+    pages = data?.more ? Infinity : Math.ceil((data?.total || 0) / PAGE);
   // What is in the address now: keys may come faster than this is drawn.
   const turn = by => restate({ page: Math.max(0, Math.min(pages - 1, +(place().params.page || 0) + by)) || "" });
   const order = by => restate({ sort: place().params.sort == by ? "-" + by : by, page: "" });
@@ -90,7 +90,7 @@ export function Samples({ id, run, version }) {
                 <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line, sort })}>${name}</a>
               `,
             )}
-            <span class="right dim"> ${data ? `${data.total.toLocaleString()} samples` : "searching"}${indexed} </span>
+            <span class="right dim"> ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} samples` : "searching"}${indexed} </span>
           </p>
         `
       }
@@ -140,7 +140,7 @@ export function Samples({ id, run, version }) {
         html`
           <p class="chips">
             <button disabled=${page == 0} onClick=${() => turn(-1)}>Previous</button>
-            page ${+page + 1} of ${pages.toLocaleString()}
+            page ${+page + 1}${data.more ? "" : ` of ${pages.toLocaleString()}`}
             <button disabled=${+page + 1 >= pages} onClick=${() => turn(1)}>Next</button>
           </p>
         `

@@ -1,0 +1,212 @@
+"""`slime view` on a run of a million samples: building the index, opening the page, searching.
+
+    python benchmarks/bench_view.py [--samples 1000000] [--steps 1000] [--folder /tmp] [--repeat 5] [--keep]
+
+It writes a run folder of that size (about 500 bytes a sample), indexes it, and asks a real server on the loopback
+address what the page asks. Each question is asked `--repeat` times; the table has the median and the slowest. With a
+Chromium, it also times the page from its address to the last curve, and from the Enter of a filter to the new table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+WORDS = [f"{a}{b}{c}" for a in "bdfglmnprst" for b in ("a", "e", "i", "o", "u") for c in ("rk", "nd", "st", "lm")]
+GROUP = 8
+#: distinct prompts; each is visited again and again
+PROMPTS = 5000
+
+
+def write_run(folder: Path, samples: int, steps: int) -> int:
+    """Write metrics and samples as slime does; returns the bytes of the samples."""
+    rng = random.Random(0)
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.toml").write_text("[run]\nseed = 1\n")
+    per_step, written = samples // steps, 0
+    prompts = [" ".join(rng.choices(WORDS, k=25)) for _ in range(PROMPTS)]
+    texts = [" ".join(rng.choices(WORDS, k=30)) for _ in range(20_000)]
+    with (folder / "metrics.jsonl").open("w") as metrics:
+        for step in range(steps):
+            rewards = []
+            with (folder / "rollouts" / f"{step:06d}.jsonl").open("w") as file:
+                for number in range(per_step):
+                    group = step * (per_step // GROUP) + number // GROUP
+                    reward = float(rng.random() < 0.2 + 0.6 * step / steps)
+                    rewards.append(reward)
+                    row = {
+                        "group": group,
+                        "index": step * per_step + number,
+                        "prompt": prompts[group % PROMPTS],
+                        # One word in a thousand samples, and one in a million.
+                        "response": texts[rng.randrange(len(texts))]
+                        + (" unusual" if number % 1000 == 7 else "")
+                        + (" unique" if step == steps // 2 and number == 3 else ""),
+                        "label": "42",
+                        "reward": reward,
+                        "status": "truncated" if rng.random() < 0.05 else "completed",
+                        "finish_reason": "stop",
+                        "prompt_tokens": 40,
+                        "response_tokens": rng.randrange(20, 200),
+                        "trained_tokens": 20,
+                        "weight_versions": [str(step)],
+                        "failure": None,
+                    }
+                    written += file.write(json.dumps(row) + "\n")
+            mean = statistics.fmean(rewards)
+            numbers = {"rollout/reward_mean": mean, "rollout/reward_std": 0.5, "time/step": 1.0, "train/entropy": 0.5}
+            metrics.write(
+                json.dumps({"step": step, **numbers, **{f"train/more_{n}": mean * n for n in range(60)}}) + "\n"
+            )
+    return written
+
+
+def timed(ask: Callable[[], Any], repeat: int) -> tuple[float, float]:
+    """Median and slowest, in milliseconds."""
+    taken = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        ask()
+        taken.append(1000 * (time.perf_counter() - started))
+    return statistics.median(taken), max(taken)
+
+
+def questions(key: str, prompt: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What is asked, by what a person does."""
+    table = {"sort": "step", "limit": 50}
+    filters = {
+        "a word in one sample": "unique",
+        "a word in one of a thousand": "unusual",
+        "a word in one of seven": WORDS[0],
+        "two words in a row": f'"{WORDS[0]} {WORDS[1]}"',
+        "word and numbers": f"reward<0.5 step>20 status:truncated {WORDS[0]}",
+        "numbers": "kind:train reward<0.5 step>20 status:truncated",
+        "all of training": "kind:train",
+        "failed samples, of which there are none": "status:failed",
+        "numbers that none has": "kind:train reward>1 step>20",
+    }
+    asked = {f"search: {name}": ("samples", {**table, "q": line}) for name, line in filters.items()}
+    asked |= {
+        "sort by reward": ("samples", {**table, "q": "kind:train", "sort": "-reward"}),
+        "all, sorted by reward": ("samples", {**table, "q": "-kind:failed", "sort": "reward"}),
+        "sort by tokens": ("samples", {**table, "q": "kind:train", "sort": "tokens"}),
+        "page 10,000": ("samples", {**table, "q": "kind:train", "offset": 500_000}),
+        "a group": ("group", {"key": key}),
+        "one prompt through the run": ("prompt", {"key": prompt}),
+    }
+    return asked
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="use the run and the index of before, and leave them")
+    stated = parser.parse_args()
+    work = stated.folder / "slime-bench-view"
+    if not stated.keep:
+        shutil.rmtree(work, ignore_errors=True)
+    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+    run = work / "run"
+    if not run.exists():
+        started = time.monotonic()
+        size = write_run(run, stated.samples, stated.steps)
+        print(f"{stated.samples:,} samples in {stated.steps:,} files, {size / 2**20:.0f} MiB", end="")
+        print(f" (written in {time.monotonic() - started:.0f} s)", flush=True)
+    measure(run, stated.repeat)
+    if not stated.keep:
+        shutil.rmtree(work)
+
+
+def measure(run: Path, repeat: int) -> None:
+    """Index the run, and time questions to its server."""
+    from slime.view.index import open_index
+    from slime.view.run_files import RunFolder
+    from slime.view.server import HOST, ViewServer
+
+    started = time.monotonic()
+    index = open_index(RunFolder(run))
+    added = index.refresh()
+    assert index.path is not None
+    print(
+        f"index: {added:,} samples in {time.monotonic() - started:.1f} s, {index.path.stat().st_size / 2**20:.0f} MiB"
+    )
+    [(file, group, prompt)] = index.query("SELECT file, grp, prompt FROM samples WHERE id = 1000")
+    [(name,)] = index.query("SELECT name FROM files WHERE id = ?", [file])
+    index.close()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    server = ViewServer([run])
+    asyncio.run_coroutine_threadsafe(server.start(0), loop).result(60)
+    link = http.client.HTTPConnection(HOST, server.port, timeout=120)
+
+    def ask(question: str, parameters: dict[str, Any]) -> Any:
+        link.request("GET", f"/{server.token}/api/{question}?{urlencode(parameters)}")
+        answer = json.loads(link.getresponse().read())
+        assert "error" not in answer, answer
+        return answer
+
+    names = "\n".join(ask("run", {"run": 0})["names"])
+    time.sleep(2)  # the first look at the files
+    print(f"{'':34}{'median ms':>10}{'slowest':>10}")
+    opened = {"open: the run": ("runs", {}), "open: 60 curves of it": ("series", {"run": 0, "names": names})}
+    for what, (question, parameters) in (opened | questions(f"{name.removesuffix('.jsonl')}/{group}", prompt)).items():
+        median, slowest = timed(lambda: ask(question, {"run": 0, **parameters}), repeat)  # noqa: B023
+        print(f"{what:34}{median:>10.0f}{slowest:>10.0f}", flush=True)
+    found = f"{ask('samples', {'run': 0, 'q': 'unusual'})['total']:,} samples"
+    browse(server.address, repeat, found)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+
+
+def browse(address: str, repeat: int, found: str) -> None:
+    """Time the page in a headless Chromium, if there is one. `found`: how many samples have the word "unusual"."""
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if chromium is None:
+        print("no Chromium: the page itself is not timed")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+
+        def open_page() -> None:
+            page.goto("about:blank")
+            page.goto(address)
+            page.locator(".u-over").nth(1).wait_for()
+
+        def search() -> None:
+            page.fill("#filter", "unusual")
+            page.press("#filter", "Enter")
+            page.locator(".chips .right", has_text=found).wait_for()
+            page.fill("#filter", "unique")
+            page.press("#filter", "Enter")
+            page.locator(".chips .right", has_text=re.compile(r"^\s*1 samples")).wait_for()
+
+        for what, action, share in (("page: address to curves", open_page, 1), ("page: filter to table", search, 2)):
+            median, slowest = timed(action, repeat)
+            print(f"{what:34}{median / share:>10.0f}{slowest / share:>10.0f}", flush=True)
+            page.goto(f"{address}#/samples/0")
+            page.wait_for_selector(".samples tbody tr")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
