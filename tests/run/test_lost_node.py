@@ -18,8 +18,9 @@ from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import ClusterError, ConfigError, ProcessDiedError
 from slime.run import ray_session
-from slime.run.ray_session import live_nodes
-from slime.run.workers import Workers
+from slime.run.engines import Engines
+from slime.run.watch import RunWatch
+from slime.run.workers import Workers, node_address
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -34,6 +35,9 @@ class Waiting:
 
     def __init__(self) -> None:
         pass
+
+    def address(self) -> str:
+        return node_address()
 
     def sleep(self) -> None:
         time.sleep(600)
@@ -54,25 +58,31 @@ def cluster() -> Iterator[Any]:
 
 def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any, tmp_path: Path) -> None:
     config = RunConfig(
-        cluster=ClusterOptions(device="cuda", ray_address=cluster.address, startup_timeout_s=60, rollout_num_gpus=1)
+        cluster=ClusterOptions(device="cuda", ray_address=cluster.address, startup_timeout_s=240, rollout_num_gpus=1)
     )
     place = {"ranks": 1, "num_engines": 1}
     workers = Workers(config, "trainer", tmp_path / "trainer-{index}.log")
     workers.start([THERE])
     workers.build(f"{__name__}:Waiting", [()])
     workers.wait_built()
+    engines = Engines(config, tmp_path, RunWatch(20.0))
+    # an engine's address is that of its node
+    engines.urls = [f"http://{address}:30000" for address in workers.call("address", doing="training")]
+    assert engines.urls == [f"http://{SECOND}:30000"]
+    assert engines.node_left(0) is None
     pending = workers.begin("sleep", doing="training")
-    assert SECOND in live_nodes()
 
     [second] = cluster.worker_nodes
     second.kill_raylet()
     killed = time.monotonic()
     with pytest.raises(ProcessDiedError, match=r"^training: trainer rank 0 .*died: ") as caught:
         pending.wait()
-    assert "or its node is gone" in str(caught.value)
-    while SECOND in live_nodes():
+    # Ray knows no more at first than that the connection was lost.
+    assert "or its node is gone" in str(caught.value) or "its node ended" in str(caught.value)
+    while engines.node_left(0) is None:
         assert time.monotonic() - killed < 120, "the cluster has not noticed it"
         time.sleep(0.2)
+    assert engines.node_left(0) == SECOND
     with pytest.raises(ProcessDiedError, match=r"rank 0 .*died: its node ended or cannot be reached"):
         workers.call("sleep", doing="training")
 
@@ -85,7 +95,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
     with ThreadPoolExecutor(1) as other:
         placing = other.submit(ray_session.place, config, **place, again=True)
         cluster.add_node(num_cpus=2, num_gpus=2)
-        placement = placing.result(timeout=120)
+        placement = placing.result(timeout=240)
     assert len(placement.trainer) == len(placement.engines) == 1
     placement.release()
     workers.stop(grace_s=1.0, orderly=False)
