@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.view.alerts import Alert, alerts
+from slime.view.alerts import Alert, Counts, alerts
 from slime.view.filters import read_filter
 from slime.view.run_files import Metrics
 
@@ -66,3 +66,27 @@ def test_trouble_is_told_with_the_step_and_the_way_to_the_evidence(
     assert [text in alert.text for alert in told] == [True], told
     assert told[0].step == step
     read_filter(told[0].filter)
+
+
+def counted(counts: Counts, values: list[float]) -> list[Alert]:
+    metrics = Metrics(Path("metrics.jsonl"))
+    for step, value in enumerate(values):
+        metrics._add({"step": step, "rollout/reward_mean": value, "rollout/reward_std": 0.4})
+    return alerts(metrics, counts)
+
+
+def test_a_reward_that_stays_below_its_best_is_told_and_one_near_it_is_not() -> None:
+    def curve(last: float) -> list[float]:
+        return [0.1 + (last - 0.1) * min(1.0, step / 8) for step in range(30)]
+
+    [alert] = counted(Counts(best=1.0), curve(0.4))
+    assert alert.text.startswith("reward stays at 0.4, where the best answers have 1")
+    assert alert.filter == "kind:train reward<1 step>=20" and alert.step == 15
+    assert counted(Counts(best=1.0), curve(0.9)) == []
+    assert counted(Counts(), curve(0.4)) == [], "without samples the best reward is not known"
+
+
+@pytest.mark.parametrize(("labelled", "wrong", "told"), [(30, 100, True), (19, 30, False), (30, 1000, False)])
+def test_right_answers_without_the_reward_are_told(labelled: int, wrong: int, told: bool) -> None:
+    found = counted(Counts(labelled, wrong, 1.0), [])
+    assert [alert.filter for alert in found] == (["kind:train labelled=1 reward<1"] if told else [])

@@ -17,7 +17,7 @@ from slime.cli.text_layout import count, hanging
 from slime.errors import ConfigError, did_you_mean
 from slime.observe.terminal import printable
 from slime.view import queries
-from slime.view.alerts import alerts
+from slime.view.alerts import Counts, alerts
 from slime.view.filters import EXAMPLE, Condition, read_filter
 from slime.view.index import RunIndex, message_text, open_index, prompt_text
 from slime.view.panels import evaluation_sets, panels
@@ -47,6 +47,8 @@ and answers.
 """
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH, _TEXT = 40, 1200
+#: bytes of samples that are read for the overview
+_READ_BYTES = 32 * 2**20
 
 
 def run(argv: Sequence[str]) -> int:
@@ -121,7 +123,7 @@ def _overview(folder: RunFolder) -> Iterator[str]:
             for step, value in zip(steps, values, strict=True)
         ]
         yield f"Evaluation {name}: " + ", ".join(shown if len(shown) < 4 else [shown[0], "…", *shown[-2:]])
-    found = alerts(metrics)
+    found = alerts(metrics, _counts(folder))
     yield "Worth a look" if found else "Nothing stands out: no alert."
     for alert in found:
         yield from hanging("  ! ", alert.text)
@@ -135,6 +137,19 @@ def _overview(folder: RunFolder) -> Iterator[str]:
     for problem in folder.problems():
         yield f"left out: {problem}"
     yield f"again: {folder.command()}"
+
+
+def _counts(folder: RunFolder) -> Counts | None:
+    """What the samples of a small run show; larger ones would have to be indexed first."""
+    files = [file for file in folder.sample_files() if file.kind == "train"]
+    try:
+        if sum(file.path.stat().st_size for file in files) > _READ_BYTES:
+            return None
+    except OSError:
+        return None
+    with closing(RunIndex(folder, None, files, words=False)) as index:
+        index.refresh()
+        return queries.counts(index)
 
 
 def _metric(folder: RunFolder, name: str) -> Iterator[str]:

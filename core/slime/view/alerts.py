@@ -20,6 +20,11 @@ GAP, GAP_GROWTH = 0.01, 3.0
 ENTROPY_SHARE, ENTROPY = 0.2, 0.1
 #: the least gain in reward of a run that is not stalled, in standard deviations of a step's samples
 GAIN = 0.1
+#: a reward has stalled that gains less in its second half than this share of what is missing to the best reward of a
+#: sample, if that is more than this share of it
+STALL_GAIN, STALL_ROOM = 0.1, 0.3
+#: answers with their label and without the highest reward: how many are told, and from which share on of those below it
+LABELLED, LABELLED_SHARE = 20, 0.05
 #: reward is told to have fallen by this share of its best, and an evaluation if its intervals lie apart
 FALL = 0.25
 
@@ -77,10 +82,55 @@ class _Trend:
         return self.steps[min(start, len(self.steps) - self.window)]
 
 
-def alerts(metrics: Metrics) -> list[Alert]:
-    """What is worth a look in a run, the most urgent first."""
+@dataclass(frozen=True)
+class Counts:
+    """What samples show that metrics do not: counted over the index, of those that were trained on."""
+
+    #: without the highest reward of the run, although the answer has the label in it
+    labelled: int = 0
+    #: without the highest reward of the run, and with a label
+    wrong: int = 0
+    #: the highest reward of a sample
+    best: float | None = None
+
+
+def alerts(metrics: Metrics, counts: Counts | None = None) -> list[Alert]:
+    """What is worth a look in a run, the most urgent first. Without `counts`, only what metrics show."""
     checks = (_not_finite, _reward, _equal_groups, _truncation, _entropy, _gap, _evaluation, _lost, _restarts)
-    return [alert for check in checks for alert in check(metrics)]
+    found = [alert for check in checks for alert in check(metrics)]
+    return found if counts is None else [*_stalled(metrics, counts, found), *_label_unpaid(counts), *found]
+
+
+def _label_unpaid(counts: Counts) -> Iterator[Alert]:
+    if counts.labelled >= LABELLED and counts.labelled >= LABELLED_SHARE * counts.wrong:
+        yield Alert(
+            f"{counts.labelled:,} answers contain their label and do not have the highest reward, {counts.best:g}:"
+            f" {counts.labelled / counts.wrong:.0%} of those below it",
+            "The reward may be wrong: read some of them with their labels.",
+            "rollout/reward_mean",
+            f"kind:train labelled=1 reward<{counts.best:g}",
+        )
+
+
+def _stalled(metrics: Metrics, counts: Counts, found: list[Alert]) -> Iterator[Alert]:
+    """A reward that has risen and then stays below the best one."""
+    name = "rollout/reward_mean"
+    reward, spread = _trend(metrics, name), _trend(metrics, "rollout/reward_std")
+    told = any(alert.metric == name for alert in found)
+    if told or reward is None or spread is None or counts.best is None or len(reward.values) < 3 * MIN_STEPS:
+        return
+    half = len(reward.values) // 2
+    before, after = fmean(reward.values[half : -reward.window]), reward.last
+    room = counts.best - after
+    if room > STALL_ROOM * abs(counts.best) and after - before < STALL_GAIN * room:
+        yield Alert(
+            f"reward stays at {after:.3g}, where the best answers have {counts.best:g}: {before:.3g} from step"
+            f" {reward.steps[half]} on, {after:.3g} in the last {reward.window} steps",
+            "Look at what the answers with a low reward have in common.",
+            name,
+            f"kind:train reward<{counts.best:g} step>={reward.since}",
+            reward.steps[half],
+        )
 
 
 def _trend(metrics: Metrics, name: str) -> _Trend | None:

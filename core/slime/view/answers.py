@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.errors import DataError
 from slime.view import queries
-from slime.view.alerts import alerts
+from slime.view.alerts import Counts, alerts
 from slime.view.compare import config_differences, flat, metric_ends, plugin_differences, prompts_compared
 from slime.view.filters import read_filter
 from slime.view.index import IndexState, RunIndex
@@ -30,7 +30,9 @@ MAX_BYTES = 16 * 2**20
 _WHOLE_TEXT = 2_000_000
 
 
-def run_answer(folder: RunFolder, state: IndexState, index: str, trouble: str = "") -> dict[str, Any]:
+def run_answer(
+    folder: RunFolder, state: IndexState, index: str, trouble: str = "", counts: Counts | None = None
+) -> dict[str, Any]:
     """A run without its curves. `index`: where its index lies; `trouble`: why it is not continued."""
     metrics = folder.metrics
     used = folder.plugins().get("used", {})
@@ -40,7 +42,7 @@ def run_answer(folder: RunFolder, state: IndexState, index: str, trouble: str = 
         "path": str(folder.path),
         "state": folder.state(),
         "steps": metrics.steps[-1:],
-        "alerts": [asdict(alert) for alert in alerts(metrics)],
+        "alerts": [asdict(alert) for alert in alerts(metrics, counts)],
         "events": [asdict(event) for event in reversed(folder.events())],
         "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
         "panels": [asdict(panel) for panel in panels(metrics)],

@@ -63,7 +63,7 @@ CREATE INDEX by_prompt ON samples (prompt, idx);
 CREATE INDEX by_value ON extremes (column, value);
 CREATE INDEX of_file ON extremes (file);
 CREATE INDEX by_step ON samples (step, kind);
-CREATE INDEX by_reward ON samples (reward, kind);
+CREATE INDEX by_reward ON samples (reward, kind, labelled);
 CREATE INDEX by_tokens ON samples (tokens, kind);
 CREATE INDEX by_status ON samples (status, kind);
 PRAGMA user_version = {VERSION};

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import DataError, did_you_mean
+from slime.view.alerts import Counts
 from slime.view.filters import ALL_TEXTS, EACH_TEXT, Condition
 from slime.view.index import SCALARS, RunIndex, message_text, prompt_text
 from slime.view.lines import line_at
@@ -241,6 +242,15 @@ def _some(index: RunIndex, condition: Condition, order: str) -> tuple[list[Found
 def whole_number(text: str) -> int | None:
     """A number of an address; None if it is none, or larger than any that is in an index."""
     return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
+def counts(index: RunIndex) -> Counts:
+    """What the samples that were trained on show of a run."""
+    [(best,)] = index.query("SELECT max(reward) FROM samples WHERE kind = 'train'")
+    [(labelled, wrong)] = index.query(
+        "SELECT coalesce(sum(labelled), 0), count(labelled) FROM samples WHERE kind = 'train' AND reward < ?", [best]
+    )
+    return Counts(labelled, wrong, best)
 
 
 def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[list[str], list[str]]:

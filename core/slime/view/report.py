@@ -93,7 +93,7 @@ def _page(
     outcome: str | None = None,
 ) -> str:
     folder = index.folder
-    run = run_answer(folder, index.state(), "")
+    run = run_answer(folder, index.state(), "", counts=queries.counts(index))
     if outcome is not None:
         run["state"] = outcome
     samples = whole_samples(found, _MAX_TEXT)

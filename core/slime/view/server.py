@@ -11,8 +11,10 @@ import asyncio
 import errno
 import hmac
 import logging
+import math
 import secrets
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +24,7 @@ from aiohttp import web
 
 from slime.errors import ConfigError, DataError, SlimeError, one_line
 from slime.view import answers, queries
+from slime.view.alerts import Counts
 from slime.view.index import open_index
 from slime.view.lines import dumped
 from slime.view.page import live_page, static_files
@@ -32,6 +35,8 @@ from slime.view.run_files import RunFolder
 HOST = "127.0.0.1"
 #: seconds between two looks at the files of a run
 _LOOK_EVERY_S = 1.0
+#: seconds between two counts of what the samples of a run that goes on show
+_COUNT_EVERY_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +61,9 @@ class WatchedRun:
         self.version = 0
         #: why the index is not continued
         self.trouble = ""
+        #: what the samples show, and when it was counted: that takes a moment
+        self._counts: Counts | None = None
+        self._counted, self._counts_due = -math.inf, True
         self._state = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"slime-view-{self.folder.name}", daemon=True)
@@ -99,7 +107,13 @@ class WatchedRun:
         before, self._state = self._state, self.folder.state()
         if news or before != self._state:
             self.version += 1
-        return self._index.refresh(self._batch_added) > 0
+        added = self._index.refresh(self._batch_added) > 0
+        if added:
+            self._counts_due = True
+        if self._counts_due and time.monotonic() > self._counted + _COUNT_EVERY_S:
+            self._counts, self._counted, self._counts_due = queries.counts(self._index), time.monotonic(), False
+            return True
+        return added
 
     def _batch_added(self) -> bool:
         self.version += 1
@@ -108,7 +122,9 @@ class WatchedRun:
     def answer(self) -> dict[str, Any]:
         """What the page shows of the run as a whole."""
         with self.lock:
-            return answers.run_answer(self.folder, self.reader.state(), str(self.reader.path), self.trouble)
+            return answers.run_answer(
+                self.folder, self.reader.state(), str(self.reader.path), self.trouble, self._counts
+            )
 
 
 class ViewServer:
