@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime.errors import EngineError
@@ -70,6 +71,13 @@ class NoVersions(Single):
 class Greedy(Single):
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         return await super().generate(sample, SamplingParams(max_new_tokens=4096), policy)
+
+
+class ShortColumn(Single):
+    def filled(self, sample: Sample, answer: Generation) -> Sample:
+        sample = super().filled(sample, answer)
+        sample.columns = {"doubt": np.zeros(len(answer.tokens) - 1, dtype=np.float32)}
+        return sample
 
 
 class AlwaysCompleted(Single):
@@ -148,6 +156,7 @@ def test_a_generator_that_keeps_the_contract_passes(generator: Single) -> None:
         (TrainsOnTools(), "policy's own tokens", "loss_mask 0 on every other token"),
         (NoVersions(), "policy's own tokens", "how stale the sample is"),
         (Greedy(), "no more tokens than allowed", "asked for 4096 tokens"),
+        (ShortColumn(), "finished samples for a pending one", "expected one for each of its 12 response tokens"),
         (AlwaysCompleted(), "cut at its limit as TRUNCATED", "returned status COMPLETED"),
         (AlwaysCompleted(), "that the engine aborted", "expected ABORTED"),
         (Swallows(), "passes on errors of the engines", "swallowed EngineError"),
