@@ -50,6 +50,7 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_rank.py",
                 "tests/train/test_reference.py",
                 "tests/train/test_critic_checkpoint.py",
+                "tests/train/test_offload.py",
             ),
             ("tests/oracles",),
             ("tests/train/test_layouts.py", "tests/train/test_families.py"),
