@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
@@ -100,6 +102,31 @@ def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         pass
 
 
+_WHERE = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_kernels_are_in_no_folder_that_another_user_could_have_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: Literal["cpu", "cuda"]
+) -> None:
+    """Torch runs what it finds there."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ray_session_module, "_start", lambda *_: None)
+    with ray_session(RunConfig(cluster=ClusterOptions(device=device))):
+        asked = subprocess.run([sys.executable, "-c", _WHERE], capture_output=True, text=True, check=True)
+        folder, temporary = Path(asked.stdout.strip()), Path(os.environ.get("TMPDIR", "/tmp"))
+    if device == "cuda":
+        assert folder == tmp_path / "slime" / "kernels"
+        assert folder.stat().st_mode & 0o077 == 0
+    else:
+        assert folder.parent == temporary and temporary.parent.name.startswith("slime-ray-")
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    with ray_session(RunConfig(cluster=ClusterOptions(device=device))):
+        assert Path(os.environ["TMPDIR"]).parent.name.startswith("slime-ray-")
+
+
 @pytest.mark.parametrize("folder", ["short", "too-long-for-the-sockets-that-engines-have-in-their-temporary-folders"])
 def test_what_killed_processes_leave_in_their_temporary_folder_goes_with_the_run(
     monkeypatch: pytest.MonkeyPatch, folder: str
@@ -108,6 +135,7 @@ def test_what_killed_processes_leave_in_their_temporary_folder_goes_with_the_run
         root = Path(base, folder)
         root.mkdir()
         monkeypatch.setenv("TMPDIR", str(root))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(Path(base, "cache")))
         monkeypatch.setattr("tempfile.tempdir", None)
         monkeypatch.setattr(ray_session_module, "_start", lambda *_: None)
         with ray_session(RunConfig(cluster=ClusterOptions(device="cpu"))):

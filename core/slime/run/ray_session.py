@@ -42,6 +42,8 @@ _FOLDER = "slime-ray-"
 _NEEDED = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
 #: characters of a TMPDIR in which a run gets a folder: engines have sockets there, whose paths are limited to 107
 _LONGEST_TMPDIR = 45
+#: where torch puts compiled kernels
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 #: a cluster that does not answer at all is given up after this long
 _REACH_S = 5.0
 _HARMLESS_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
@@ -75,12 +77,28 @@ def ray_session(config: RunConfig) -> Iterator[None]:
             yield
         return
     root = tempfile.gettempdir()
-    # On a GPU host the temporary folder also holds compiled kernels worth keeping.
-    kept = config.on_gpu or len(root) > _LONGEST_TMPDIR
-    scratch = nullcontext() if kept else own_folder(Path(root))
-    with own_folder(_ray_root()) as folder, scratch as temporary, _own_settings(temporary), _leaving():
+    # On a GPU host it also holds what other libraries have compiled, which is worth keeping.
+    shared = config.on_gpu or len(root) > _LONGEST_TMPDIR
+    kernels = _kernels() if shared else None
+    scratch = own_folder(Path(root)) if kernels is None else nullcontext()
+    with own_folder(_ray_root()) as folder, scratch as temporary, _own_settings(temporary, kernels), _leaving():
         _start(config, folder)
         yield
+
+
+def _kernels() -> Path | None:
+    """A folder of this user's for the kernels that torch compiles; None if there is no home to write to.
+
+    Torch's default is a folder of a known name in the temporary folder, without a look at whose it is: another user of
+    the machine could make it first, and put code there that runs as this one.
+    """
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = Path(os.environ.get(_KERNELS) or cache / "slime" / "kernels")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder
 
 
 def _ray_root() -> Path:
@@ -160,13 +178,16 @@ def _loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _own_settings(temporary: Path | None) -> Iterator[None]:
+def _own_settings(temporary: Path | None, kernels: Path | None) -> Iterator[None]:
     """In the body, Ray's settings are those of a run on one machine, whatever the user set for other clusters.
 
-    `temporary`: the run's processes put their temporary files here. They are killed in the end, and libraries, wandb
-    for example, would leave some.
+    Args:
+        temporary: Where the run's processes put their temporary files. They are killed in the end, and libraries, wandb
+            for example, would leave some.
+        kernels: Where they put compiled kernels instead.
     """
-    own = {} if temporary is None else {"TMPDIR": str(temporary)}
+    folders = {"TMPDIR": temporary, _KERNELS: kernels}
+    own = {name: str(folder) for name, folder in folders.items() if folder is not None}
     own |= {
         # Ray's processes demand this token of each other. They get it in their environment, which only this user can
         # read.
