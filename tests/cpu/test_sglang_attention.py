@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from slime.cpu import sglang_attention
-from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
+from slime.cpu.sglang_attention import Places, Running, batched_decode, batched_extend
 from slime.cpu.sglang_patches import padded
 
 HEADS, KV_HEADS, HEAD = 4, 2, 8
@@ -49,6 +49,10 @@ class Cache:
         return self.keys, self.values, self.req_to_token, self.req_pool_indices, self.seq_lens
 
 
+def decoder(running: Running | None = None, *, exact: bool = True, instead: Any = None) -> Callable[..., Tensor]:
+    return batched_decode(instead or refuse, Places(), running or Running(), exact=lambda: exact)
+
+
 def refuse(*_args: Any, **_kwargs: Any) -> Tensor:
     pytest.fail("fell back to one call per sequence")
 
@@ -57,7 +61,7 @@ def test_decoding_ragged_sequences() -> None:
     cache = Cache.of([5, 1, 17, 9])
     query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     output = torch.empty_like(query)
-    batched_decode(refuse, Places())(None, query, output, *cache.arguments(), scaling=0.3, enable_gqa=True)
+    decoder()(None, query, output, *cache.arguments(), scaling=0.3, enable_gqa=True)
     for i in range(4):
         keys, values = cache.sequence(i)
         alone = scaled_dot_product_attention(query[i, :, None], keys, values, scale=0.3, enable_gqa=True)[:, 0]
@@ -90,7 +94,7 @@ def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
 
 def test_layers_share_the_places_until_the_next_forward_pass() -> None:
     places = Places()
-    decoding = batched_decode(refuse, places)
+    decoding = batched_decode(refuse, places, Running(), exact=lambda: True)
     before, after = Cache.of([5, 1, 17, 9]), Cache.of([6, 2, 18, 10])
     query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
 
@@ -102,7 +106,7 @@ def test_layers_share_the_places_until_the_next_forward_pass() -> None:
     first = layer(before)
     assert torch.equal(layer(before, torch.zeros_like(before.req_to_token)), first)  # the table is not read again
     places.forget()
-    alone = batched_decode(refuse, Places())(None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True)
+    alone = decoder()(None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True)
     assert torch.equal(layer(after), alone)
 
 
@@ -117,9 +121,7 @@ class Recorder:
 
 def decode(cache: Cache, fallback: Callable[..., Tensor], **options: Any) -> None:
     query = torch.randn(len(cache.seq_lens), HEADS, HEAD)
-    batched_decode(fallback, Places())(
-        None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options
-    )
+    decoder(instead=fallback)(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True, **options)
 
 
 def extend(cache: Cache, fallback: Callable[..., Tensor], *, exact: bool = False, **options: Any) -> None:
@@ -161,20 +163,61 @@ def test_exact_prompts_use_the_original() -> None:
     assert original.calls == 1
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("most_kept", [2**28, 0])
+def test_keys_kept_from_pass_to_pass_are_those_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, exact: bool, most_kept: int
+) -> None:
+    """Many tokens are decoded; sequences end, come and are computed anew meanwhile, also at the places of others."""
+    monkeypatch.setattr(sglang_attention, "_MAX_KEPT", most_kept)
+    generator = torch.Generator().manual_seed(2)
+    lengths = [3, 60, 31, 14]
+    table = torch.arange(1, 8 * 256 + 1, dtype=torch.int32).view(8, 256)
+    layers = [[torch.randn(8 * 256 + 1, KV_HEADS, HEAD, generator=generator) for _ in "kv"] for _ in range(2)]
+    rows, running = torch.tensor([6, 1, 4, 3]), Running()
+    for step in range(120):
+        if step in (40, 41, 90):  # a prompt is computed, at a row that was another's, and whatever it wrote to is new
+            rows, lengths = (rows.roll(1), lengths[-1:] + lengths[:-1]) if step != 90 else (rows[:3], lengths[:3])
+            running.begin(decoding=False)
+            for keys, values in layers:
+                keys.add_(1.0)
+                values.add_(1.0)
+        if step == 70:  # one has ended
+            rows, lengths = rows[1:], lengths[1:]
+        lengths = [length + 1 for length in lengths]
+        here = torch.tensor(lengths)
+        running.begin(decoding=True)
+        for keys, values in layers:
+            for row, length in zip(rows.tolist(), lengths, strict=True):  # the new token
+                slot = int(table[row, length - 1])
+                keys[slot], values[slot] = (torch.randn(KV_HEADS, HEAD, generator=generator) for _ in "kv")
+            query = torch.randn(len(lengths), HEADS, HEAD, generator=generator)
+            arguments = query, keys, values, table, rows, here
+            kept, fresh = (
+                decoder(one, exact=exact)(None, arguments[0], torch.empty_like(query), *arguments[1:], enable_gqa=True)
+                for one in (running, Running())
+            )
+            assert torch.equal(kept, fresh), step
+            for i, (row, length) in enumerate(zip(rows.tolist(), lengths, strict=True)):
+                of = table[row, :length].long()
+                expected = scaled_dot_product_attention(
+                    query[i][:, None], keys[of].transpose(0, 1), values[of].transpose(0, 1), enable_gqa=True
+                )
+                assert torch.allclose(kept[i], expected[:, 0], atol=1e-5), step
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_decoding_gives_a_sequence_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     lengths = [1, 7, 15, 16, 17, 40, 200, 513]
     cache = Cache.of(lengths)
     query = torch.randn(len(lengths), HEADS, HEAD, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(sglang_attention, "_MAX_GATHERED", at_once * 528 * KV_HEADS * HEAD)
-    together = batched_decode(refuse, Places())(
-        None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True
-    )
+    together = decoder()(None, query, torch.empty_like(query), *cache.arguments(), enable_gqa=True)
     for i in range(len(lengths)):
         rows = cache.req_pool_indices[i : i + 1], cache.seq_lens[i : i + 1]
         arguments = cache.keys, cache.values, cache.req_to_token, *rows
         mine = query[i : i + 1]
-        alone = batched_decode(refuse, Places())(None, mine, torch.empty_like(mine), *arguments, enable_gqa=True)
+        alone = decoder()(None, mine, torch.empty_like(mine), *arguments, enable_gqa=True)
         assert torch.equal(together[i], alone[0]), lengths[i]
 
 

@@ -4,8 +4,9 @@ Sequences of a batch are padded to the longest, and the padding is masked. Each 
 the backend's own, which it still uses for cases that padding does not cover (cross attention, sliding
 windows) or where it would waste too much (very different lengths).
 
-With one thread, decoding gives a sequence the same bits whatever is in its batch, and so do prompts if each is computed
-by itself. Several threads divide a batch between them, and round differently for another number of sequences.
+Where it is asked for, and with one thread, decoding gives a sequence the same bits whatever is in its batch, and so do
+prompts if each is computed by itself. Several threads divide a batch between them, and round differently for another
+number of sequences.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _MAX_PAIRS = 2**23
 _MAX_WASTE = 2.0
 #: keys (or values) gathered for one call may have this many elements (256 MiB in float32)
 _MAX_GATHERED = 2**26
+#: keys and values of running sequences are kept up to this many elements, over all layers (1 GiB in float32)
+_MAX_KEPT = 2**28
+#: and get this much room to grow, in tokens
+_ROOM = 64
 #: the keys of a decoding batch are padded to a multiple of this; a sum over another number of keys is rounded otherwise
 _KEYS = 16
 
@@ -56,16 +61,89 @@ class Places:
         return known
 
 
+class Running:
+    """Keys and values of the sequences that are being decoded, layer by layer, as attention reads them.
+
+    Gathering them from the cache takes longer than attention, and from one decoding pass to the next only one position
+    of each sequence is new. They are gathered again if the batch is another one, or if another pass, which may write to
+    the cache, came between.
+    """
+
+    def __init__(self) -> None:
+        #: of this forward pass; the next number means that the layers of the last one are up to date
+        self._pass = 0
+        self._seen = False
+        self._rows = self._lengths = torch.empty(0)
+        self._room = 0
+        #: address of a layer's keys in the cache -> the pass, keys and values [B, heads, room, head]
+        self._layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._held = 0
+
+    def begin(self, *, decoding: bool) -> None:
+        """A forward pass begins."""
+        self._pass += 1 if decoding else 2
+        self._seen = False
+
+    def of(
+        self, k_cache: Tensor, v_cache: Tensor, slots: Tensor, rows: Tensor, lengths: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, S, head] at `slots` [B, S], of sequences that have these rows and lengths."""
+        if not self._seen:
+            self._look_at(slots.shape[1], rows, lengths)
+        longest, address = slots.shape[1], k_cache.data_ptr()
+        kept = self._layers.get(address)
+        if kept is not None and kept[0] == self._pass - 1:
+            _, keys, values = kept
+            last = lengths.long() - 1
+            newest = slots.gather(1, last[:, None])[:, 0]
+            every = torch.arange(len(last))
+            keys[every, :, last] = k_cache.index_select(0, newest).to(dtype)
+            values[every, :, last] = v_cache.index_select(0, newest).to(dtype)
+            self._layers[address] = self._pass, keys, values
+            return keys[:, :, :longest], values[:, :, :longest]
+        gathered = _gather_cache(k_cache, slots, dtype), _gather_cache(v_cache, slots, dtype)
+        # Room that was never used is zero, because what is masked is still multiplied, by zero.
+        needed = sum(one.numel() for one in gathered) * self._room // longest
+        if self._held + needed > _MAX_KEPT:
+            return gathered
+        self._held += needed
+        keys, values = (one.new_zeros((*one.shape[:2], self._room, one.shape[3])) for one in gathered)
+        keys[:, :, :longest], values[:, :, :longest] = gathered
+        self._layers[address] = self._pass, keys, values
+        return keys[:, :, :longest], values[:, :, :longest]
+
+    def _look_at(self, longest: int, rows: Tensor, lengths: Tensor) -> None:
+        """Decide at the first layer of a pass whether the layers of the last one can be used."""
+        self._seen = True
+        same = torch.equal(self._rows, rows) and torch.equal(self._lengths + 1, lengths) and longest <= self._room
+        if not same:
+            self._pass += 1
+        if not same or all(one[0] < self._pass - 1 for one in self._layers.values()):
+            self._layers.clear()
+            self._held, self._room = 0, longest + _ROOM
+        self._rows, self._lengths = rows.clone(), lengths.clone()
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, valid: Tensor, scaling: float | None) -> Tensor:
+    """Attention of queries [B, heads, head] to keys [B, key heads, S, head]: faster than torch's for one query each."""
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[2]) * (scaling or query.shape[2] ** -0.5)
+    scores = torch.matmul(grouped, keys.transpose(-1, -2)).masked_fill_(~valid[:, None, None], -torch.inf)
+    return torch.matmul(scores.softmax(-1), values).flatten(1, 2)
+
+
 def _gather_cache(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, heads, S, head] from a cache [slots, heads, head] and `slots` [B, S]."""
     # `cache[slots]` gives the same, and takes longer.
     return cache.index_select(0, slots.flatten()).view(*slots.shape, *cache.shape[1:]).transpose(1, 2).to(dtype)
 
 
-def batched_decode(one_by_one: Callable[..., Tensor], places: Places) -> Callable[..., Tensor]:
+def batched_decode(
+    one_by_one: Callable[..., Tensor], places: Places, running: Running, *, exact: Callable[[], bool]
+) -> Callable[..., Tensor]:
     """The backend's decode (one new token for each of B sequences) in one attention call.
 
-    `places` is told when a forward pass begins.
+    `places` and `running` are told when a forward pass begins. `exact`: whether a sequence's bits must not depend on
+    the others of its batch.
     """
 
     def decode(
@@ -93,8 +171,14 @@ def batched_decode(one_by_one: Callable[..., Tensor], places: Places) -> Callabl
         at_once = max(1, _MAX_GATHERED // (longest * k_cache.shape[1:].numel()))
         for part in map(slice, range(0, len(seq_lens), at_once), range(at_once, len(seq_lens) + at_once, at_once)):
             valid, slots = places.of(part, req_to_token, req_pool_indices, seq_lens, longest)
-            keys = _gather_cache(k_cache, slots, query.dtype)
-            values = _gather_cache(v_cache, slots, query.dtype)
+            if at_once >= len(seq_lens):
+                keys, values = running.of(k_cache, v_cache, slots, req_pool_indices, seq_lens, query.dtype)
+            else:
+                keys = _gather_cache(k_cache, slots, query.dtype)
+                values = _gather_cache(v_cache, slots, query.dtype)
+            if query.dtype == torch.float32 and not exact():
+                output[part] = _attend(query[part], keys, values, valid, scaling)
+                continue
             attended = scaled_dot_product_attention(
                 query[part, :, None],
                 keys,

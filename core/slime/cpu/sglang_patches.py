@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.cpu.sglang_attention import Places, batched_decode, batched_extend
+from slime.cpu.sglang_attention import Places, Running, batched_decode, batched_extend
 from slime.cpu.sglang_memory import open_shared_weights, release_memory_for_real
 from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
@@ -97,21 +97,21 @@ def batch_attention() -> None:
     left to the original."""
     module = importlib.import_module("sglang.srt.layers.attention.torch_native_backend")
     backend = module.TorchNativeAttnBackend
-    places, begin = Places(), backend.init_forward_metadata
+    places, running, begin = Places(), Running(), backend.init_forward_metadata
+    context = importlib.import_module("sglang.srt.runtime_context")
+
+    def exact() -> bool:
+        """Who turns the prefix cache off wants a request's numbers to depend on nothing else."""
+        return bool(context.get_server_args().disable_radix_cache)
 
     def init_forward_metadata(self: Any, forward_batch: Any) -> Any:
         places.forget()
+        running.begin(decoding=forward_batch.forward_mode.is_decode())
         return begin(self, forward_batch)
 
     backend.init_forward_metadata = init_forward_metadata
-    backend._run_sdpa_forward_decode = batched_decode(backend._run_sdpa_forward_decode, places)
-    context = importlib.import_module("sglang.srt.runtime_context")
-    backend._run_sdpa_forward_extend = batched_extend(
-        backend._run_sdpa_forward_extend,
-        places,
-        # Who turns the prefix cache off wants a prompt's numbers to depend on nothing else.
-        exact=lambda: bool(context.get_server_args().disable_radix_cache),
-    )
+    backend._run_sdpa_forward_decode = batched_decode(backend._run_sdpa_forward_decode, places, running, exact=exact)
+    backend._run_sdpa_forward_extend = batched_extend(backend._run_sdpa_forward_extend, places, exact=exact)
 
 
 def sleep_while_paused() -> None:
