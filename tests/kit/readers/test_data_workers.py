@@ -19,6 +19,7 @@ from tests.support.prompt_files import Letters, draw, feed, numbered, write_rows
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.errors import DataError
+from slime.kit.readers.feed import order
 from slime.kit.readers.feed.work import BlocksJob, Work
 from slime.kit.readers.feed.workers import Workers
 from slime.kit.readers.light_tokenizer import LightTokenizer, lightest
@@ -66,7 +67,10 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_error_for_a_dead_worker_names_the_rows_it_was_reading(tmp_path: Path, streaming: bool) -> None:
+def test_the_error_for_a_dead_worker_names_the_rows_it_was_reading(
+    tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "FOR_WORKERS", 1)  # several jobs
     path = write_rows(tmp_path, "jsonl", numbered(650))
     lines = r"650 rows from \S+:1 to \S+:650" if streaming else r"138 rows from \S+p\.jsonl:513 to \S+p\.jsonl:650"
     message = rf"its worker process was killed by SIGKILL. It read .*{lines}"

@@ -16,7 +16,9 @@ from tests.support.prompt_files import FORMATS, Letters, draw, feed, numbered, p
 from slime.errors import CheckpointError, DataError
 from slime.kit.readers import json_lines
 from slime.kit.readers.feed import order
-from slime.kit.readers.rows import Columns
+from slime.kit.readers.feed.work import LoadedRow, pack, unpack
+from slime.kit.readers.reader import BadRow
+from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.tokenize import PromptFormat
 
 
@@ -307,3 +309,32 @@ def test_a_template_that_ignores_tools_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"p\.jsonl:1: the row has tools, and the chat template .* does not use them"):
         source.next()
+
+
+def test_a_position_saved_with_workers_is_that_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get jobs of more rows, which no position depends on."""
+    monkeypatch.setattr(order, "CHUNK", 3)
+    paths_of = paths(folder, "jsonl")
+    with closing(feed(*paths_of, shuffle_seed=5, **TOLERANT)) as alone:
+        for drawn in (0, 5, 11, 12, 13, 70):
+            with closing(feed(*paths_of, shuffle_seed=5, workers=1, **TOLERANT)) as helped:
+                draw(helped, drawn)
+                alone.load_state_dict(helped.state_dict())
+                assert alone.state_dict() == helped.state_dict()
+                assert draw(alone, 30) == draw(helped, 30)
+
+
+def test_rows_come_back_from_a_worker_as_they_were() -> None:
+    tools = [{"name": "t"}]
+    rows = [
+        LoadedRow(0, 10, PromptRow("a", "1", {"k": [1]}, "", None, [1, 2, 3])),
+        LoadedRow(0, 20, BadRow("is bad", overlong=True)),
+        LoadedRow(1, 2**40, PromptRow([{"role": "user", "content": "é"}], None, {"tools": tools}, "", tools, [])),
+        LoadedRow(1, 0, BadRow("is worse")),
+    ]
+    assert unpack(pack(rows)) == rows
+    for one in rows:
+        if isinstance(one.row, PromptRow):
+            one.row.tokens = None  # there is no tokenizer
+    assert unpack(pack(rows)) == rows
+    assert unpack(pack([])) == []

@@ -247,7 +247,8 @@ class PromptFeed:
             if options.streaming:
                 order = BlockOrder(readers, part, seed)
             else:
-                order = RowOrder([file.positions for file in self.files], part, seed)
+                positions = [file.positions for file in self.files]
+                order = RowOrder(positions, part, seed, workers=options.workers > 0)
             name = ", ".join(str(sources[n]) for n in part)
             self._streams.append(Stream(name, order, self.performer, readers, options))
         #: the exact proportions of the weights, as integers

@@ -14,6 +14,9 @@ from slime.kit.readers.reader import Reader
 
 #: rows per job
 CHUNK = 256
+#: jobs' worth of rows per job of a data worker. In this process a job stops everything else, so it is small; handing
+#: one to a worker costs some of this process's time, as much as a few hundred short rows
+FOR_WORKERS = 4
 #: number of blocks whose rows are shuffled together
 WINDOW = 16
 
@@ -57,25 +60,29 @@ class RowOrder(Numbering):
     #: unit of `size`
     unit = "rows"
 
-    def __init__(self, positions: Sequence[Sequence[int]], part: range, seed: str | None) -> None:
+    def __init__(
+        self, positions: Sequence[Sequence[int]], part: range, seed: str | None, *, workers: bool = False
+    ) -> None:
         """Initialize.
 
         Args:
             positions: The rows' positions in each of the run's files.
             part: The files to use.
             seed: Seed of the shuffle; None: file order.
+            workers: Whether data workers perform the jobs.
         """
         super().__init__([len(rows) for rows in positions], part, seed)
         self._positions = positions
+        self._chunk = CHUNK * (FOR_WORKERS if workers else 1)
 
     def jobs(self, epoch: int) -> int:  # noqa: ARG002 - the same in every epoch
         """Number of jobs in an epoch."""
-        return -(-self.size // CHUNK)
+        return -(-self.size // self._chunk)
 
     def job(self, epoch: int, number: int) -> Job:
         """Job `number` of an epoch."""
         files, positions = array("H"), array("q")
-        for row in self._numbers(epoch)[number * CHUNK : (number + 1) * CHUNK]:
+        for row in self._numbers(epoch)[number * self._chunk : (number + 1) * self._chunk]:
             file, index = self._locate(row)
             files.append(file)
             positions.append(self._positions[file][index])
@@ -83,11 +90,11 @@ class RowOrder(Numbering):
 
     def position(self, job: int, offset: int) -> int:
         """The position `offset` rows into a job, as checkpoints save it."""
-        return job * CHUNK + offset
+        return job * self._chunk + offset
 
     def find(self, position: int) -> tuple[int, int]:
         """The job and the offset of a position."""
-        return divmod(position, CHUNK)
+        return divmod(position, self._chunk)
 
 
 class BlockOrder(Numbering):

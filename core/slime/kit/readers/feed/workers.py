@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.errors import DataError, SlimeError
 from slime.kit.processes import Call, WorkerPool
-from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe
+from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe, pack, unpack
 
 #: seconds a job may take, and a worker to start
 DEADLINE_S = 600.0
@@ -91,8 +91,7 @@ class Workers:
                     f"a data worker failed: {error}. It read {describe(job, self._readers)}."
                     " --num-data-workers 0 reads in the rollout process itself"
                 ) from None
-            rows: list[LoadedRow] = pickle.loads(content)
-            return rows
+            return unpack(content)
 
         return answer
 
@@ -119,4 +118,4 @@ def import_only() -> None:
 def build_handler(_prepared: None, packed: bytes) -> Callable[[bytes], bytes]:
     """The function that answers a pickled job with its pickled rows."""
     work: Work = pickle.loads(packed)
-    return lambda job: pickle.dumps(work.perform(pickle.loads(job)), protocol=5)
+    return lambda job: pack(work.perform(pickle.loads(job)))
