@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from operator import itemgetter
+from typing import TypeAlias
 
 from slime.rollout.failures import cancel
 from slime.rollout.pipeline import GroupProgress, Pipeline
@@ -30,6 +31,13 @@ class OpenBatch:
         self._pipeline = pipeline
         self._context = context
         self._groups: dict[asyncio.Task[Group | None], GroupProgress] = {}
+        #: those of the tasks that have ended, with their place in the order of starts. Kept, rather than looked for,
+        #: because a batch may have tens of thousands.
+        self._ended: list[tuple[int, asyncio.Task[Group | None]]] = []
+        self._failed = False
+        self._started = 0
+        #: done when a group ends, or `wait` has its turn
+        self._news: asyncio.Future[None] | None = None
         #: samples whose generation was stopped earlier and continued for this batch
         self.resumed = 0
 
@@ -45,25 +53,56 @@ class OpenBatch:
         self._context.total += len(samples)
         for group in groups:
             progress = GroupProgress.of(group)
-            self._groups[asyncio.ensure_future(self._pipeline.finish_group(progress, self._context))] = progress
+            task = asyncio.ensure_future(self._finish(progress, self._started))
+            self._groups[task] = progress
+            task.add_done_callback(self._wake)
+            self._started += 1
+
+    async def _finish(self, progress: GroupProgress, place: int) -> Group | None:
+        try:
+            return await self._pipeline.finish_group(progress, self._context)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            task: asyncio.Task[Group | None] | None = asyncio.current_task()
+            if task in self._groups:
+                self._ended.append((place, task))
+
+    def _wake(self, _: object = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     async def wait(self, turn: asyncio.Future[None], *, for_all: bool) -> None:
         """Wait until a group has finished or `turn` is done. Returns at once if there is nothing to wait for.
 
         With `for_all`, wait until all groups have finished or one has failed; if there are none, for `turn`.
         """
-        awaited: set[asyncio.Future[Any]] = {*self._groups}
-        if not turn.done() and not (for_all and awaited):
-            awaited.add(turn)
-        if awaited:
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION if for_all else asyncio.FIRST_COMPLETED)
+        in_turn = turn.done()
+        if not in_turn:
+            turn.add_done_callback(self._wake)
+        try:
+            while not self._has_news(turn, in_turn, for_all=for_all):
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
+        finally:
+            turn.remove_done_callback(self._wake)
+
+    def _has_news(self, turn: asyncio.Future[None], in_turn: bool, *, for_all: bool) -> bool:
+        """Whether `wait` is over; `in_turn`: `turn` was done when it began."""
+        if not self._groups:
+            return turn.done()
+        if for_all:
+            return self._failed or len(self._ended) == len(self._groups)
+        return bool(self._ended) or (turn.done() and not in_turn)
 
     def finished(self) -> list[Group]:
         """The groups that finished since the last call, in the order in which they were started.
 
         Raises the first error of any group, such as `EngineError` if the engines are gone.
         """
-        done = [task for task in self._groups if task.done()]
+        ended, self._ended = sorted(self._ended, key=itemgetter(0)), []
+        done = [task for _, task in ended if task in self._groups]
         groups = [task.result() for task in done]
         for task in done:
             del self._groups[task]
@@ -90,6 +129,7 @@ class OpenBatch:
         await cancel(self._groups)
         unfinished = {task: progress for task, progress in self._groups.items() if _is_unfinished(task)}
         self._groups = {task: progress for task, progress in self._groups.items() if task not in unfinished}
+        self._ended = [(place, task) for place, task in self._ended if task in self._groups]
         return self.finished(), {
             progress.group.index: _kept(progress) if keep else [None] * len(progress.produced)
             for progress in unfinished.values()
@@ -98,8 +138,8 @@ class OpenBatch:
     async def close(self) -> None:
         """Cancel all remaining groups."""
         self._context.stopping = True
-        await cancel(self._groups)
-        self._groups = {}
+        groups, self._groups = self._groups, {}
+        await cancel(groups)
 
     async def _settle(self) -> None:
         """Repeat aborts until no generator is running, at most for `STOP_TIMEOUT_S`."""
