@@ -14,7 +14,7 @@ from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy
 from slime.run.rollout_part import read_rollout_part
-from slime.run.rollout_process import RolloutProcess
+from slime.run.rollout_process import RolloutProcess, RunPolicy
 from slime.types import Group, Sample
 
 SAMPLING = SamplingParams(max_new_tokens=4)
@@ -154,7 +154,7 @@ def test_the_rollout_part_of_a_checkpoint_is_written_and_read(
 def test_requests_that_are_aborted_while_no_engine_is_there_return(manager: Manager) -> None:
     client = HttpPolicyClient("http://127.0.0.1:1", timeout_s=600)
     policy = RepeatingPolicy(client, limit_s=600)
-    process = RolloutProcess(manager, client, None, policy)  # type: ignore[arg-type]  # the fake of the manager
+    process = RolloutProcess(manager, RunPolicy(client, policy))  # type: ignore[arg-type]  # the fake of the manager
 
     async def all_aborted() -> set[str]:
         await process.connect("http://127.0.0.1:1", [])

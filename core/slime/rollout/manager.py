@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slime.config.eval_sets import eval_sets
 from slime.data import TrainBatch
 from slime.engine.client import FairSlots
 from slime.errors import DiskFullError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.data.token_log import LoggedTokens
     from slime.plugins.plugin_set import PluginSet
+    from slime.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class RolloutManager:
         engine_url: str | None = None,
         engine_key: str | None = None,
         evaluates_only: bool = False,
+        workers: RolloutWorkers | None = None,
     ) -> None:
         """Build the components and read the evaluation sets.
 
@@ -69,6 +72,8 @@ class RolloutManager:
             engine_url: Address of the run's engines, for components that call them directly.
             engine_key: What such components must present to them.
             evaluates_only: Build no data source; only `evaluate` will be called.
+            workers: Processes that generate and score training samples, which this process starts and closes; None:
+                this process does. Evaluations are generated in this process.
 
         Raises:
             PluginError: If a component cannot be built.
@@ -76,6 +81,7 @@ class RolloutManager:
         """
         self._config = config
         self._run_dir = run_dir
+        self._workers = workers
         self._build = ComponentBuilder(
             config,
             plugins,
@@ -130,6 +136,7 @@ class RolloutManager:
             keep_aborted=rollout.partial_rollout,
             mask_kept=rollout.mask_offpolicy_in_partial_rollout,
             ages=self._ages,
+            in_workers=None if self._workers is None else self._workers.open,
         )
 
     async def start(self) -> None:
@@ -138,13 +145,16 @@ class RolloutManager:
         Raises `SlimeError` if a reward cannot be built.
         """
         self._stall_watch.start()
-        await all_or_first_error(scorer.start() for scorer in self._build.scorers)
+        score_here = self._workers is None or eval_sets(self._config)
+        starting = [scorer.start() for scorer in self._build.scorers] if score_here else []
+        await all_or_first_error(starting if self._workers is None else [*starting, self._workers.start()])
 
     async def close(self) -> None:
         """Stop everything that `start` and the components started."""
         self._stall_watch.close()
         generators = (generator.close() for generator in self._build.generators)
-        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers))
+        workers = [] if self._workers is None else [self._workers.close()]
+        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers), *workers)
         if not self._evaluates_only:
             self._source.close()
 
@@ -163,6 +173,7 @@ class RolloutManager:
             rollout = await self._collector.collect(number)
         self._source.generated(rollout.generated)
         seconds = time.monotonic() - started
+        report = self._pipeline.report() if self._workers is None else await self._workers.report()
         tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
         rollout.metrics |= {
             **rollout_metrics(rollout.groups),
@@ -170,8 +181,7 @@ class RolloutManager:
             **self._ages.metrics(rollout.groups, number, histogram=self._config.may_be_stale),
             **self._ledger.metrics(),
             **self._source.metrics(),
-            **self._pipeline.generator.metrics(),
-            **({} if self._pipeline.scorer is None else self._pipeline.scorer.metrics()),
+            **report.metrics,
             "time/generate": seconds,
             "rollout/tokens": float(tokens),
             "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
@@ -180,15 +190,13 @@ class RolloutManager:
             rollout.metrics["time/engines_idle"] = idle
         rollout.examples = examples_of(rollout.groups, number)
         rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
-        rollout.tracebacks = self._pipeline.generator.tracebacks()
-        if self._pipeline.scorer is not None:
-            rollout.tracebacks += self._pipeline.scorer.tracebacks()
+        rollout.tracebacks = report.tracebacks
         if self._config.run.deterministic:
             rollout.metrics |= self._metrics.get(number, {})
             self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not depends_on_time(name)}
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
-        rollout.findings = self._build.passive.rollout_done()
+        rollout.findings = [*report.findings, *self._build.passive.rollout_done()]
         await self._finish(rollout)
         return rollout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -14,11 +15,15 @@ from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import CheckpointError, SlimeError, one_line
+from slime.kit.processes import Call
 from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
+from slime.rollout.policy_session import AbortablePolicy
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
+from slime.rollout.worker import WorkerJob
+from slime.rollout.workers import RolloutWorkers
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
@@ -28,6 +33,72 @@ from slime.weights.hf_config import read_tokenizer
 _NOT_CONNECTED = "http://engines-still-starting.invalid"
 #: maximum requests in flight, relative to what the engines run at once: the surplus keeps them busy between requests
 _IN_FLIGHT = 1.25
+
+
+class RunPolicy:
+    """The engines, as a process of the run that generates sees them."""
+
+    def __init__(self, client: HttpPolicyClient, repeating: RepeatingPolicy | None = None, *, share: int = 1) -> None:
+        """
+        Args:
+            client: Asks the engines.
+            repeating: Asks them again where they fail, if they are restarted.
+            share: Processes that share the run's requests.
+        """
+        self._client, self._repeating, self._share = client, repeating, share
+
+    @classmethod
+    def of(cls, config: RunConfig, keys: EngineKeys, *, share: int = 1, evaluates_only: bool = False) -> RunPolicy:
+        """That of a run, not connected yet; `evaluates_only`: no trainer sends the engines weights."""
+        model = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))
+        client = HttpPolicyClient(
+            _NOT_CONNECTED,
+            keys,
+            timeout_s=config.rollout.rollout_timeout_s,
+            concurrency=-(-config.rollout.rollout_concurrency // share),
+            vocab_size=model["vocab_size"],
+            routed_layers=model["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
+            # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
+            # first must be decided by their own requests.
+            together=config.restarts_engines and not config.aborts_surplus,
+            # The router does not say which engine has a request: each of them would get each of the aborts.
+            direct=config.restarts_engines and config.aborts_surplus,
+        )
+        if not config.restarts_engines:
+            return cls(client, share=share)
+        repeating = RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only)
+        return cls(client, repeating, share=share)
+
+    @property
+    def policy(self) -> AbortablePolicy:
+        """What generators ask."""
+        return self._repeating or self._client
+
+    def connect(self, router_url: str, engine_urls: list[str], capacity: int) -> int:
+        """See `RolloutProcess.connect`; `capacity` is what all engines together run at once."""
+        self._client.connect(router_url, engine_urls)
+        # Never none: a request that is aborted while it waits for its turn returns when that comes.
+        self._client.limit(max(1, -(-int(capacity * _IN_FLIGHT) // self._share)))
+        return 0 if self._repeating is None else self._repeating.connected()
+
+    def garbling(self) -> list[str]:
+        """URLs of the engines that answer requests with something else than a response."""
+        return [] if self._repeating is None else self._repeating.garbling()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+
+def policy_of_worker(config: RunConfig, keys: EngineKeys | None) -> RunPolicy | None:
+    """In a rollout worker: its share of the engines; None if the run has none."""
+    return None if keys is None else RunPolicy.of(config, keys, share=config.rollout.num_rollout_workers)
+
+
+def tokenizer_of(config: RunConfig) -> Any:
+    """The tokenizer of the run's model."""
+    model = Path(str(config.checkpoint.hf_checkpoint))
+    return read_tokenizer(model, trust_remote_code=config.checkpoint.trust_remote_code)
 
 
 async def build_rollout_process(
@@ -49,39 +120,34 @@ async def build_rollout_process(
         evaluates_only: Whether the run only evaluates, and needs no data source.
     """
     plugins = load_same_plugins(config, fingerprint)
-    model = Path(str(config.checkpoint.hf_checkpoint))
-    tokenizer = read_tokenizer(model, trust_remote_code=config.checkpoint.trust_remote_code)
-    client = None
-    if engine_url is not None:
-        description = read_hf_config(model)
-        client = HttpPolicyClient(
-            _NOT_CONNECTED,
-            keys,
-            timeout_s=config.rollout.rollout_timeout_s,
-            concurrency=config.rollout.rollout_concurrency,
-            vocab_size=description["vocab_size"],
-            routed_layers=description["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
-            # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
-            # first must be decided by their own requests.
-            together=config.restarts_engines and not config.aborts_surplus,
-            # The router does not say which engine has a request: each of them would get each of the aborts.
-            direct=config.restarts_engines and config.aborts_surplus,
+    policy = None if engine_url is None else RunPolicy.of(config, keys, evaluates_only=evaluates_only)
+    workers = None
+    if config.rollout.num_rollout_workers > 1 and not evaluates_only:
+        workers = RolloutWorkers(
+            WorkerJob(
+                config,
+                run_dir,
+                config.rollout.num_rollout_workers,
+                plugins=Call("slime.plugins.plugin_set:load_plugins", (config.plugins, fingerprint.functions)),
+                tokenizer=Call(f"{__name__}:tokenizer_of", (config,)),
+                policy=Call(f"{__name__}:policy_of_worker", (config, None if engine_url is None else keys)),
+                engine_url=engine_url,
+                engine_key=keys.api,
+            )
         )
-    repeating = None
-    if client is not None and config.restarts_engines:
-        repeating = RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only)
     manager = RolloutManager(
         config,
         plugins,
-        repeating or client,
+        None if policy is None else policy.policy,
         run_dir,
-        tokenizer,
+        tokenizer_of(config),
         engine_url=engine_url,
         engine_key=keys.api,
         evaluates_only=evaluates_only,
+        workers=workers,
     )
     await manager.start()
-    return RolloutProcess(manager, client, keys, repeating, one_at_a_time=config.run.deterministic)
+    return RolloutProcess(manager, policy, keys, workers, one_at_a_time=config.run.deterministic)
 
 
 class RolloutProcess:
@@ -90,18 +156,18 @@ class RolloutProcess:
     def __init__(
         self,
         manager: RolloutManager,
-        client: HttpPolicyClient | None = None,
+        policy: RunPolicy | None = None,
         keys: EngineKeys | None = None,
-        repeating: RepeatingPolicy | None = None,
+        workers: RolloutWorkers | None = None,
         *,
         one_at_a_time: bool = False,
     ) -> None:
         """`one_at_a_time`: begin a rollout or an evaluation only when the one before it is complete."""
         self.manager = manager
         self._one_at_a_time = one_at_a_time
-        self._client = client
+        self._policy = policy
         self._keys = keys
-        self._repeating = repeating
+        self._workers = workers
         #: URL of each engine so far -> how many requests it runs at once
         self._capacities: dict[str, int] = {}
         #: the rollout whose prompts were taken last
@@ -116,18 +182,22 @@ class RolloutProcess:
         Returns:
             How many requests were sent again since the last call.
         """
-        assert self._client is not None
-        self._client.connect(router_url, engine_urls)
+        assert self._policy is not None
         new = [EngineControl(url, self._keys) for url in engine_urls if url not in self._capacities]
         found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
-        # Never none: a request that is aborted while it waits for its turn returns when that comes.
-        self._client.limit(max(1, int(sum(self._capacities[url] for url in engine_urls) * _IN_FLIGHT)))
-        return 0 if self._repeating is None else self._repeating.connected()
+        capacity = sum(self._capacities[url] for url in engine_urls)
+        repeated = self._policy.connect(router_url, engine_urls, capacity)
+        if self._workers is not None:
+            repeated += sum(await self._workers.tell("connect", router_url, engine_urls, capacity))
+        return repeated
 
     async def garbling(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""
-        return [] if self._repeating is None else self._repeating.garbling()
+        found = [] if self._policy is None else self._policy.garbling()
+        if self._workers is not None and self._policy is not None:
+            found += [url for urls in await self._workers.ask("garbling") for url in urls]
+        return sorted(set(found))
 
     async def progress(self) -> tuple[int, int]:
         """See `RolloutManager.progress`."""
@@ -199,5 +269,5 @@ class RolloutProcess:
     async def close(self) -> None:
         """End the components' worker processes and close the client's connections."""
         await self.manager.close()
-        if self._client is not None:
-            await self._client.close()
+        if self._policy is not None:
+            await self._policy.close()
