@@ -166,6 +166,20 @@ def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path
     return 0
 
 
+def convert_to_megatron(config: RunConfig, run_dir: Path, plugins: PluginSet, root: Path) -> int:
+    """`slime convert --to-megatron`: write the model of `config` as a checkpoint in `root`, by its training ranks."""
+    observer = EvaluationObserver(config, run_dir, str(root))
+    observer.starting("Ray")
+    with (
+        observer,
+        ending_on_signals(),
+        ray_session(config),
+        Run(config, run_dir, plugins, observer, roles={"trainer"}) as run,
+    ):
+        run.save_model(root)
+    return 0
+
+
 def export_checkpoint(
     exporting: RunConfig, run_dir: Path, plugins: PluginSet, observer: RunObserver, folder: Path
 ) -> None:

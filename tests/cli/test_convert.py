@@ -109,3 +109,9 @@ def test_a_folder_that_is_not_empty_is_left_unchanged(
 
 def test_help_describes_the_arguments(slime: Slime) -> None:
     assert slime("convert", "--help").out.startswith("usage: slime convert SOURCE DIR")
+
+
+def test_a_checkpoint_cannot_be_made_of_a_checkpoint(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+    ended = slime("convert", str(checkpoint), "other", "--to-megatron")
+    assert ended.code == 2 and "is a checkpoint already" in ended.err
+    assert loop.calls == []

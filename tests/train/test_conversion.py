@@ -51,6 +51,42 @@ def saved(tmp_path: Path, source: Path, ranks: int, layout: dict[str, int]) -> t
     return CheckpointWeights(tmp_path / "checkpoint", read_architecture(source)), tmp_path / "exported"
 
 
+def save_weights(launcher: RankLauncher, config: Any, folder: Path) -> None:
+    """The model folder in Megatron's format, as `slime convert --to-megatron` writes it."""
+    rank = launcher.start(config)
+    rank.policy.save_weights(folder)
+    rank.close()
+
+
+def weights_from(launcher: RankLauncher, config: Any, folder: Path) -> dict[str, Tensor]:
+    """What a run of other weights has after `--initial-megatron-checkpoint`."""
+    rank = launcher.start(config)
+    rank.load(folder, weights_only=True)
+    found = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    rank.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_model_folder_becomes_a_checkpoint_of_weights_and_the_same_folder_again(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    folder, checkpoint = model_folder("qwen3_moe", tied=True), tmp_path / "checkpoint"
+    options = {"loss_type": "sft_loss"}
+    run_ranks(save_weights, 2, make_config(folder, world_size=2, megatron=EP, **options), checkpoint)
+    original = load_file(folder / "model.safetensors")
+    weights = CheckpointWeights(checkpoint, read_architecture(folder))
+    assert weights.shapes.keys() == original.keys()
+    assert all(weights.read(name).equal(tensor) for name, tensor in original.items())
+
+    other = model_folder("qwen3_moe", seed=2, tied=True)
+    config = make_config(other, world_size=2, megatron=TP | {"sequence_parallel": True}, **options)
+    started = run_ranks(weights_from, 2, config, checkpoint)[0]
+    assert started.keys() == original.keys()
+    assert all(started[name].equal(tensor) for name, tensor in original.items())
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".safetensors"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,9 @@ from slime.cli.preflight import preflight, unwritable
 from slime.cli.preflight_model import ModelFacts, read_model, weight_problems
 from slime.cli.train import make_run_folder, run_folder
 from slime.config.assemble import stop_on
-from slime.errors import ConfigError
+from slime.errors import CheckpointError, ConfigError
 from slime.plugins.plugin_set import load_plugins
-from slime.run.checkpoint import STATE, Checkpoint
+from slime.run.checkpoint import STATE, Checkpoint, read_checkpoint
 from slime.run.checkpoint_files import digest_of_json, read_json_object
 from slime.weights import Models, read_hf_config
 from slime.weights.lora import ADAPTERS_DESCRIPTION
@@ -25,9 +26,10 @@ from slime.weights.stored import sample_digest
 if TYPE_CHECKING:
     from slime.weights.convert import Conversion
 
-_VERIFY = "--verify"
+_VERIFY, _TO_MEGATRON = "--verify", "--to-megatron"
 _USAGE = """\
 usage: slime convert SOURCE DIR [--verify] [--flag value]...
+       slime convert MODEL DIR --to-megatron [--verify] [--flag value]...
 
 Write a complete Hugging Face model folder: weights, configuration, tokenizer.
 
@@ -37,12 +39,20 @@ Write a complete Hugging Face model folder: weights, configuration, tokenizer.
   DIR          the model folder to write; must be new or empty
   --verify     read source and result again and compare every bit, before DIR
                gets its name
+  --to-megatron  the other way: write the weights of a Hugging Face folder as a
+               checkpoint in Megatron's distributed format, for
+               --initial-megatron-checkpoint of any layout
   --help       this text
 
 Tensors are written one after another, in the types of the original model
 (bfloat16 if that is in fp8), so that memory holds about one of them. The space
 they need must be free. Repeat the command after it was interrupted: it
 continues in .NAME.partial beside DIR.
+
+--to-megatron needs training ranks: --tensor-model-parallel-size and the like
+divide their memory. Its numbers have the type that most of MODEL's have,
+unless --bf16 or --fp16 is given. A run does not need it: --hf-checkpoint reads
+MODEL as it is.
 
 Flags are those of `slime train` and override the run's: --hf-checkpoint MODEL
 if the original model has moved (its configuration and tokenizer are copied),
@@ -62,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_USAGE, end="")
         return 0
-    words = [word for word in argv if word != _VERIFY]
+    words = [word for word in argv if word not in (_VERIFY, _TO_MEGATRON)]
     if len(words) < 2 or any(word.startswith("-") for word in words[:2]):
         raise ConfigError(
             f"slime convert: got {' '.join(argv) or 'nothing'}, expected SOURCE DIR and then flags (see slime convert"
@@ -77,6 +87,10 @@ def run(argv: Sequence[str]) -> int:
     verify = _VERIFY in argv
     request = read_request([source, *flags], time.strftime("convert_%Y-%m-%d_%H%M%S"), exports=True)
     checkpoint = request.checkpoint
+    if _TO_MEGATRON in argv:
+        if checkpoint is not None:
+            raise ConfigError(f"{_TO_MEGATRON}: {source} is a checkpoint already; expected a Hugging Face model folder")
+        return _to_megatron(request, folder, verify=verify)
     if checkpoint is not None and (checkpoint.trainer_part / ADAPTERS_DESCRIPTION).is_file():
         if verify:
             raise ConfigError(
@@ -106,6 +120,43 @@ def _merge(request: EvalRequest, folder: Path) -> int:
     return loop.export(checked.config, checked.run_dir, checked.plugins, folder)
 
 
+def _to_megatron(request: EvalRequest, root: Path, *, verify: bool) -> int:
+    """Write the model that the request names as a checkpoint, in a run with only a trainer."""
+    from slime.weights.convert import require_space
+
+    model = _model(request, root)
+    conversion = _of_model_folder(model)
+    config, stated = request.exporting, request.exporting.megatron
+    if not stated.get("bf16") and not stated.get("fp16"):
+        sizes = Counter[str]()
+        for tensor in conversion.tensors:
+            sizes[str(tensor.dtype)] += tensor.nbytes
+        flag = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(sizes.most_common(1)[0][0])
+        config = config if flag is None else config.model_copy(update={"megatron": {**stated, flag: True}})
+    checked = preflight(config, run_folder(config), request.functions, problems_of=lambda _: [])
+    require_space(root, [conversion.tensors], model.folder)
+    make_run_folder(checked.run_dir, checked.config)
+
+    # It imports Ray, which nothing above this line needs.
+    from slime import loop
+
+    code = loop.convert_to_megatron(checked.config, checked.run_dir, checked.plugins, root)
+    written = read_checkpoint(root)
+    if code == 0 and verify:
+        _compare(written, model)
+    print(written.path)
+    return code
+
+
+def _compare(checkpoint: Checkpoint, model: ModelFacts) -> None:
+    """Compare every number of a checkpoint with the model that it was made from. Raises `CheckpointError`."""
+    conversion, back = _of_model_folder(model), _of_checkpoint(checkpoint, model)
+    for tensor in back.tensors:
+        expected, found = conversion.read(tensor.name), back.read(tensor.name)
+        if not found.equal(expected.to(found.dtype)):
+            raise CheckpointError(f"{checkpoint.path}: {tensor.name} differs from that in {model.folder}")
+
+
 def _model(request: EvalRequest, folder: Path) -> ModelFacts:
     """The model folder that is converted, or that the checkpoint's run started from, after checking it."""
     config = request.exporting
@@ -124,13 +175,17 @@ def _model(request: EvalRequest, folder: Path) -> ModelFacts:
 
 
 def _of_model(model: ModelFacts) -> Conversion:
-    from slime.weights.convert import unquantised
-
     if model.block is None:
         raise ConfigError(
             f"{model.folder} is a Hugging Face model folder without quantised weights: there is nothing to convert."
-            " --hf-checkpoint reads it as it is, under every parallel layout."
+            f" --hf-checkpoint reads it as it is, under every parallel layout. {_TO_MEGATRON} writes a checkpoint."
         )
+    return _of_model_folder(model)
+
+
+def _of_model_folder(model: ModelFacts) -> Conversion:
+    from slime.weights.convert import unquantised
+
     return unquantised(model.folder, _origin(model))
 
 

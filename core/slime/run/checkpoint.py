@@ -149,6 +149,11 @@ class Checkpoint:
             ConfigError: Every rollout is done already.
             DataError: A prompt file cannot be read.
         """
+        if self.rollouts_done == 0 and not self.rollout_part.is_dir():
+            raise CheckpointError(
+                f"{self.path} holds the weights of a model and no run (slime convert --to-megatron wrote it). Start a"
+                f" run from them with --initial-megatron-checkpoint {self.path}"
+            )
         different = list(_differences(self.data_order, data_order(config)))
         if different:
             raise CheckpointError(

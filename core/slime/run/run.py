@@ -27,18 +27,16 @@ from slime.plugins.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint import Checkpoint, read_checkpoint
-from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.engines import Engines
 from slime.run.preemption import Preemption
 from slime.run.ray_session import Placement, place
 from slime.run.recovery import Recovery
 from slime.run.retention import Retention
-from slime.run.saving import Saver
+from slime.run.saving import Saver, save_model, writer_for
 from slime.run.signals import uninterrupted
 from slime.run.token_log import TokenLog
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, keep_out_of_collections
-from slime.weights import Models
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -146,9 +144,7 @@ class Run:
         with writing(path):
             path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
-            model = config.checkpoint.hf_checkpoint
-            described = None if model is None else Models(self._plugins, config, self._run_dir).read(Path(model))
-            writer = CheckpointWriter(Path(config.checkpoint.save), config, provenance, described)
+            writer = writer_for(Path(config.checkpoint.save), config, self._plugins, self._run_dir)
             self._saver = Saver(writer, self._trainer, self._rollout, self.observer, self._retention)
 
         ranks = config.world_size if "trainer" in self._roles else 0
@@ -463,6 +459,10 @@ class Run:
         if self._saver is not None and self._saver.busy:
             with self._saver.training_waits():
                 self._saver.finish(wait=wait)
+
+    def save_model(self, root: Path) -> None:
+        """Write the weights alone, as a checkpoint in `root` that another run can start from."""
+        save_model(writer_for(root, self.config, self._plugins, self._run_dir), self._trainer)
 
     def export_hf(self, folder: Path) -> None:
         """Write the current weights as a complete Hugging Face folder.

@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.config import RunConfig
 from slime.observe.observer import RunObserver
+from slime.plugins.plugin_set import PluginSet
 from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART
 from slime.run.checkpoint_files import Files
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.retention import Retention
 from slime.run.workers import Workers
+from slime.weights import Models
 
 #: seconds between two questions to the ranks whether they have written their shares
 _ASK_S = 1.0
@@ -34,6 +37,21 @@ class _Unfinished:
     @property
     def trainer_part(self) -> Path:
         return self.folder / TRAINER_PART
+
+
+def writer_for(root: Path, config: RunConfig, plugins: PluginSet, run_dir: Path) -> CheckpointWriter:
+    """What writes the checkpoints of a run to `root`. Raises `DataError` if a prompt file cannot be read."""
+    folder = config.checkpoint.hf_checkpoint
+    model = None if folder is None else Models(plugins, config, run_dir).read(Path(folder))
+    return CheckpointWriter(root, config, plugins.provenance(config), model)
+
+
+def save_model(writer: CheckpointWriter, trainer: Workers) -> None:
+    """Write the ranks' weights alone as a checkpoint before the first rollout. Raises `CheckpointError`."""
+    folder = writer.begin(0)
+    part = folder / TRAINER_PART
+    of_ranks: list[Files] = trainer.call("save_model", folder, part, doing=f"saving {part}")
+    writer.commit(folder, dict(ChainMap(*of_ranks)), rollouts_done=0, weight_version=0, trained_at={})
 
 
 class Saver:

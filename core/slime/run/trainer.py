@@ -40,6 +40,11 @@ class TrainerProcess(MegatronRank):
         write.start(then=partial(self._record, checkpoint, folder, ()))
         self._saving = checkpoint, folder, write
 
+    def save_model(self, checkpoint: Path, folder: Path) -> Files:
+        """Write the weights alone to `folder`, which lies in `checkpoint`; the records of this rank's files."""
+        self.policy.save_weights(folder)
+        return self._record(checkpoint, folder, ())
+
     def written(self) -> bool:
         """Whether this rank has written its share, or could not; never blocks."""
         assert self._saving is not None

@@ -26,7 +26,7 @@ from torch.optim.adam import adam
 
 from slime.data import plan_micro_batches
 from slime.errors import ConfigError, TrainerError
-from slime.train.checkpoint_io import Write, load_state, save_state, write_now
+from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.forward import (
     Flops,
@@ -332,6 +332,11 @@ class TrainableModel:
         """Write weights, optimizer, schedule and random states to `folder`, which must be new or empty."""
         self.finish_param_gather()
         save_state(folder, self.chunks, self.optimizer, self.scheduler, write)
+
+    def save_weights(self, folder: Path) -> None:
+        """Write only the weights, otherwise as `save` does."""
+        self.finish_param_gather()
+        save_weights(folder, self.chunks, write_now)
 
     def check(self, folder: Path, *, weights_only: bool) -> None:
         """Refuse a checkpoint that does not have the layers of this model, before anything of it is read.
