@@ -396,3 +396,11 @@ def test_a_checkpoint_of_another_model_is_refused(
     ended = slime("eval", "other", *evaluation)
     assert (ended.code, problem in ended.err) == (2, True), ended.err
     assert slime("eval", "longer", *evaluation).code == 0
+
+
+def test_a_run_is_not_continued_from_weights_alone(slime: Slime, base_words: list[str], tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "weights", load_config(base_words), {"plugins": []})
+    writer.commit(writer.begin(0), {}, rollouts_done=0, weight_version=0, trained_at={})
+    ended = slime("train", *base_words, "--load", "weights", "--dry-run")
+    assert ended.code == 2 and "holds the weights of a model and no run" in ended.err, ended.err
+    assert "--initial-megatron-checkpoint weights/rollout_000000" in ended.err
