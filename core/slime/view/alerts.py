@@ -104,8 +104,8 @@ def alerts(metrics: Metrics, counts: Counts | None = None) -> list[Alert]:
 def _label_unpaid(counts: Counts) -> Iterator[Alert]:
     if counts.labelled >= LABELLED and counts.labelled >= LABELLED_SHARE * counts.wrong:
         yield Alert(
-            f"{counts.labelled:,} answers contain their label and do not have the highest reward, {counts.best:g}:"
-            f" {counts.labelled / counts.wrong:.0%} of those below it",
+            f"{counts.labelled:,} answers contain their label and got less than the best reward, {counts.best:g}"
+            f" ({counts.labelled / counts.wrong:.0%} of the answers that did)",
             "The reward may be wrong: read some of them with their labels.",
             "rollout/reward_mean",
             f"kind:train labelled=1 reward<{counts.best:g}",
@@ -126,7 +126,7 @@ def _stalled(metrics: Metrics, counts: Counts, found: list[Alert]) -> Iterator[A
         yield Alert(
             f"reward stays at {after:.3g}, where the best answers have {counts.best:g}: {before:.3g} from step"
             f" {reward.steps[half]} on, {after:.3g} in the last {reward.window} steps",
-            "Look at what the answers with a low reward have in common.",
+            "The alerts below may say why; else look at what the answers with a low reward have in common.",
             name,
             f"kind:train reward<{counts.best:g} step>={reward.since}",
             reward.steps[half],

@@ -70,17 +70,18 @@ class Found:
         return {**self._brief(row), "row": None if row is None else shortened(row, max_text)}
 
     def _brief(self, row: dict[str, Any] | None) -> dict[str, Any]:
-        texts = {"question": _GONE, "answer": ""} if row is None else excerpts(row)
+        texts = {"question": _GONE, "answer": "", "label": ""} if row is None else excerpts(row)
         return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
 
 
 def excerpts(row: dict[str, Any]) -> dict[str, str]:
-    """How the question and the answer of a sample begin; of a conversation, the last message of the user's."""
+    """How question, answer and label of a sample begin; of a conversation, the last message of the user's."""
     prompt = row.get("prompt")
     said = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
     asked = next((message_text(one) for one in reversed(said) if one.get("role") != "assistant"), None)
     question = prompt_text(prompt) if asked is None else asked
-    return {"question": question[:_EXCERPT], "answer": prompt_text(row.get("response"))[:_EXCERPT]}
+    texts = {"question": question, "answer": prompt_text(row.get("response")), "label": prompt_text(row.get("label"))}
+    return {name: text[:_EXCERPT] for name, text in texts.items()}
 
 
 def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:

@@ -14,6 +14,7 @@ const COLUMNS = [
   ["tokens", "tokens"],
   ["question", ""],
   ["answer", ""],
+  ["label", ""],
 ];
 const TITLES = { grp: "group", question: "prompt" };
 
@@ -90,7 +91,9 @@ export function Samples({ id, run, version }) {
                 <a class=${line == q ? "on" : ""} href=${address("samples", [id], { q: line, sort })}>${name}</a>
               `,
             )}
-            <span class="right dim"> ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} samples` : "searching"}${indexed} </span>
+            <span class="right dim">
+              ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} samples` : "searching"}${indexed}
+            </span>
           </p>
         `
       }
@@ -128,6 +131,7 @@ export function Samples({ id, run, version }) {
                   <td>${short(row.tokens)}</td>
                   <td class="cut">${visible(row.question)}</td>
                   <td class="cut">${row.failure ? html`<i>${visible(row.failure)}</i>` : visible(row.answer)}</td>
+                  <td class="label">${visible(row.label ?? "")}</td>
                 </tr>
               `,
             )}
