@@ -327,7 +327,7 @@ def test_a_position_saved_with_workers_is_that_without(folder: Path, monkeypatch
 def test_rows_come_back_from_a_worker_as_they_were() -> None:
     tools = [{"name": "t"}]
     rows = [
-        LoadedRow(0, 10, PromptRow("a", "1", {"k": [1]}, "", None, [1, 2, 3])),
+        LoadedRow(0, 10, PromptRow("a", "1", {"k": [1]}, "f:3", None, [1, 2, 3])),
         LoadedRow(0, 20, BadRow("is bad", overlong=True)),
         LoadedRow(1, 2**40, PromptRow([{"role": "user", "content": "é"}], None, {"tools": tools}, "", tools, [])),
         LoadedRow(1, 0, BadRow("is worse")),

@@ -108,8 +108,8 @@ class Stream:
                 self._leave_out(loaded, loaded.row)
                 continue
             self._given_in_epoch = True
-            # In a stream, lines are only counted for an error.
-            loaded.row.where = self._where(loaded, exact=not self._options.streaming)
+            if self._options.streaming:  # lines are only counted for an error
+                loaded.row.where = self._where(loaded, exact=False)
             return loaded.row
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class PromptFeed:
                 readers.append(reader)
             if options.workers and tokenizer is not None:
                 tokenizer = lightest(tokenizer, options.form)
-            work = Work(readers, tokenizer, options.form, options.max_tokens)
+            work = Work(readers, tokenizer, options.form, options.max_tokens, locate=not options.streaming)
             #: performs the jobs: this process, or workers
             self.performer = Workers(options.workers, work) if options.workers else InProcess(work)
             opened.callback(self.performer.close)

@@ -7,7 +7,7 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from slime.errors import DataError
@@ -53,7 +53,15 @@ class LoadedRow:
 class Work:
     """Reads and tokenizes rows."""
 
-    def __init__(self, readers: Sequence[Reader], tokenizer: Any, form: PromptFormat, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        readers: Sequence[Reader],
+        tokenizer: Any,
+        form: PromptFormat,
+        max_tokens: int | None,
+        *,
+        locate: bool = False,
+    ) -> None:
         """Initialize.
 
         Args:
@@ -61,7 +69,9 @@ class Work:
             tokenizer: None: rows get no tokens.
             form: How a prompt is turned into text.
             max_tokens: Most tokens a prompt may have; None: no limit.
+            locate: Set the place of each usable row, for messages: a data worker finds it in parallel.
         """
+        self._locate = locate
         self.readers = readers
         self._tokenizer, self._form, self._max_tokens = tokenizer, form, max_tokens
         self._backend = None if tokenizer is None else batch_backend(tokenizer)
@@ -71,6 +81,10 @@ class Work:
         loaded = self._rows(job) if isinstance(job, RowsJob) else self._blocks(job)
         if self._tokenizer is not None:
             self._tokenize(loaded)
+        if self._locate:
+            for one in loaded:
+                if isinstance(one.row, PromptRow):
+                    one.row.where = self.readers[one.file].where(one.position)
         return loaded
 
     def _rows(self, job: RowsJob) -> list[LoadedRow]:
@@ -124,6 +138,7 @@ def pack(loaded: Sequence[LoadedRow]) -> bytes:
         [row.prompt for row in good],
         [row.label for row in good],
         [row.metadata for row in good],
+        [row.where for row in good],
         [row.tools for row in good],
         array("q", accumulate(map(len, tokens), initial=0)) if len(tokens) == len(good) else None,
         array("I", chain.from_iterable(tokens)),
@@ -133,10 +148,10 @@ def pack(loaded: Sequence[LoadedRow]) -> bytes:
 
 def unpack(packed: bytes) -> list[LoadedRow]:
     """The rows that `pack` was given."""
-    files, positions, bad, prompts, labels, metadata, tools, ends, tokens = pickle.loads(packed)
+    files, positions, bad, prompts, labels, metadata, where, tools, ends, tokens = pickle.loads(packed)
     flat = tokens.tolist()
     ids = [None] * len(prompts) if ends is None else [flat[begin:end] for begin, end in pairwise(ends)]
-    rows: Iterator[PromptRow | BadRow] = map(PromptRow, prompts, labels, metadata, repeat(""), tools, ids)
+    rows: Iterator[PromptRow | BadRow] = map(PromptRow, prompts, labels, metadata, where, tools, ids)
     if bad:
         good = rows
         rows = (bad[place] if place in bad else next(good) for place in range(len(files)))
