@@ -41,8 +41,7 @@ _MAX_STRING = 4000
 SCALARS = (
     *("kind", "step", "name", "grp", "idx", "prompt", "reward", "status", "tokens", "prompt_tokens", "trained"),
     *("turns", "finish", "version", "dropped", "failure", "labelled"),
-    # How many earlier rollouts trained on it; of a sample whose tokens were logged: why its group was chosen for
-    # that, and its largest gap of log-probs.
+    # How many earlier rollouts trained on it; if its tokens were logged, why, and the largest gap of log-probs.
     *("reused", "flag", "gap"),
 )
 _TABLES = f"""
@@ -63,7 +62,8 @@ CREATE INDEX by_prompt ON samples (prompt, idx);
 CREATE INDEX by_value ON extremes (column, value);
 CREATE INDEX of_file ON extremes (file);
 CREATE INDEX by_step ON samples (step, kind);
-CREATE INDEX by_reward ON samples (reward, kind, labelled);
+CREATE INDEX by_reward ON samples (reward);
+CREATE INDEX by_label ON samples (labelled, reward, kind);
 CREATE INDEX by_tokens ON samples (tokens, kind);
 CREATE INDEX by_status ON samples (status, kind);
 PRAGMA user_version = {VERSION};
