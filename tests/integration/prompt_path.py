@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "slime"
 PAGE = ROOT / "docs" / "architecture.md"
-#: files that do not act on a prompt: they observe or supervise the run, name its errors, or replace a GPU in an engine
+#: files that do not act on a prompt: they observe, check or supervise the run, name its errors, or stand in for a GPU
 WATCHERS = (
     "observe/",
     "cli/",
@@ -23,6 +23,7 @@ WATCHERS = (
     "errors.py",
     "raised.py",
     "kit/processes/",
+    "plugins/costly_contracts.py",
     "rollout/stall.py",
     "data/token_log.py",
     "run/token_log.py",

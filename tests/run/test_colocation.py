@@ -68,7 +68,7 @@ class Turns(ColocatedRun):
 
     def __init__(self, recorder: Any, *, shares: bool = True, transport: str = "tensor") -> None:
         sync = SimpleNamespace(update_weight_transport=transport)
-        self.config: Any = SimpleNamespace(on_gpu=False, sync=sync)
+        self.config: Any = SimpleNamespace(on_gpu=False, sync=sync, num_rollout=None)
         self._shares, self._turn, self._of_turns = shares, "trainer", defaultdict(float)
         self._seconds, self._synced, self._weight_version = {}, {}, 0
         self._engines = self._trainer = recorder
@@ -76,6 +76,7 @@ class Turns(ColocatedRun):
         self.reported: list[dict[str, float]] = []
         self.observer: Any = SimpleNamespace(step_finished=lambda _, metrics: self.reported.append(metrics))
         self._retention: Any = SimpleNamespace(by_step=False)
+        self._token_log: Any = SimpleNamespace(finish=lambda: None)
 
     def _send_weights(self) -> None:
         self._trainer.call("weights sent", doing="")

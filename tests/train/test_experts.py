@@ -373,7 +373,7 @@ def _one(batch: TrainBatch, i: int) -> TrainBatch:
     lists = {
         field.name: getattr(batch, field.name)[i : i + 1]
         for field in dataclasses.fields(batch)
-        if field.name not in ("rollout", "rollout_log_probs", "reward_parts", "metadata", "routed_experts")
+        if field.name not in ("rollout", "rollout_log_probs", "reward_parts", "metadata", "columns", "routed_experts")
     }
     return TrainBatch(rollout=0, rollout_log_probs=None, **lists)
 

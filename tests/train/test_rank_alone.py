@@ -221,7 +221,8 @@ class Returning(Centred):
 def trainer(folder: Path, **options: Any) -> OneRank:
     """A rank with policy and critic that trains two steps a rollout."""
     rank = OneRank(0, folder)
-    rank.config = make_config(folder / "model", steps=2, **options)
+    # Logging tokens asks every rank of a model, and there is none here.
+    rank.config = make_config(folder / "model", steps=2, log_token_columns="none", **options)
     rank.policy, rank.critic, rank.reference = Policy("policy", rank.calls), Values("critic", rank.calls), None
     rank.spec, rank._estimator, rank._estimator_needs_kl = None, Returning(), False
     rank._device, rank._rollouts_seen = torch.device("cpu"), 0

@@ -29,6 +29,7 @@ from slime.cli.preflight_plugins import check_plugins
 from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
+from slime.config.defaults import usual_transport
 from slime.config.eval_sets import eval_sets
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
@@ -362,8 +363,11 @@ def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
     """Options of engines in a run without any."""
     if with_engines:
         return
-    # One engine's worth of devices is what `resolve` fills in.
-    derived = {f"--rollout-num-gpus {config.cluster.rollout_num_gpus_per_engine}"}
+    # `resolve` fills in one engine's worth of devices, and a transport.
+    derived = {
+        f"--rollout-num-gpus {config.cluster.rollout_num_gpus_per_engine}",
+        f"--update-weight-transport {usual_transport(config)}",
+    }
     for flag in (*config.stated(*_OF_ENGINES), *(f"--sglang-{name.replace('_', '-')}" for name in config.sglang)):
         if flag not in derived:
             yield f"{flag} has no effect: the generator {config.generator_name} starts no engines"

@@ -27,7 +27,8 @@ through the run, two runs compared. The page is served on this machine alone
 changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
   --port PORT      [a free one]
-  --panel NAME ..  panels of plugins, besides those that the run's configuration names
+  --panel NAME ..  panels of plugins, besides those that the run's
+                   configuration names
   --help           this text
 
 Ctrl-C ends it. `slime show` prints a run in the terminal.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from slime.config.run_config import RunConfig, batch_shape
 from slime.errors import ConfigError
 
@@ -37,14 +39,21 @@ def _cluster(config: RunConfig) -> dict[str, object]:
 
 
 def _sync(config: RunConfig) -> dict[str, object]:
-    """On one machine, memory is the shortest way. On GPUs it is one only if trainer and engines share the devices, and
-    then the only one: NCCL refuses two processes on one device."""
     if "update_weight_transport" in config.sync.model_fields_set:
         return {}
+    return {"update_weight_transport": usual_transport(config)}
+
+
+def usual_transport(config: RunConfig) -> Literal["distributed", "tensor"]:
+    """The weight transport of a run that names none.
+
+    On one machine, memory is the shortest way. On GPUs it is one only if trainer and engines share the devices, and
+    then the only one: NCCL refuses two processes on one device.
+    """
     cluster = config.cluster
     one_machine = cluster.ray_address is None and cluster.actor_num_nodes == 1
     through_memory = cluster.colocate if config.on_gpu else one_machine and not cluster.colocate
-    return {"update_weight_transport": "tensor" if through_memory else "distributed"}
+    return "tensor" if through_memory else "distributed"
 
 
 def _rollout(config: RunConfig) -> dict[str, object]:
