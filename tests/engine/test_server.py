@@ -33,8 +33,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 def scheduler_of(server: EngineServer) -> psutil.Process:
     assert server.pid is not None
-    # SGLang starts it before the detokenizer. Not by name: setproctitle finds no place for one in some environments.
-    return min(psutil.Process(server.pid).children(), key=lambda process: process.create_time())
+    [scheduler] = [p for p in psutil.Process(server.pid).children() if "scheduler" in p.name()]
+    return scheduler
 
 
 def memory_maps(group: int) -> Iterator[str]:
@@ -57,7 +57,7 @@ def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(ti
         assert server.control.server_info()["model_path"] == str(tiny_model)
         assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
         shared = shared_memory_of(group)
-        scratch = Path(psutil.Process(group).environ()["TMPDIR"])
+        scratch = server._scratch.path
         assert shared and all(p.exists() for p in shared) and scratch.is_dir()
     assert living_members(group) == []
     assert not any(p.exists() for p in shared) and not scratch.exists()
