@@ -94,15 +94,20 @@ def questions(key: str, prompt: str) -> dict[str, tuple[str, dict[str, Any]]]:
         "a word in one of seven": WORDS[0],
         "two words in a row": f'"{WORDS[0]} {WORDS[1]}"',
         "word and numbers": f"reward<0.5 step>20 status:truncated {WORDS[0]}",
+        "word of all training": f"kind:train {WORDS[0]}",
+        "words and numbers": f'kind:train reward<0.5 step>20 "{WORDS[0]} {WORDS[1]}"',
+        "without a word": f"kind:train -{WORDS[0]}",
         "numbers": "kind:train reward<0.5 step>20 status:truncated",
         "all of training": "kind:train",
         "failed samples, of which there are none": "status:failed",
         "numbers that none has": "kind:train reward>1 step>20",
+        "another field, which none has": "kind:train turns>5",
     }
     asked = {f"search: {name}": ("samples", {**table, "q": line}) for name, line in filters.items()}
     asked |= {
         "sort by reward": ("samples", {**table, "q": "kind:train", "sort": "-reward"}),
         "all, sorted by reward": ("samples", {**table, "q": "-kind:failed", "sort": "reward"}),
+        "a word, sorted by reward": ("samples", {**table, "q": f"kind:train {WORDS[0]}", "sort": "-reward"}),
         "sort by tokens": ("samples", {**table, "q": "kind:train", "sort": "tokens"}),
         "page 10,000": ("samples", {**table, "q": "kind:train", "offset": 500_000}),
         "a group": ("group", {"key": key}),
@@ -165,11 +170,11 @@ def measure(run: Path, repeat: int) -> None:
 
     names = "\n".join(ask("run", {"run": 0})["names"])
     time.sleep(2)  # the first look at the files
-    print(f"{'':34}{'median ms':>10}{'slowest':>10}")
+    print(f"{'':42}{'median ms':>10}{'slowest':>10}")
     opened = {"open: the run": ("runs", {}), "open: 60 curves of it": ("series", {"run": 0, "names": names})}
     for what, (question, parameters) in (opened | questions(f"{name.removesuffix('.jsonl')}/{group}", prompt)).items():
         median, slowest = timed(lambda: ask(question, {"run": 0, **parameters}), repeat)  # noqa: B023
-        print(f"{what:34}{median:>10.0f}{slowest:>10.0f}", flush=True)
+        print(f"{what:42}{median:>10.0f}{slowest:>10.0f}", flush=True)
     found = f"{ask('samples', {'run': 0, 'q': 'unusual'})['total']:,} samples"
     browse(server.address, repeat, found)
     asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
@@ -202,7 +207,7 @@ def browse(address: str, repeat: int, found: str) -> None:
 
         for what, action, share in (("page: address to curves", open_page, 1), ("page: filter to table", search, 2)):
             median, slowest = timed(action, repeat)
-            print(f"{what:34}{median / share:>10.0f}{slowest / share:>10.0f}", flush=True)
+            print(f"{what:42}{median / share:>10.0f}{slowest / share:>10.0f}", flush=True)
             page.goto(f"{address}#/samples/0")
             page.wait_for_selector(".samples tbody tr")
         browser.close()

@@ -14,7 +14,8 @@ from tests.view.making import GROUPS, add_step, make_run, rising, sample_of
 
 from slime.errors import DataError
 from slime.observe.metrics import MetricsWriter
-from slime.observe.samples import write_failed
+from slime.observe.samples import write_failed, write_rollout
+from slime.types import Group
 from slime.view import answers, queries
 from slime.view import index as module
 from slime.view.filters import read_filter
@@ -291,13 +292,13 @@ def test_answers_are_bounded_and_say_what_they_leave_out(tmp_path: Path, monkeyp
     assert answers.group_answer(index, "000001/5")["left_out"] == 5, "one sample is always shown"
 
 
-@pytest.mark.parametrize("many", [0, 10_000])
+@pytest.mark.parametrize("counted", [0, 5, 10_000])
 @pytest.mark.parametrize("disorder", [False, True])
 @pytest.mark.parametrize("sort", ["step", "-step", "reward", "-tokens"])
 def test_words_of_many_samples_find_what_a_list_of_them_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, disorder: bool, sort: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int, disorder: bool, sort: str
 ) -> None:
-    monkeypatch.setattr(queries, "_MANY", many)
+    monkeypatch.setattr(queries, "COUNTED", counted)
     folder = make_run(tmp_path / "run", 5, dropped=[2])
     if disorder:
         write_failed(folder, "judge", [(sample_of(0, 0, 0, 0.0), None)])
@@ -316,9 +317,30 @@ def test_words_of_many_samples_find_what_a_list_of_them_finds(
     assert values == sorted(values, reverse=sort.startswith("-"))
 
 
-def test_counting_stops_behind_a_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sort", [sign + column for column in queries.SORTS for sign in ("", "-")])
+def test_few_and_many_samples_come_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str
+) -> None:
+    folder = make_run(tmp_path / "run", 3, dropped=[1])
+    unscored = [sample_of(3, 0, n, 0.0, group_index=70, weight_versions=[]) for n in range(3)]
+    for sample in unscored:
+        sample.reward = None
+    write_rollout(folder, 3, [Group(70, unscored)])
+    index = RunIndex(RunFolder(folder), None)
+    index.refresh()
+    for line in ("", "kind:train", "kind:train step>0", "kind:train carry", "-carry", "status:failed"):
+        found = []
+        for counted in (0, 10_000):
+            monkeypatch.setattr(queries, "COUNTED", counted)
+            found.append([one.key for one in queries.find(index, read_filter(line), sort=sort)])
+        assert found[0] == found[1]
+        assert len(found[0]) == queries.count(index, read_filter(line))
+
+
+def test_counting_for_a_table_stops_behind_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = RunIndex(RunFolder(make_run(tmp_path / "run", 5)), None)
     index.refresh()
-    assert queries.count(index, read_filter("carry"), 10) == 11
-    assert queries.count(index, read_filter("kind:train"), 10) == 11
-    assert queries.count(index, read_filter("kind:eval"), 10) == GROUPS
+    monkeypatch.setattr(queries, "COUNTED", 10)
+    totals = {"carry": 11, "kind:train": 11, "kind:train carry": 11, "kind:eval": GROUPS, "kind:eval carry": GROUPS}
+    for line, total in totals.items():
+        assert queries.table(index, read_filter(line), limit=2)[1] == total

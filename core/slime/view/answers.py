@@ -20,8 +20,6 @@ from slime.view.run_files import Metrics, RunFolder
 
 #: rows of a table that are sent at once, at most, and prompts of two runs
 MAX_ROWS, MAX_PROMPTS = 500, 100
-#: samples that are counted for a table: beyond, it says that there are more
-MAX_COUNTED = 10_000
 #: tokens of a list of the most extreme ones
 MAX_TOKENS = 100
 #: bytes of samples in an answer, and in a file
@@ -70,10 +68,9 @@ def series_answer(metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
 
 def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: int) -> dict[str, Any]:
     """A part of the table of samples that a filter line finds."""
-    condition = read_filter(line)
-    found = queries.find(index, condition, sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
-    total = queries.count(index, condition, MAX_COUNTED)
-    return {"total": min(total, MAX_COUNTED), "more": total > MAX_COUNTED, "rows": [one.brief() for one in found]}
+    found, total = queries.table(index, read_filter(line), sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
+    most = queries.COUNTED
+    return {"total": min(total, most), "more": total > most, "rows": [one.brief() for one in found]}
 
 
 def group_answer(index: RunIndex, key: str) -> dict[str, Any]:

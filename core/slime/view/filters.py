@@ -36,9 +36,8 @@ _CHOICES = {
     "status": ("pending", "completed", "truncated", "aborted", "failed"),
     "kind": ("train", "dropped", "eval", "failed"),
 }
-#: whether the texts of a sample match; and the ones that do, which is slow for words of many samples
-EACH_TEXT = "EXISTS (SELECT 1 FROM texts WHERE texts MATCH ? AND texts.rowid = samples.id)"
-ALL_TEXTS = "samples.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)"
+#: whether a sample is among those whose texts match; asking for the texts of each sample is slow
+TEXTS_MATCH = "samples.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)"
 #: terms of a filter; SQLite has a limit on conditions too
 _MOST = 100
 EXAMPLE = 'reward<0.5 step>20 status:truncated "carry the"'
@@ -118,7 +117,7 @@ def _term(match: re.Match[str], column: int) -> Condition:
     if not match.group().startswith("-"):
         return one
     if one.phrase:
-        return Condition(f"NOT {EACH_TEXT}", (one.phrase,))
+        return Condition(f"NOT {TEXTS_MATCH}", (one.phrase,))
     # A comparison with a number that a sample lacks is neither true nor false in SQL.
     return replace(one, sql=f"NOT coalesce({one.sql}, 0)")
 

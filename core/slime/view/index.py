@@ -21,12 +21,11 @@ import orjson
 from slime.errors import DataError
 from slime.view.filters import searchable
 from slime.view.index_file import delete, index_paths
+from slime.view.index_tables import SCALARS, TABLES, VERSION
 from slime.view.lines import Line, complete_lines, open_regular
 from slime.view.run_files import RunFolder, SampleFile
 from slime.view.tokens import read_extremes, tokens_path
 
-#: of the tables below; an index of another version is built anew
-VERSION = 3
 #: lines, and bytes of them, that are written at once: who reads waits for it
 _BATCH, _BATCH_BYTES = 2000, 4 * 2**20
 #: seconds to wait for another process that writes to the index
@@ -37,37 +36,6 @@ _GONE = -1
 _MARK_BYTES = 4096
 #: characters of a word, a reason or a failure that are kept
 _MAX_STRING = 4000
-#: columns of `samples` that are shown and sorted by
-SCALARS = (
-    *("kind", "step", "name", "grp", "idx", "prompt", "reward", "status", "tokens", "prompt_tokens", "trained"),
-    *("turns", "finish", "version", "dropped", "failure", "labelled"),
-    # How many earlier rollouts trained on it; if its tokens were logged, why, and the largest gap of log-probs.
-    *("reused", "flag", "gap"),
-)
-_TABLES = f"""
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, changed INT DEFAULT 0, size INT DEFAULT 0,
-    done INT DEFAULT 0, mark TEXT DEFAULT '', broken INT DEFAULT 0, trouble TEXT
-);
-CREATE TABLE samples (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, file INT, line INT, offset INT, length INT, {", ".join(SCALARS)}
-);
-CREATE TABLE disorder (file INT);
-CREATE TABLE token_files (file INT PRIMARY KEY, changed INT DEFAULT 0, trouble TEXT);
-CREATE TABLE extremes (file INT, line INT, column TEXT, position INT, value REAL, piece TEXT);
-CREATE VIRTUAL TABLE texts USING fts5(text, content='');
-CREATE INDEX by_group ON samples (file, grp);
-CREATE INDEX by_line ON samples (file, line);
-CREATE INDEX by_prompt ON samples (prompt, idx);
-CREATE INDEX by_value ON extremes (column, value);
-CREATE INDEX of_file ON extremes (file);
-CREATE INDEX by_step ON samples (step, kind);
-CREATE INDEX by_reward ON samples (reward);
-CREATE INDEX by_label ON samples (labelled, reward, kind);
-CREATE INDEX by_tokens ON samples (tokens, kind);
-CREATE INDEX by_status ON samples (status, kind);
-PRAGMA user_version = {VERSION};
-"""
 _INSERT = (
     f"INSERT INTO samples (file, line, offset, length, {', '.join(SCALARS)})"
     f" VALUES ({', '.join('?' * (4 + len(SCALARS)))})"
@@ -151,7 +119,7 @@ class RunIndex:
                     error = sqlite3.DatabaseError("it is of another version of slime")
                     error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
                     raise error
-                for statement in _TABLES.split(";\n"):
+                for statement in TABLES.split(";\n"):
                     db.execute(statement)
             db.execute("SELECT count(*) FROM files")
             db.execute("COMMIT")

@@ -10,8 +10,9 @@ from typing import Any
 
 from slime.errors import DataError, did_you_mean
 from slime.view.alerts import Counts
-from slime.view.filters import ALL_TEXTS, EACH_TEXT, Condition
-from slime.view.index import SCALARS, RunIndex, message_text, prompt_text
+from slime.view.filters import TEXTS_MATCH, Condition
+from slime.view.index import RunIndex, message_text, prompt_text
+from slime.view.index_tables import INDEX_OF_SORT, OTHER_SORTS, SCALARS
 from slime.view.lines import line_at
 from slime.view.run_files import SAMPLES
 from slime.view.tokens import sample_tokens, summaries, tokens_path
@@ -24,8 +25,8 @@ _EXCERPT, MAX_TEXT = 240, 50_000
 _DEPTH, _ENTRIES = 50, 1000
 #: samples of one group, or of one prompt
 MAX_SAMPLES = 2000
-#: a word of more samples is looked for sample by sample
-_MANY = 10_000
+#: samples that are counted for a table: of more, it says so, and they are looked for in the order of the table
+COUNTED = 10_000
 _GONE = "(the file of this sample was deleted or has changed)"
 
 
@@ -103,71 +104,104 @@ _SELECT = f"SELECT files.name, samples.line, offset, length, {', '.join(f'sample
 _FROM = "FROM samples JOIN files ON files.id = samples.file"
 
 
-def _order(sort: str) -> str:
-    column = sort.removeprefix("-")
-    if column not in SORTS:
-        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
-    # Missing values are the smallest for SQLite: downwards they are last, and an index can be used.
-    return f"samples.{column} {'DESC' if sort.startswith('-') else 'ASC NULLS LAST'}"
-
-
-def count(index: RunIndex, condition: Condition, most: int | None = None) -> int:
-    """How many samples a filter finds; counting stops behind `most`."""
-    texts = "texts CROSS JOIN samples ON samples.id = texts.rowid" if condition.phrase else "samples"
-    matched = "texts MATCH ? AND " if condition.phrase else ""
-    chosen = f"SELECT 1 FROM {texts} WHERE {matched}{condition.sql} LIMIT ?"
-    parameters = ((condition.phrase,) if condition.phrase else ()) + condition.parameters
-    [(number,)] = index.query(f"SELECT count(*) FROM ({chosen})", (*parameters, -1 if most is None else most + 1))
+def count(index: RunIndex, condition: Condition) -> int:
+    """How many samples a filter finds."""
+    source, parameters = _source(condition)
+    [(number,)] = index.query(f"SELECT count(*) {source}", parameters)
     return int(number)
-
-
-def _many(index: RunIndex, condition: Condition) -> bool:
-    """Whether a condition has words that so many samples have that a list of them would be slow."""
-    return bool(condition.phrase) and count(index, Condition(phrase=condition.phrase), _MANY) > _MANY
-
-
-def _where(index: RunIndex, condition: Condition) -> tuple[str, tuple[object, ...]]:
-    """A condition as SQL on `samples`, and its parameters. Words of many samples are looked for sample by sample."""
-    if not condition.phrase:
-        return condition.sql, condition.parameters
-    texts = EACH_TEXT if _many(index, condition) else ALL_TEXTS
-    return f"{condition.sql} AND {texts}", (*condition.parameters, condition.phrase)
 
 
 def find(
     index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
 ) -> list[Found]:
-    """The samples that a filter finds, `limit` of them from the one numbered `offset` on.
+    """The samples that a filter finds, `limit` of them from the one numbered `offset` on; see `table`."""
+    return table(index, condition, sort=sort, limit=limit, offset=offset)[0]
+
+
+def table(
+    index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
+) -> tuple[list[Found], int]:
+    """A part of the samples that a filter finds, and how many there are.
 
     Args:
         index: The index.
         condition: The filter.
-        sort: One of `SORTS`, with a `-` in front: the largest first.
+        sort: One of `SORTS`, with a `-` in front: the largest first. Samples without a value come last.
         limit: How many.
         offset: How many to leave out.
+
+    Returns:
+        The samples, and the number of all that the filter finds; more than `COUNTED`: there are more than that.
 
     Raises:
         DataError: They cannot be sorted by that.
     """
-    down = " DESC" if sort.startswith("-") else ""
-    order = _order(sort)
-    if sort.removeprefix("-") == "step" and _many(index, condition) and index.in_order():
-        # The index of words is in the order of the steps, so that the first samples are found at once.
-        chosen = (
-            "SELECT samples.id FROM texts CROSS JOIN samples ON samples.id = texts.rowid"
-            f" WHERE texts MATCH ? AND {condition.sql} ORDER BY texts.rowid{down} LIMIT ? OFFSET ?"
-        )
-        parameters: tuple[object, ...] = (condition.phrase, *condition.parameters)
+    column, down = sort.removeprefix("-"), sort.startswith("-")
+    if column not in SORTS:
+        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
+    some = _first(index, condition, column)
+    if len(some) > COUNTED:
+        numbers = _in_order(index, condition, column, down, limit, offset)
     else:
-        where, parameters = _where(index, condition)
-        # In both downwards, so that an index has this order.
-        chosen = f"SELECT id FROM samples WHERE {where} ORDER BY {order}, id{down} LIMIT ? OFFSET ?"
-    # The numbers first, and only then the rows: sorting by them is cheap.
-    numbers = [number for (number,) in index.query(chosen, (*parameters, limit, offset))]
+        # Samples without a value are last in both directions.
+        ordered = sorted(((value is None) != down, 0 if value is None else value, number) for number, value in some)
+        if down:
+            ordered.reverse()
+        numbers = [number for *_, number in ordered[offset : offset + limit]]
     marks = ", ".join("?" * len(numbers))
     rows = index.query(f"{_SELECT}, samples.id {_FROM} WHERE samples.id IN ({marks})", numbers)
     by_number = {row[-1]: row[:-1] for row in rows}
-    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number]
+    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number], len(some)
+
+
+def _first(index: RunIndex, condition: Condition, column: str) -> list[tuple[int, Any]]:
+    """Number and value of a column of the samples that a filter finds: all, or `COUNTED` and one of them."""
+    select, most = f"SELECT samples.id, samples.{column}", COUNTED + 1
+    if condition.phrase and condition.sql != "1":
+        # Words of few samples: these are all. Words of many: most of their samples fit, as is usual, or they do not.
+        near = f"(SELECT rowid AS number FROM texts WHERE texts MATCH ? LIMIT {2 * most})"
+        joined = f"{select} FROM {near} LEFT JOIN samples ON samples.id = number AND {condition.sql}"
+        rows = index.query(joined, (condition.phrase, *condition.parameters))
+        found = [row for row in rows if row[0] is not None]
+        if len(rows) < 2 * most or len(found) >= most:
+            return found[:most]
+        where, parameters = _where(condition)
+        return index.query(f"{select} FROM samples WHERE {where} LIMIT {most}", parameters)
+    source, parameters = _source(condition)
+    return index.query(f"{select} {source} LIMIT {most}", parameters)
+
+
+def _source(condition: Condition) -> tuple[str, tuple[object, ...]]:
+    """The rows of a condition, words first, and its parameters."""
+    if condition.phrase:
+        joined = f"FROM texts CROSS JOIN samples ON samples.id = texts.rowid WHERE texts MATCH ? AND {condition.sql}"
+        return joined, (condition.phrase, *condition.parameters)
+    return f"FROM samples WHERE {condition.sql}", condition.parameters
+
+
+def _where(condition: Condition) -> tuple[str, tuple[object, ...]]:
+    """A condition as one of SQL on `samples`, and its parameters."""
+    if not condition.phrase:
+        return condition.sql, condition.parameters
+    return f"{condition.sql} AND {TEXTS_MATCH}", (*condition.parameters, condition.phrase)
+
+
+def _in_order(index: RunIndex, condition: Condition, column: str, down: bool, limit: int, offset: int) -> list[int]:
+    """The numbers of samples that are looked for in the order of a column, which is quick if many fit."""
+    turn = " DESC" if down else ""
+    if column == "step" and condition.phrase and index.in_order():
+        # The index of words is in the order of the steps.
+        source, parameters = _source(condition)
+        chosen = f"SELECT samples.id {source} ORDER BY texts.rowid{turn} LIMIT ? OFFSET ?"
+    else:
+        where, parameters = _where(condition)
+        # Missing values are the smallest for SQLite: downwards they are last. In both downwards, so that an index has
+        # this order.
+        order = f"samples.{column}{turn or ' ASC NULLS LAST'}, id{turn}"
+        # Without statistics SQLite would rather sort a million samples of one kind.
+        by = INDEX_OF_SORT.get(column, OTHER_SORTS)
+        chosen = f"SELECT id FROM samples INDEXED BY {by} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+    return [number for (number,) in index.query(chosen, (*parameters, limit, offset))]
 
 
 def group(index: RunIndex, key: str) -> tuple[list[Found], int]:
@@ -220,7 +254,7 @@ def extreme_tokens(
     """
     if order not in TOKEN_ORDERS:
         raise DataError(f"tokens cannot be ordered by {order!r}; expected {', '.join(TOKEN_ORDERS)}")
-    where, parameters = _where(index, condition)
+    where, parameters = _where(condition)
     chosen = "" if where == "1" else f" AND samples.id IN (SELECT id FROM samples WHERE {where})"
     rows = index.query(
         f"{_SELECT}, position, value, piece {_FROM} JOIN extremes ON extremes.file = samples.file"
