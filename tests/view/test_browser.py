@@ -20,6 +20,7 @@ from slime.observe.metrics import MetricsWriter
 from slime.observe.samples import write_rollout
 from slime.plugin import Curve, Curves, Note, RunView, Table
 from slime.types import Group, Status
+from slime.view.index import prompt_id
 from slime.view.report import write_report_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -110,6 +111,7 @@ VIEWS = {
     "group/0/000003%2F10": "Group 10 of step 3",
     "group/0/dropped_000003%2F9003": "Dropped by a filter: all equal",
     "sample/0/000003%3A5": "All tokens of the answer count in training",
+    f"prompt/0/{prompt_id([{'role': 'user', 'content': 'what is 1+1?'}])}": "Pass rate of a visit",
     "compare/0/1": "Metrics at the end",
 }
 
@@ -172,10 +174,15 @@ def test_everything_can_be_done_by_keys_and_is_in_the_address(page: Any, show: O
     page.keyboard.press("p")
     expect(page.locator("h2").first).to_contain_text("One prompt through the run")
     expect(page.locator("h2").first).to_contain_text(f"{STEPS + 1} visits, {STEPS * SAMPLES + 1} samples")
+    passed = sum(rising(STEPS - 1, 1, n) == 1.0 for n in range(SAMPLES))
+    expect(page.locator("#visit-a")).to_contain_text(f"{STEPS - 1} (train), {passed} of {SAMPLES} pass")
     page.keyboard.press("b")
     expect(page.locator("h2").first).to_contain_text("Sample ")
     page.keyboard.press("3")
     expect(page.locator("main")).to_contain_text("Prompts that differ most")
+    expect(page.locator("main")).to_contain_text(re.compile(r"The same at every step of both: .*train/entropy 0\.5"))
+    page.keyboard.press("t")
+    expect(page.locator("main")).not_to_contain_text("Every other prompt of both runs has the same reward")
 
 
 def test_a_filter_that_cannot_be_read_is_told_on_the_page(page: Any, show: Open) -> None:

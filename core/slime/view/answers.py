@@ -40,6 +40,7 @@ def run_answer(
         "path": str(folder.path),
         "state": folder.state(),
         "steps": metrics.steps[-1:],
+        "best": None if counts is None else counts.best,
         "alerts": [asdict(alert) for alert in alerts(metrics, counts)],
         "events": [asdict(event) for event in reversed(folder.events())],
         "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],

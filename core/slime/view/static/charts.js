@@ -37,8 +37,9 @@ function useSize() {
   return [ref, width];
 }
 
-// `lines`: [{label, steps, values, low, high}]; `low` and `high` make a band.
-export function Chart({ title, lines, height = 150, close }) {
+// `lines`: [{label, steps, values, low, high}]; `low` and `high` make a band. `range`: of the values, if it is fixed.
+// `alone`: it stands below something else, not in a grid.
+export function Chart({ title, lines, height = 150, close, range, alone }) {
   const [ref, width] = useSize();
   const plot = useRef();
   const theme = dark.matches;
@@ -85,11 +86,12 @@ export function Chart({ title, lines, height = 150, close }) {
           x: { time: false, range: (u, low, high) => zoom || (low == high ? [low - 1, high + 1] : [low, high]) },
           y: {
             range: (u, low, high) =>
-              low == null
+              range ||
+              (low == null
                 ? [0, 1]
                 : low == high
                   ? [Math.min(0, low), Math.max(1, 2 * low)]
-                  : uPlot.rangeNum(low, high, 0.1, true),
+                  : uPlot.rangeNum(low, high, 0.1, true)),
           },
         },
         axes: [
@@ -130,7 +132,7 @@ export function Chart({ title, lines, height = 150, close }) {
     };
   }, [width, theme, JSON.stringify(lines)]);
   return html`
-    <figure class="chart">
+    <figure class=${"chart" + (alone ? " alone" : "")}>
       <figcaption>
         <b>${title}</b>
         <span class="read"></span>

@@ -46,6 +46,12 @@ export function Compare({ runs, parts: [first, second], version }) {
       `
     }
   `;
+  const drawn = curves[0] && curves[1] ? names.map(name => [name, [line(0, name), line(1, name)]]) : [];
+  // A curve that is the same number everywhere in both needs no room.
+  const constant = lines =>
+    lines.every(one => one.steps.length) && new Set(lines.flatMap(one => one.values)).size == 1;
+  const still = drawn.filter(([, lines]) => constant(lines));
+  const differ = data.prompts.filter(row => row.first.reward != row.second.reward);
   const ends = data.ends.filter(row => every || names.includes(row.name));
   return html`
     <section>
@@ -56,20 +62,21 @@ export function Compare({ runs, parts: [first, second], version }) {
     </section>
     <section>
       <h2>Curves</h2>
+      <div class="charts">
+        ${drawn
+          .filter(([, lines]) => !constant(lines))
+          .map(
+            ([name, lines]) =>
+              html`<${Chart} key=${name} title=${name} lines=${lines.filter(one => one.steps.length)} />`,
+          )}
+      </div>
       ${
-        curves[0] &&
-        curves[1] &&
+        still.length > 0 &&
         html`
-          <div class="charts">
-            ${names.map(
-              name => html`
-                <${Chart}
-                  key=${name}
-                  title=${name}
-                  lines=${[line(0, name), line(1, name)].filter(l => l.steps.length)} />
-              `,
-            )}
-          </div>
+          <p class="dim">
+            The same at every step of both:
+            ${" " + still.map(([name, lines]) => `${name} ${short(lines.flatMap(one => one.values)[0])}`).join(", ")}
+          </p>
         `
       }
     </section>
@@ -121,7 +128,7 @@ export function Compare({ runs, parts: [first, second], version }) {
         </span>
       </h2>
       ${
-        data.prompts.length
+        differ.length
           ? html`
               <table class="samples">
                 <thead>
@@ -131,7 +138,7 @@ export function Compare({ runs, parts: [first, second], version }) {
                     <th>${other.name}</th>
                   </tr>
                 </thead>
-                ${data.prompts.map(
+                ${differ.map(
                   row => html`
                     <tr>
                       <td class="cut">${visible(row.question)}</td>
@@ -142,7 +149,9 @@ export function Compare({ runs, parts: [first, second], version }) {
                         ([side, id]) => html`
                           <td>
                             <a href=${address("group", [id, row[side].group])}>${short(row[side].reward)}</a>
-                            <a class="dim" href=${address("prompt", [id, row.prompt])}>${row[side].visits} visits</a>
+                            <a class="dim visits" href=${address("prompt", [id, row.prompt])}>
+                              ${row[side].visits == 1 ? "1 visit" : `${row[side].visits} visits`}
+                            </a>
                           </td>
                         `,
                       )}
@@ -151,7 +160,11 @@ export function Compare({ runs, parts: [first, second], version }) {
                 )}
               </table>
             `
-          : html`<p class="dim">The runs have no prompt of this kind in common.</p>`
+          : !data.prompts.length && html`<p class="dim">The runs have no prompt of this kind in common.</p>`
+      }
+      ${
+        data.prompts.length > differ.length &&
+        html`<p class="dim">Every other prompt of both runs has the same reward in both.</p>`
       }
     </section>
   `;

@@ -1,14 +1,15 @@
-// One prompt through the run: its reward at every visit, and the answers of two visits.
+// One prompt through the run: its pass rate and reward at every visit, and the answers of two visits.
 import { address, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, Text } from "slime/texts";
 import { LeftOut, Prompt, Reward } from "slime/group";
 import { Chart } from "slime/charts";
 
-export function Visits({ id, parts: [key], version }) {
+export function Visits({ id, run, parts: [key], version }) {
   const { data, error } = useData("prompt", { run: id, key }, version);
   const { params } = place();
   const visits = Object.values(Object.groupBy(data?.samples || [], one => one.group_key)).map(samples => {
     const rewards = samples.map(one => one.reward).filter(value => value != null);
+    const passed = rewards.filter(value => value >= run.best).length;
     return {
       key: samples[0].group_key,
       step: samples[0].step,
@@ -16,6 +17,9 @@ export function Visits({ id, parts: [key], version }) {
       name: samples[0].name,
       samples,
       rewards,
+      passed,
+      // Unknown until the run's samples are counted.
+      rate: rewards.length && run.best != null ? passed / rewards.length : null,
       mean: rewards.length ? rewards.reduce((a, b) => a + b) / rewards.length : null,
     };
   });
@@ -34,33 +38,42 @@ export function Visits({ id, parts: [key], version }) {
     Enter: ["open the group on the right", () => visits[b] && go(address("group", [id, visits[b].key]))],
   });
   if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
-  const lines = Object.entries(
-    Object.groupBy(
-      visits.filter(one => one.step != null && one.mean != null),
-      one => one.kind,
-    ),
-  ).map(([kind, some]) => ({
-    label: kind,
-    steps: some.map(one => one.step),
-    values: some.map(one => one.mean),
-    low: some.map(one => Math.min(...one.rewards)),
-    high: some.map(one => Math.max(...one.rewards)),
-  }));
+  const curves = (value, band) =>
+    Object.entries(
+      Object.groupBy(
+        visits.filter(one => one.step != null && one[value] != null),
+        one => one.kind,
+      ),
+    ).map(([kind, some]) => ({
+      label: kind,
+      steps: some.map(one => one.step),
+      values: some.map(one => one[value]),
+      ...(band && {
+        low: some.map(one => Math.min(...one.rewards)),
+        high: some.map(one => Math.max(...one.rewards)),
+      }),
+    }));
+  const [rates, means] = [curves("rate"), curves("mean", true)];
+  // Then the mean is the pass rate.
+  const allOrNothing = run.best == 1 && visits.every(one => one.rewards.every(value => value == 0 || value == 1));
+  const told = ({ step, kind, name, mean, rate, passed, rewards }) =>
+    `${step} (${[kind, name].filter(Boolean).join(" ")}), ` +
+    (rate == null ? `reward ${short(mean)}` : `${passed} of ${rewards.length} pass`) +
+    (rate == null || allOrNothing ? "" : `, reward ${short(mean)}`);
   const side = (n, name) => html`
     <div>
-      <label class="chips">
-        Step
-        <select value=${visits[n].key} onChange=${event => restate({ [name]: event.target.value })}>
+      <p class="chips">
+        <label for=${"visit-" + name}>Step</label>
+        <select
+          id=${"visit-" + name}
+          value=${visits[n].key}
+          onChange=${event => restate({ [name]: event.target.value })}>
           ${visits.map(
-            one => html`
-              <option value=${one.key} selected=${one.key == visits[n].key}>
-                ${one.step} (${one.kind}${one.name && ` ${one.name}`}), reward ${short(one.mean)}
-              </option>
-            `,
+            one => html`<option value=${one.key} selected=${one.key == visits[n].key}>${told(one)}</option>`,
           )}
         </select>
-      </label>
-      <a href=${address("group", [id, visits[n].key])}>group</a>
+        <a href=${address("group", [id, visits[n].key])}>group</a>
+      </p>
       ${visits[n].samples.map(
         (one, i) => html`
           <article>
@@ -85,15 +98,30 @@ export function Visits({ id, parts: [key], version }) {
       <${LeftOut} of=${data.left_out} what="this prompt" />
       <${Prompt} row=${data.samples[0].row} />
       ${
-        lines.length > 0 &&
+        means.length > 0 &&
         visits.length > 1 &&
-        html`<${Chart} title="Mean reward of a visit, from its lowest to its highest" lines=${lines} />`
+        html`
+          ${
+            rates.length > 0 &&
+            html`
+              <${Chart}
+                alone
+                title=${`Pass rate of a visit: answers with the run's highest reward, ${short(run.best)}`}
+                lines=${rates}
+                range=${[-0.04, 1.04]} />
+            `
+          }
+          ${
+            !(rates.length && allOrNothing) &&
+            html`<${Chart} alone title="Mean reward of a visit, from its lowest to its highest" lines=${means} />`
+          }
+        `
       }
       ${
         visits.length > 1
           ? html`
               <p class="dim">On the right, what differs from the answer beside it is marked.</p>
-              <div class="two">${side(a, "a")}${side(b, "b")}</div>
+              <div class="two sides">${side(a, "a")}${side(b, "b")}</div>
             `
           : side(0, "a")
       }
