@@ -103,7 +103,8 @@ def call_ray(port: int, token: str | None = None) -> list[str]:
 
 
 def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(slime_train: Start) -> None:
-    run = slime_train("--num-rollout", "100000", "--async", "--save-interval", "100000")
+    words = ["--num-rollout", "100000", "--async", "--save-interval", "100000", "--num-rollout-workers", "2"]
+    run = slime_train(*words)
     run.wait_for_output(r"\b1/\d")
     driver = psutil.Process(run.process.pid)
     processes = [driver, *driver.children(recursive=True)]
@@ -152,6 +153,8 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     assert len(shared) == 2, shared  # of Ray, and of temporary files
     assert [folder for folder in shared if folder.stat().st_mode & 0o077] == []
     assert [path for folder in (run.root, *shared) for path in files_with(token, folder)] == []
+    [meeting] = [path for folder in shared for path in folder.rglob("meeting-*")]
+    assert meeting.stat().st_size, "the ranks did not meet in this file"
     memory = [path for path in files if path.is_relative_to("/dev/shm") and path.exists()]
     assert memory and [path for path in memory if stranger_can_open(path)] == []
 

@@ -38,7 +38,7 @@ def build_all(launcher: RankLauncher, models: dict[str, tuple[dict[str, Any], Ar
         config = make_config(None, megatron=stated)
         settings = train_settings(config, ModelShape(found.transformer, found.gpt), post_norms=found.post_norms)
         if not started:
-            parallel.start(config, settings.transformer, rank=0, world_size=1, master=("127.0.0.1", launcher.port))
+            parallel.start(config, settings.transformer, rank=0, world_size=1, meeting=("127.0.0.1", launcher.port))
             started = True
         with torch.device("meta"):
             chunks = build_chunks(settings, torch.device("meta"))

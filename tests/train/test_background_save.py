@@ -83,7 +83,7 @@ def sizes_when_flushed(launcher: RankLauncher, config: Any, checkpoint: Path) ->
         config,
         rank=launcher.rank,
         world_size=launcher.world_size,
-        master=("127.0.0.1", launcher.port),
+        meeting=("127.0.0.1", launcher.port),
         estimator=Centred(),
     )
     flushed: dict[str, int] = {}

@@ -230,7 +230,7 @@ def wrapped_biases(launcher: RankLauncher, config: Any) -> list[tuple[torch.Tens
     from slime.train.settings import train_settings
 
     settings = train_settings(config, None)
-    meeting = {"rank": 0, "world_size": 1, "master": ("127.0.0.1", launcher.port)}
+    meeting = {"rank": 0, "world_size": 1, "meeting": ("127.0.0.1", launcher.port)}
     chunks = build_chunks(settings, parallel.start(config, settings.transformer, **meeting))
     fill(chunks)
     before = [router.expert_bias.clone() for router in routers_of(chunks[0])]

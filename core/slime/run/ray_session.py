@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -283,6 +284,12 @@ def _leave() -> None:
     if leaving.is_alive():
         # It would be waited for again when Python exits.
         atexit.unregister(ray_worker.shutdown)
+
+
+def new_meeting_file() -> Path:
+    """A file, not yet there, in which the ranks of this machine's Ray find each other. Only this user can write to it,
+    and it goes with Ray's other files."""
+    return Path(ray_worker._global_node.get_temp_dir_path(), f"meeting-{uuid.uuid4().hex}")
 
 
 def ray_failure() -> str | None:

@@ -29,7 +29,7 @@ from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.engines import Engines
 from slime.run.preemption import Preemption
-from slime.run.ray_session import Placement, place
+from slime.run.ray_session import Placement, new_meeting_file, place
 from slime.run.recovery import Recovery
 from slime.run.retention import Retention
 from slime.run.saving import Saver, save_model, writer_for
@@ -177,8 +177,9 @@ class Run:
         self._engines.start(placement.engines)
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
-        master = self._trainer.free_address()
-        self._trainer.build("slime.run.trainer:build_rank", [(*rank, master) for rank in ranks])
+        alone = self.config.cluster.ray_address is None
+        meeting = new_meeting_file() if alone else self._trainer.free_address()
+        self._trainer.build("slime.run.trainer:build_rank", [(*rank, meeting) for rank in ranks])
 
     def _wait_started(self) -> None:
         if self._engines.url is not None:

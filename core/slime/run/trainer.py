@@ -16,6 +16,7 @@ from slime.run.checkpoint_files import Files, record_files
 from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
 from slime.train.background import BackgroundWrite
+from slime.train.parallel import MeetingPoint
 from slime.train.rank import MegatronRank
 from slime.weights import Models
 
@@ -69,7 +70,7 @@ class TrainerProcess(MegatronRank):
 
 
 def build_rank(
-    config: RunConfig, run_dir: Path, fingerprint: Fingerprint, rank: int, master: tuple[str, int]
+    config: RunConfig, run_dir: Path, fingerprint: Fingerprint, rank: int, meeting: MeetingPoint
 ) -> TrainerProcess:
     """Build model, optimizer, process groups and estimator of one rank (collective).
 
@@ -78,7 +79,7 @@ def build_rank(
         run_dir: The run folder.
         fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
         rank: Index among all ranks.
-        master: Address and port where the ranks meet.
+        meeting: Where the ranks find each other.
     """
     plugins = load_same_plugins(config, fingerprint)
     estimator, spec = build_estimator(config, run_dir, plugins)
@@ -86,7 +87,7 @@ def build_rank(
         config,
         rank=rank,
         world_size=config.world_size,
-        master=master,
+        meeting=meeting,
         estimator=estimator,
         spec=spec,
         models=Models(plugins, config, run_dir),

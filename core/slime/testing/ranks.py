@@ -47,7 +47,7 @@ class RankLauncher:
             config,
             rank=self.rank,
             world_size=self.world_size,
-            master=("127.0.0.1", self.port),
+            meeting=("127.0.0.1", self.port),
             estimator=estimator,
             spec=spec,
             run_dir=run_dir,

@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from slime.config.threads import rank_threads
-from slime.engine.ports import listening_socket, stay_on_loopback
+from slime.engine.ports import LOOPBACK, listening_socket, stay_on_loopback
 from slime.errors import TrainerError
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
 
-def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, master: tuple[str, int]) -> torch.device:
+#: where ranks find each other: a file in a folder of this user alone, or an address and port at which rank 0 listens
+MeetingPoint = Path | tuple[str, int]
+
+
+def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, meeting: MeetingPoint) -> torch.device:
     """Join the other ranks, build Megatron's groups for the sizes in `transformer` and seed every random generator.
 
     Returns:
@@ -37,19 +42,19 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, ma
     device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")
     if config.on_gpu:
         torch.cuda.set_device(device)
-    address = f"{master[0]}:{master[1]}"
-    stay_on_loopback(master[0])
+    host, place = (LOOPBACK, str(meeting)) if isinstance(meeting, Path) else (meeting[0], f"{meeting[0]}:{meeting[1]}")
+    stay_on_loopback(host)
     try:
         dist.init_process_group(
             "nccl" if config.on_gpu else "gloo",
-            store=_store(master, rank, world_size, timedelta(minutes=minutes)),
+            store=_store(meeting, rank, world_size, timedelta(minutes=minutes)),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(minutes=minutes),
         )
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         raise TrainerError(
-            f"rank {rank} of {world_size} could not join the others at {address} within {minutes:g}"
+            f"rank {rank} of {world_size} could not join the others at {place} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
     torch.set_num_threads(rank_threads(config, _ranks_on_this_machine()))
@@ -80,9 +85,14 @@ def _require_determinism() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _store(master: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> TCPStore:
-    """The ranks' meeting point, served by rank 0 at `master` alone; torch's own would listen on every interface."""
-    host, port = master
+def _store(meeting: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> Store:
+    """What the ranks know of each other: on one machine in a file, which no other user can write to; on several served
+    by rank 0 at the given address alone. Torch's own store would listen on every interface."""
+    if isinstance(meeting, Path):
+        store = FileStore(str(meeting), world_size)
+        store.set_timeout(timeout)
+        return store
+    host, port = meeting
     if rank != 0:
         return TCPStore(host, port, world_size, timeout=timeout, wait_for_workers=False)
     listening = listening_socket(host, port)

@@ -81,7 +81,7 @@ class MegatronRank:
         *,
         rank: int,
         world_size: int,
-        master: tuple[str, int],
+        meeting: parallel.MeetingPoint,
         estimator: Estimator | None,
         spec: EstimatorSpec | None = None,
         models: Models | None = None,
@@ -93,7 +93,7 @@ class MegatronRank:
             config: The run's configuration.
             rank: Number of this rank.
             world_size: Number of ranks.
-            master: Address and port on which rank 0 listens.
+            meeting: Where the ranks find each other.
             estimator: Turns rewards into advantages; None for supervised fine-tuning.
             spec: What the estimator declares: what it needs, and the level of its ratio.
             models: Reads model folders; default: with the model families of the installed plugins.
@@ -130,7 +130,7 @@ class MegatronRank:
         #: what the last `train` computed of the tokens that are logged
         self._logged: LoggedTokens | None = None
         self._device = parallel.start(
-            config, self._settings.transformer, rank=rank, world_size=world_size, master=master
+            config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
         )
         try:
             self._build(frozenset() if spec is None else spec.needs)
