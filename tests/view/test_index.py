@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -163,6 +164,24 @@ def test_a_deleted_file_is_told_where_its_samples_were(tmp_path: Path) -> None:
     assert index.refresh() == 12 and index.state().problems == []
 
 
+def test_files_that_are_deleted_while_they_are_read_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BATCH", 5)
+    folder = make_run(tmp_path / "run", steps=3)
+    index = open_index(RunFolder(folder))
+
+    def delete_after_a_batch() -> bool:
+        for step in (0, 1):  # the first one is open, the second one is next
+            (folder / "rollouts" / f"00000{step}.jsonl").unlink(missing_ok=True)
+        return False
+
+    assert index.refresh(delete_after_a_batch) == 2 * 12 + GROUPS
+    assert index.refresh() == 0
+    assert counted(index, "kind:train") == counted(index, "step=2 kind:train") == 12
+    assert index.state().problems == ["files of samples that were deleted after they were indexed: 1"]
+
+
 def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=3)
     one, other = open_index(RunFolder(folder)), open_index(RunFolder(folder))
@@ -244,6 +263,25 @@ def test_an_index_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Pat
     index.query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(DataError, match=rf"the index {index.path} cannot be written: database or disk is full"):
         index.refresh()
+
+
+def test_an_index_that_would_fill_the_disk_is_not_continued_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(RunFolder(make_run(tmp_path / "run", steps=3)))
+    state = index.state()
+    assert index.path is not None and state.total > 5000
+    room = iter([2**30, state.total * 2])  # before the first file, and after it
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=next(room)))
+    told = rf"the index {index.path} covers 12 samples and is not continued: about 0 MiB are missing, .* has 0 MiB left"
+    with pytest.raises(DataError, match=told):
+        index.refresh()
+    assert counted(index, "kind:train") == 12 and index.state().done < state.total
+    room = iter([2**30] * 9)
+    assert index.refresh() == 3 * 12 + GROUPS - 12
+    room = iter([5000] * 9)  # little, and there is nothing left to read
+    assert index.refresh() == 0
 
 
 def test_groups_and_the_visits_of_a_prompt_are_found(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from tests.view.conftest import Serve, Served
 from tests.view.making import add_step, make_run
 
@@ -61,6 +64,16 @@ def test_the_page_is_small_and_its_libraries_come_with_their_licences() -> None:
     assert sent < 60_000
     licences = {path.name for path in (STATIC / "vendor").glob("LICENSE.*")}
     assert licences == {"LICENSE.preact", "LICENSE.htm", "LICENSE.uPlot"}
+
+
+def test_the_package_has_the_page_the_licences_of_its_libraries_and_the_demo() -> None:
+    builder = WheelBuilder(str(Path(__file__).parents[2]))
+    packed = {file.distribution_path for file in builder.recurse_included_files()}
+    page = {f"slime/view/static/{path.relative_to(STATIC)}" for path in STATIC.rglob("*") if path.is_file()}
+    assert len(page) > 15 and page <= packed
+    assert {"slime/cli/demo/run.toml", "slime/cli/demo/model.json"} <= packed
+    told = builder.metadata.core.license_files
+    assert {name.rpartition("/")[2] for name in told} == {"LICENSE", "LICENSE.preact", "LICENSE.htm", "LICENSE.uPlot"}
 
 
 def test_only_who_knows_the_token_and_comes_from_this_machine_is_answered(served: Served) -> None:
@@ -220,6 +233,32 @@ def test_the_command_prints_the_address_and_ends_by_a_signal(runs: tuple[Path, P
         child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=60)
         assert (child.returncode, error) == (0, "")
+
+
+def test_a_run_on_a_read_only_disk_is_shown(tmp_path: Path, cache: Path) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount in a namespace of his own")
+    folder = make_run(tmp_path / "run", steps=2)
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/x" && exec "$@"'
+    command = ["unshare", "-rm", "sh", "-c", mounted, str(folder), sys.executable, "-m", "slime.cli.main", "view"]
+    with subprocess.Popen([*command, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            assert f"index of the samples: {cache}/" in child.stdout.readline()
+            address = child.stdout.readline().split()[1]
+            deadline = time.monotonic() + 60
+            while True:
+                with urlopen(f"{address}api/runs", timeout=60) as answer:
+                    [run] = json.loads(answer.read())["runs"]
+                if run["index"]["samples"] == 2 * 12 + 3:
+                    break
+                assert time.monotonic() < deadline, run
+                time.sleep(0.05)
+            assert run["problems"] == [] and run["steps"] == [1]
+        finally:
+            child.send_signal(signal.SIGINT)
+        _, error = child.communicate(timeout=60)
+        assert child.returncode == 0 and "Read-only file system" in error  # of touch
 
 
 @pytest.mark.parametrize(

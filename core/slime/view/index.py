@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from slime.view.tokens import read_extremes, tokens_path
 _BATCH, _BATCH_BYTES = 2000, 4 * 2**20
 #: seconds to wait for another process that writes to the index
 _BUSY_S = 30.0
+#: bytes of the disk that an index leaves free, unless it needs few of them
+_KEEP_FREE = 2**30
 #: in place of the size of a file that was deleted
 _GONE = -1
 #: bytes at both ends of what was read of a file, by which it is known again
@@ -163,14 +166,16 @@ class RunIndex:
             How many samples were added.
 
         Raises:
-            DataError: The index cannot be written.
+            DataError: The index cannot be written, or would fill the disk.
         """
         added, present = 0, set()
         try:
+            self._leave_room()
             for file in self.files():
                 present.add(file.path.name)
                 for batch in self._read(file):
                     added += batch
+                    self._leave_room()
                     if stopped():
                         return added
             for file in self.files():
@@ -182,6 +187,19 @@ class RunIndex:
         except sqlite3.Error as error:
             raise DataError(f"the index {self.path} cannot be written: {error}") from None
         return added
+
+    def _leave_room(self) -> None:
+        """End the reading before the disk is full: the run may write to it too. An index is as large as its samples."""
+        if self.path is None or (free := shutil.disk_usage(self.path.parent).free) >= _KEEP_FREE:
+            return
+        state = self.state()
+        rest = state.total - state.done
+        if rest > free / 4:
+            raise DataError(
+                f"the index {self.path} covers {state.samples:,} samples and is not continued: about"
+                f" {rest / 2**20:,.0f} MiB are missing, and its disk has {free / 2**20:,.0f} MiB left. Free some, or"
+                " set XDG_CACHE_HOME to a folder on another disk"
+            )
 
     def files(self) -> Sequence[SampleFile]:
         """The sample files that the index covers."""
