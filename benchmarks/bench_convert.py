@@ -73,9 +73,11 @@ def write_model(folder: Path, *, layers: int, hidden: int) -> None:
 
 def convert(source: Path, folder: Path) -> Measured:
     """Convert in a process of its own."""
+    # Not `getrusage`: the kernel counts this process's memory, from before the exec, as the child's too.
     code = (
-        "import sys, resource; from slime.cli.main import main; code = main(sys.argv[1:])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+        "import sys; from slime.cli.main import main; code = main(sys.argv[1:])\n"
+        "[peak] = [line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')]\n"
+        "print(peak); sys.exit(code)"
     )
     words = [sys.executable, "-c", code, "convert", str(source), str(folder)]
     began = time.perf_counter()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ _ORIGIN = "conversion.json"
 _LOCK = "conversion.lock"
 #: ending of the name of a file that is being written
 _UNFINISHED = ".unfinished"
+#: numbers of a tensor that are written at once
+_PIECE = 2**20
 #: safetensors' names of the types that are written
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -245,13 +247,17 @@ def _write_file(path: Path, held: Sequence[Output], read: Read) -> None:
     with unfinished.open("wb") as file:
         file.write(_header(held))
         for one in held:
-            tensor = read(one.name)
-            if tuple(tensor.shape) != one.shape:
-                raise CheckpointError(f"{one.name} has shape {list(tensor.shape)}, expected {list(one.shape)}.")
-            file.write(_bits(tensor.to(one.dtype)).numpy().data)
+            _write_tensor(file, one, read(one.name))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
+
+
+def _write_tensor(file: BinaryIO, output: Output, tensor: Tensor) -> None:
+    if tuple(tensor.shape) != output.shape:
+        raise CheckpointError(f"{output.name} has shape {list(tensor.shape)}, expected {list(output.shape)}.")
+    for part in tensor.reshape(-1).split(_PIECE):  # no second matrix of this size in another type
+        file.write(_bits(part.to(output.dtype)).numpy().data)
 
 
 def _header(held: Sequence[Output]) -> bytes:
