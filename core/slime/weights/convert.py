@@ -256,7 +256,7 @@ def _write_file(path: Path, held: Sequence[Output], read: Read) -> None:
 def _write_tensor(file: BinaryIO, output: Output, tensor: Tensor) -> None:
     if tuple(tensor.shape) != output.shape:
         raise CheckpointError(f"{output.name} has shape {list(tensor.shape)}, expected {list(output.shape)}.")
-    for part in tensor.reshape(-1).split(_PIECE):  # no second matrix of this size in another type
+    for part in torch.split(tensor.reshape(-1), _PIECE):  # no second matrix of this size in another type
         file.write(_bits(part.to(output.dtype)).numpy().data)
 
 
