@@ -20,6 +20,7 @@ from tests.support.engines import READY_S, cpu_engine, running
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError
 from slime.kit.processes import living_members
+from slime.kit.processes.fork_server import Call, ForkServer
 
 pytestmark = pytest.mark.engine
 
@@ -57,11 +58,29 @@ def test_a_directly_launched_server_answers_and_leaves_no_process_and_no_file(ti
         assert server.control.server_info()["model_path"] == str(tiny_model)
         assert len(living_members(group)) >= 3  # server, scheduler, detokenizer
         shared = shared_memory_of(group)
-        scratch = server._scratch.path
+        scratch = Path(psutil.Process(group).environ()["TMPDIR"])
         assert shared and all(p.exists() for p in shared) and scratch.is_dir()
     assert living_members(group) == []
     assert not any(p.exists() for p in shared) and not scratch.exists()
     assert server.failure() is None
+
+
+def test_processes_are_forked_beside_a_variable_that_no_engine_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in `OMP_NUM_THREADS=2 slime train`. SGLang's processes had no names then, and a hung scheduler was not known.
+    variables = {"OMP_NUM_THREADS": "2", **{name: value for name, value in os.environ.items() if name[:3] != "OMP"}}
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    server = ForkServer(Call("builtins:bool"), env={"OMP_NUM_THREADS": "1"}, log_path=None)
+    server.start()
+    try:
+        environ = Path(f"/proc/{server.pid}/environ")
+        wait_until(lambda: environ.read_bytes() != b"")  # empty between fork and exec
+        seen = environ.read_bytes().split(b"\0")
+    finally:
+        server.stop()
+    assert seen[0].startswith(b"PATH=") and b"OMP_NUM_THREADS=1" in seen
 
 
 def test_two_servers_share_one_import(tiny_model: Path, fork_server: Path, tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ through the run, two runs compared. The page is served on this machine alone
 (127.0.0.1), to whoever has the address that is printed; nothing can be
 changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
-  --demo [DIR]     make a small run and show it while it goes on: a model of 300,000
-                   parameters learns to add, in about a minute on two CPU cores.
+  --demo [DIR]     make a small run and show it while it goes on: a model of
+                   300,000 parameters learns to add, in about a minute on two
+                   CPU cores.
                    Model and run folder are in DIR, which is new or empty
                    [outputs/demo-TIME]; Ctrl-C ends the run too
   --port PORT      [a free one]

@@ -41,9 +41,6 @@ def prepare_cpu_host() -> Literal[True]:
     """Import SGLang here, with stand-ins and patches, so that servers can be forked from this process."""
     from slime.cpu import sglang_standins
 
-    # SGLang names its processes, and `host_watch` finds a scheduler by its name. A name goes where the arguments are,
-    # and they are found only beside the first environment: look before anything changes it.
-    importlib.import_module("setproctitle").getproctitle()
     gc.disable()  # nothing imported here ever becomes garbage; looking for some takes a second
     sglang_standins.install()
     for module in (
