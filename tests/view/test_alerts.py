@@ -51,6 +51,7 @@ def test_a_good_run_has_no_alert() -> None:
         ({"rollout__truncated_ratio": lambda step: 0.0 if step < 18 else 0.6}, "rollout/truncated_ratio",
          "60% of the responses were cut off", 18),
         ({"train__entropy": lambda step: 0.8 if step < 10 else 0.01}, "train/entropy", "entropy collapsed: 0.01", 10),
+        ({"train__entropy": lambda step: max(0.2 * 0.7**step, 0.015)}, "train/entropy", "0.2 at the beginning", 5),
         ({"train__logprob_gap_mean": lambda step: 1e-3 * 1.2**step}, "train/logprob_gap_mean", "the gap between", 13),
         ({"eval__held": lambda step: 0.9 - 0.02 * step, "eval__held__low": lambda step: 0.88 - 0.02 * step,
           "eval__held__high": lambda step: 0.92 - 0.02 * step}, "eval/held", "evaluation held fell to 0.32", 29),

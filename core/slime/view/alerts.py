@@ -16,7 +16,8 @@ MIN_STEPS = 6
 EQUAL_GROUPS, TRUNCATED = 0.8, 0.3
 #: the gap between the engines' and the trainer's log-probs is told above this, if it has grown so many times
 GAP, GAP_GROWTH = 0.01, 3.0
-#: entropy is told if it has fallen to this share of the beginning, and below this many nats
+#: entropy is told if it has fallen below this many nats, and to this share of the highest of the first window: a fast
+#: collapse is over before that window is, so that its mean says little
 ENTROPY_SHARE, ENTROPY = 0.2, 0.1
 #: the least gain in reward of a run that is not stalled, in standard deviations of a step's samples
 GAIN = 0.1
@@ -222,11 +223,14 @@ def _truncation(metrics: Metrics) -> Iterator[Alert]:
 def _entropy(metrics: Metrics) -> Iterator[Alert]:
     name = "train/entropy"
     trend = _trend(metrics, name)
-    if trend is not None and trend.last < ENTROPY and trend.last < ENTROPY_SHARE * trend.first:
-        since = trend.crossed(lambda value: value < ENTROPY_SHARE * trend.first)
+    if trend is None:
+        return
+    first = max(trend.values[: trend.window])
+    if trend.last < ENTROPY and trend.last < ENTROPY_SHARE * first:
+        since = trend.crossed(lambda value: value < ENTROPY_SHARE * first)
         yield Alert(
             f"entropy collapsed: {trend.last:.3g} nats per token in the last {trend.window} steps,"
-            f" {trend.first:.3g} in the first",
+            f" {first:.3g} at the beginning",
             "The answers to a prompt are nearly equal, so that nothing is explored: compare siblings. A lower learning"
             " rate, a KL or entropy term, or a higher temperature help.",
             name,
