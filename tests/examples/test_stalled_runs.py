@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.view.making import make_run, sample_of
 
+from slime.config.assemble import load_config
 from slime.observe.samples import write_rollout
 from slime.types import Group
 from slime.view.alerts import alerts
@@ -50,3 +54,39 @@ def test_the_alert_of_the_reward_bug_leads_to_right_answers_without_reward(tmp_p
     condition = read_filter(alert.filter)
     assert count(index, condition) == 25
     assert {one.brief()["answer"] for one in find(index, condition)} == {"151"}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What run.py defines."""
+    monkeypatch.setattr(sys, "path", [str(EXAMPLE), *sys.path])
+    return runpy.run_path(str(EXAMPLE / "run.py"))
+
+
+def test_the_flags_of_every_run_are_accepted(script: dict[str, Any]) -> None:
+    for flags in script["RUNS"].values():
+        load_config([str(EXAMPLE / "base.toml"), *flags])
+    collapse = load_config([str(EXAMPLE / "base.toml"), *script["RUNS"]["entropy-collapse"]])
+    assert collapse.data.prompt_data == ["outputs/stalled-runs/yes-no/train.jsonl"]
+    assert collapse.rollout.rollout_temperature == 0.3
+
+
+def test_most_questions_are_answered_with_yes_and_all_labels_are_right(tmp_path: Path, script: dict[str, Any]) -> None:
+    script["make_yes_no"](tmp_path)
+    for name, rows, yes in (("train", 1800, 1200), ("held_out", 256, 128)):
+        found = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        words = [(row["prompt"][0]["content"].removesuffix("?").split(" more than "), row["label"]) for row in found]
+        assert len(words) == rows
+        assert sum(label == "y" for _, label in words) == yes
+        assert all((int(one) > int(other)) == (label == "y") for (one, other), label in words)
+
+
+def test_the_teacher_is_right_three_times_in_five_and_prefers_no_answer(script: dict[str, Any]) -> None:
+    rng = random.Random(0)
+    lessons = [script["lesson"](rng) for _ in range(4000)]
+    right = 0
+    for question, answer in lessons:
+        one, other = map(int, question.removesuffix("?").split(" more than "))
+        right += (one > other) == (answer == "y")
+    assert right / 4000 == pytest.approx(0.6, abs=0.03)
+    assert sum(answer == "y" for _, answer in lessons) / 4000 == pytest.approx(0.5, abs=0.03)
