@@ -91,7 +91,7 @@ def serving(server: EngineServer) -> Iterator[None]:
 def start_rank(config: Any) -> MegatronRank:
     """The only rank of a trainer, in this process."""
     return MegatronRank(
-        config, rank=0, world_size=1, master=(LOOPBACK, free_port(LOOPBACK)), estimator=Centred(), spec=None
+        config, rank=0, world_size=1, meeting=(LOOPBACK, free_port(LOOPBACK)), estimator=Centred(), spec=None
     )
 
 

@@ -162,7 +162,7 @@ def main() -> int:
             config,
             rank=0,
             world_size=1,
-            master=("127.0.0.1", 29_511),
+            meeting=("127.0.0.1", 29_511),
             estimator=GroupMean(),
             spec=EstimatorSpec(name="group_mean", factory="", needs=frozenset({"group"})),
             run_dir=WORK,
