@@ -14,7 +14,7 @@ from slime.errors import ConfigError, SlimeError, writing
 from slime.observe.metrics import read_metrics
 from slime.view.run_files import CONFIG
 
-#: seconds that the run has to end after a signal, before and after it is told to end at once
+#: seconds that the run has to end in order, and then, after more signals, at once
 _END_S, _END_AT_ONCE_S = 60.0, 10.0
 #: seconds until a run folder must be there
 _MADE_WITHIN_S = 600.0

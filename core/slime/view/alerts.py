@@ -16,8 +16,8 @@ MIN_STEPS = 6
 EQUAL_GROUPS, TRUNCATED = 0.8, 0.3
 #: the gap between the engines' and the trainer's log-probs is told above this, if it has grown so many times
 GAP, GAP_GROWTH = 0.01, 3.0
-#: entropy is told if it has fallen below this many nats, and to this share of the highest of the first window: a fast
-#: collapse is over before that window is, so that its mean says little
+#: entropy has collapsed if it is below this many nats, and below this share of the highest value in the first window
+#: (not of its mean, which a collapse within a few steps has already lowered)
 ENTROPY_SHARE, ENTROPY = 0.2, 0.1
 #: the least gain in reward of a run that is not stalled, in standard deviations of a step's samples
 GAIN = 0.1
