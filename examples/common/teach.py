@@ -1,4 +1,4 @@
-"""Trains the quickstart's small model on questions and answers, in a minute or less, with plain torch.
+"""Trains a small model, by default the quickstart's, on questions and answers, in a minute or less, with plain torch.
 
 The result is a starting point for RL: a model whose answers have the right form, but are often wrong.
 """
@@ -21,12 +21,14 @@ Lesson = Callable[[random.Random], tuple[str, str]]
 BATCH = 32
 
 
-def teach(folder: Path, lesson: Lesson, *, steps: int, seed: int = 0) -> float:
-    """Train a model on `steps` batches of lessons and write its folder; returns the last loss per token."""
+def teach(
+    folder: Path, lesson: Lesson, *, steps: int, seed: int = 0, model_maker: Callable[..., int] = make_model
+) -> float:
+    """Train a new model on `steps` batches of lessons and write its folder; returns the last loss per token."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    make_model(folder, seed=seed)
+    model_maker(folder, seed=seed)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = AutoTokenizer.from_pretrained(folder)

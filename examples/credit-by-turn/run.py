@@ -1,11 +1,11 @@
-"""credit-by-turn: the same model learns to use a calculator from outcomes alone, and from credit by turn.
+"""credit-by-turn: the same model learns a chain of calculations from outcomes alone, and from credit by turn.
 
     pip install --no-deps --no-build-isolation -e examples/credit-by-turn
     python examples/credit-by-turn/run.py [SEED ...]
 
-Builds model, questions and warm start of the tool-calculator example unless they are there, trains once with each kind
-of credit for each seed, and writes `curves.csv` and `curves.png` beside this file. The exit code is 1 if credit by turn
-did not lead to the higher held-out accuracy, averaged over evaluations and seeds.
+Makes the questions and the warm start unless they are there, trains once with each kind of credit for each seed, and
+writes `docs/curves/credit-by-turn.csv` and `.png`. The exit code is 1 if credit by turn did not lead to the higher
+held-out accuracy, averaged over evaluations and seeds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("common", "tool-calculator")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
 
-from make_data import make_data
-from make_model import make_model
+from make_task import make_task
 from slime_run import ROOT, seeds, train
 
 from slime.observe.metrics import read_metrics
 
 HERE = Path(__file__).resolve().parent
-CALCULATOR = HERE.parent / "tool-calculator"
-WORK = ROOT / "outputs" / "tool-calculator"
+TABLE = ROOT / "docs" / "curves" / "credit-by-turn.csv"
+WORK = ROOT / "outputs" / "credit-by-turn"
 #: what is compared -> the flags that choose it
 ARMS = {
     "outcome only": ["--reward", "exact_match", "--advantage-estimator", "grpo"],
@@ -34,15 +33,6 @@ ARMS = {
 }
 #: (arm, seed) -> [(rollouts trained on, held-out accuracy)]
 Curves = dict[tuple[str, int], list[tuple[int, float]]]
-
-
-def warm_start() -> None:
-    """The tool-calculator example's model, data and warm start, if they are not there."""
-    if (WORK / "warm_start" / "config.json").is_file():
-        return
-    make_model(WORK / "model")
-    make_data(WORK / "data")
-    train(CALCULATOR / "warm_start.toml", "credit-by-turn-warm-start")
 
 
 def evaluations(run_dir: Path) -> list[tuple[int, float]]:
@@ -57,7 +47,7 @@ def write(curves: Curves) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with (HERE / "curves.csv").open("w", encoding="utf-8", newline="") as file:
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["arm", "seed", "rollouts", "held_out_accuracy"])
         rows.writerows((*key, *point) for key, points in curves.items() for point in points)
@@ -69,12 +59,13 @@ def write(curves: Curves) -> None:
     axes.set(xlabel="rollouts trained on", ylabel="held-out accuracy", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(HERE / "curves.png", dpi=90, bbox_inches="tight")
+    figure.savefig(TABLE.with_suffix(".png"), dpi=90, bbox_inches="tight")
 
 
 def main(numbers: list[int]) -> int:
     """Run every arm with every seed; the last lines show the mean accuracy of each arm."""
-    warm_start()
+    if not (WORK / "warm_start" / "config.json").is_file():
+        make_task(WORK)
     curves: Curves = {}
     for seed in numbers:
         for arm, flags in ARMS.items():

@@ -49,12 +49,16 @@ def slime_register_estimators() -> list[EstimatorSpec]:
 
 
 class JudgedTurns:
-    """The reward is 1 if the last answer is the label, else 0. The column `credit` judges what each turn could know:
+    """The reward is 1 if the last answer is the label, else 0. The column `credit` judges each turn by what it knew.
 
-    - a turn that calls a tool: 1 if the tool's result is the label, else 0;
-    - the last answer: 1 if it is the label, or repeats what the last tool said, else 0.
+    A sample's metadata has the number at the start, `start`, and what is to be added to it step by step, `changes`:
 
-    Every token of a turn has its credit; tokens between turns have none.
+    - turn k, while there are changes left: 1 if it calls a tool whose result is the last result plus `changes[k]`;
+    - the turn after the last change: 1 if it answers with the last result;
+    - everything else: 0.
+
+    A wrong step is not held against the turns after it: they go on from its result. Every token of a turn has its
+    credit; tokens between turns have none.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:
@@ -65,26 +69,31 @@ class JudgedTurns:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Reward:
-        label = sample.label or ""
-        credits = list(_credits(sample.metadata.get("messages", ()), sample.response, label))
+        facts = sample.metadata
+        credits = _credits(facts.get("messages", ()), facts.get("start", 0), facts.get("changes", ()))
         column = [float("nan")] * sample.response_length
         source = sample.columns.get("source")
         written = [source is None or source[token] == 0 for token in range(sample.response_length)]
         for credit, turn in zip(credits, _runs(written), strict=False):
             for token in turn:
                 column[token] = credit
-        return Reward(float(sample.response.strip() == label.strip()), columns={"credit": column})
+        return Reward(float(sample.response.strip() == (sample.label or "").strip()), columns={"credit": column})
 
 
-def _credits(messages: Sequence[dict[str, str]], response: str, label: str) -> Iterator[float]:
-    """The credit of each turn, in order; the last message is the last answer."""
-    heard: list[str] = []
-    for number, message in enumerate(messages):
-        if message["role"] == "assistant" and number:
-            yield float(heard[-1:] == [label.strip()])
-        elif message["role"] == "tool":
-            heard.append(message["content"].strip())
-    yield float(response.strip() in (label.strip(), *heard[-1:]))
+def _credits(messages: Sequence[dict[str, str]], total: int, changes: Sequence[int]) -> Iterator[float]:
+    """The credit of each turn, in order."""
+    turns: list[list[str]] = []  # what the policy wrote in a turn, then the results of its calls
+    for message in messages:
+        if message["role"] == "assistant":
+            turns.append([])
+        turns[-1].append(message["content"].strip())
+    for number, (written, *results) in enumerate(turns):
+        if number < len(changes):
+            yield float(results == [str(total + changes[number])])
+        else:
+            yield float(written == str(total))
+        if results and results[-1].lstrip("-").isdecimal():  # neither an error nor a fraction
+            total = int(results[-1])
 
 
 def _runs(flags: Sequence[bool]) -> list[list[int]]:

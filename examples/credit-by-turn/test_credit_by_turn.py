@@ -25,7 +25,7 @@ NAN = math.nan
 
 
 def conversation(answer: str, *heard: str) -> Sample:
-    """One token a turn and two between turns."""
+    """`40 gets 3 pays 1=`, with one token a turn and two between turns."""
     source = [0, 1, 1] * len(heard) + [0]
     messages = [
         message
@@ -33,7 +33,12 @@ def conversation(answer: str, *heard: str) -> Sample:
         for message in ({"role": "assistant", "content": "call"}, {"role": "tool", "content": text})
     ]
     sample = make_sample(response="x" * len(source), label="42")
-    sample.response, sample.metadata = answer, {"messages": [*messages, {"role": "assistant", "content": answer}]}
+    sample.response = answer
+    sample.metadata = {
+        "start": 40,
+        "changes": [3, -1],
+        "messages": [*messages, {"role": "assistant", "content": answer}],
+    }
     sample.columns = {"source": np.array(source, dtype=np.float32)} if heard else {}
     return sample
 
@@ -44,12 +49,15 @@ def credits_of(reward: Reward) -> list[float]:
 
 def test_each_turn_is_judged_by_what_it_could_know() -> None:
     cases = {
-        "guessed wrongly": (conversation("41"), 0.0, [0.0]),
-        "guessed": (conversation("42"), 1.0, [1.0]),
-        "called and copied": (conversation("42", "42"), 1.0, [1.0, 1.0]),
-        "called and ignored it": (conversation("41", "42"), 0.0, [1.0, 0.0]),
-        "called wrongly and copied": (conversation("9", "9"), 0.0, [0.0, 1.0]),
-        "called again": (conversation("42", "9", "42"), 1.0, [0.0, 1.0, 1.0]),
+        "guessed": (conversation("42"), 1.0, [0.0]),
+        "all right": (conversation("42", "43", "42"), 1.0, [1.0, 1.0, 1.0]),
+        "ignored the result": (conversation("41", "43", "42"), 0.0, [1.0, 1.0, 0.0]),
+        "only the first step wrong": (conversation("36", "37", "36"), 0.0, [0.0, 1.0, 1.0]),
+        "only the second step wrong": (conversation("44", "43", "44"), 0.0, [1.0, 0.0, 1.0]),
+        "a call that failed": (conversation("39", "error: no", "39"), 0.0, [0.0, 1.0, 1.0]),
+        "a fraction": (conversation("39", "0.5", "39"), 0.0, [0.0, 1.0, 1.0]),
+        "stopped too early": (conversation("43", "43"), 0.0, [1.0, 0.0]),
+        "one step too many": (conversation("42", "43", "42", "42"), 1.0, [1.0, 1.0, 0.0, 1.0]),
     }
     judge = JudgedTurns(NoOptions(), make_context())
     for what, (sample, value, credits) in cases.items():
@@ -78,17 +86,17 @@ def test_conversations_of_the_engine_are_credited_turn_by_turn() -> None:
 
     def talk(index: int, *turns: str) -> Sample:
         """Turns of the model and of the tool alternate; the last is an answer."""
-        conversation = Conversation(template, encode("6*7="))
+        conversation = Conversation(template, encode("40+2="))
         for number, text in enumerate(turns):
             if number % 2:
                 conversation.add([{"role": "tool", "content": text}])
             else:
                 conversation.generated(said(text))
-        return conversation.to_sample(
-            Sample(prompt="6*7=", label="42", index=index, group_index=0, status=Status.PENDING)
-        )
+        facts = {"start": 40, "changes": [2]}
+        sample = Sample(prompt="40+2=", label="42", index=index, group_index=0, metadata=facts, status=Status.PENDING)
+        return conversation.to_sample(sample)
 
-    samples = [talk(0, "41"), talk(1, "6*7", "42", "42"), talk(2, "6*7", "42", "40")]
+    samples = [talk(0, "41"), talk(1, "40+2", "42", "42"), talk(2, "40+2", "42", "40")]
     rewards = asyncio.run(JudgedTurns(NoOptions(), make_context()).score(samples))
     for sample, reward in zip(samples, rewards, strict=True):
         sample.reward, sample.columns = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -39,19 +38,20 @@ def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path
 def test_credit_reaches_the_estimator_and_the_file(installed: tuple[Path, Path]) -> None:
     """With a random model: the whole example shows which credit teaches more."""
     folder, site = installed
-    calculator = EXAMPLES / "tool-calculator"
-    run_python([str(calculator / "make_data.py"), "outputs/tool-calculator/data"], folder)
-    run_python([str(calculator / "make_model.py"), "outputs/tool-calculator/warm_start"], folder)
+    example = EXAMPLES / "credit-by-turn"
+    make = (
+        "from pathlib import Path; import make_task; work = Path('outputs/credit-by-turn'); make_task.make_data(work)"
+    )
+    run_python(["-c", f"{make}; make_task.make_model(work / 'warm_start', seed=0)"], folder, PYTHONPATH=str(example))
     flags = ["--reward", "judged_turns", "--advantage-estimator", "by_turn", "--run-name", "turns"]
     flags += ["--num-rollout", "1", "--rollout-batch-size", "2", "--global-batch-size", "16", "--eval-interval", "1"]
     flags += ["--log-token-columns", "all", "--skip-eval-before-train"]
-    run_python([*SLIME, "train", str(EXAMPLES / "credit-by-turn" / "run.toml"), *flags], folder, PYTHONPATH=str(site))
+    run_python([*SLIME, "train", str(example / "run.toml"), *flags], folder, PYTHONPATH=str(site))
     samples = (folder / "outputs/turns/rollouts/000000.jsonl").read_text(encoding="utf-8").splitlines()
     rows = pq.read_table(folder / "outputs/turns/rollouts/000000.tokens.parquet").to_pylist()
     assert len(rows) == len(samples) == 16
     for row in rows:
-        sample = json.loads(samples[row["line"]])
         written = [source == 0 for source in row["source"]]
         assert written == [not math.isnan(credit) for credit in row["credit"]]
         assert written == [not math.isnan(advantage) for advantage in row["advantage"]]
-        assert row["credit"][-1] >= sample["reward"]  # a right last answer is credited
+        assert row["credit"][-1] in (0, 1)
