@@ -44,10 +44,13 @@ class Waiting:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes on this machine; the second has two GPUs on paper."""
     with ExitStack() as last_to_first:
         folder = last_to_first.enter_context(TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True))
+        # Ray writes the cluster's address there, and makes the folder only for clusters without one of their own.
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
         made = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False, "temp_dir": folder})
         last_to_first.callback(made.shutdown)
         made.add_node(num_cpus=2, num_gpus=2, node_ip_address=SECOND)
