@@ -60,7 +60,7 @@ def measure(shape: str, folder: Path, rounds: int, threads: int) -> None:
     def by_transformers() -> int:
         settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": RESPONSE, "pad_token_id": 0}
         with torch.inference_mode():
-            return int(model.generate(batch, torch.ones_like(batch), **settings)[:, PROMPT:].numel())
+            return int(model.generate(batch, attention_mask=torch.ones_like(batch), **settings)[:, PROMPT:].numel())
 
     async def ask() -> int:
         async with HttpPolicyClient(engine.url, timeout_s=600.0, concurrency=REQUESTS) as client:
