@@ -231,6 +231,35 @@ def locked_engines() -> Locked:
     return Locked(1)
 
 
+def test_workers_are_forked_rather_than_started(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
+    async def drive(_: RolloutManager, workers: RolloutWorkers) -> None:
+        commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in workers.pids]
+        assert len(commands) == 2
+        assert not any("--call" in command for command in commands), "a thread in their server: each imports anew"
+
+    run(prompt_file, tokenizer, tmp_path, Call(f"{__name__}:engines"), drive)
+
+
+def test_a_question_to_a_worker_that_is_replaced_meanwhile_is_answered_by_the_next(
+    prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    """A worker died between the look at it and the question, which then waited for an answer in vain."""
+
+    async def drive(_: RolloutManager, workers: RolloutWorkers) -> None:
+        old = workers._workers[0]
+        new = await workers._launch(0)
+        await new.ready
+        workers._workers[0] = old
+        old.send = lambda *_: None  # type: ignore[method-assign] # it is dead
+        asked = asyncio.ensure_future(workers.report())
+        for _ in range(2):
+            await asyncio.sleep(0)  # the question waits until the worker is ready
+        workers._workers[0] = new
+        await asyncio.wait_for(asked, 30)
+
+    run(prompt_file, tokenizer, tmp_path, Call(f"{__name__}:engines"), drive)
+
+
 def test_a_stopped_batch_keeps_what_its_workers_have(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
     async def drive(manager: RolloutManager, workers: RolloutWorkers) -> None:
         seen: list[int] = []

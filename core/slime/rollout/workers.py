@@ -45,6 +45,9 @@ _LEAVE_S = 5.0
 _MOST_ENDED = 3
 #: workers that may end while they have the same group, which may be what ends them
 _MOST_GIVEN = 3
+#: numpy and pyarrow start threads when they are imported, unless told otherwise. A process with threads cannot be
+#: forked, and a worker would take seconds to start.
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 #: last lines of a worker's log in messages
 _LINES = 5
 
@@ -84,7 +87,9 @@ class RolloutWorkers:
         self._job = job
         config = job.config.cluster
         self._startup_s, self._hang_s = config.startup_timeout_s, config.hang_timeout_s
-        self._server = ForkServer(Call("slime.rollout.worker:prepare", (job,)), log_path=self._log("s"))
+        self._server = ForkServer(
+            Call("slime.rollout.worker:prepare", (job,)), env=_NO_THREADS, log_path=self._log("s")
+        )
         self._workers: dict[int, _Worker] = {}
         self._batches: dict[int, WorkersBatch] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
@@ -150,36 +155,40 @@ class RolloutWorkers:
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every worker's policy; the answers."""
-        return await asyncio.gather(*(self._ask(worker, "tell", method, arguments) for worker in self._all()))
+        return await asyncio.gather(*(self._ask(number, "tell", method, arguments) for number in self._workers))
 
     async def report(self) -> ComponentReport:
         """What the workers' components report since the last call."""
-        return ComponentReport.joined(await asyncio.gather(*(self._ask(worker, "report") for worker in self._all())))
+        return ComponentReport.joined(await asyncio.gather(*(self._ask(number, "report") for number in self._workers)))
 
     def _all(self) -> list[_Worker]:
         return list(self._workers.values())
 
-    async def _ask(self, worker: _Worker, command: str, *arguments: Any) -> Any:
+    async def _ask(self, number: int, command: str, *arguments: Any) -> Any:
         """The answer of a worker, or of the one that replaces it."""
         while True:
             call = next(self._calls)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            worker = self._workers[number]
             try:
-                await asyncio.wait_for(asyncio.shield(worker.ready), self._startup_s)  # it may have just been replaced
-                self._answers[worker.number, call] = answer
+                await asyncio.wait_for(asyncio.shield(worker.ready), self._startup_s)
+                if self._broken is not None:
+                    raise self._broken
+                if self._workers[number] is not worker:
+                    continue  # it was replaced meanwhile: nobody would notice that it does not answer
+                self._answers[number, call] = answer
                 worker.send(command, call, *arguments)
                 result = await asyncio.wait_for(answer, _ANSWER_S)
             except ProcessDiedError:
                 if self._broken is not None:
                     raise
-                worker = self._workers[worker.number]
                 continue
             except TimeoutError:
                 raise DeadlineError(
-                    f"rollout worker {worker.number} did not answer ({command}) in time; log: {worker.log}"
+                    f"rollout worker {number} did not answer ({command}) in time; log: {worker.log}"
                 ) from None
             finally:
-                self._answers.pop((worker.number, call), None)
+                self._answers.pop((number, call), None)
             if isinstance(result, SlimeError):
                 raise result
             return result
