@@ -77,6 +77,9 @@ class Worker:
         if own_ray:
             # Ray has read it. An agent's program, or another child, could print its environment into a sample.
             os.environ.pop("RAY_AUTH_TOKEN", None)
+        # Threads of torch, which is not loaded yet, spin before they sleep: by default for so long that beside other
+        # programs a step takes many times as long. Threads that sleep at once take a fifth longer on a quiet machine.
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
         redirect_output(log_path)
         self._page = PULSE.start(hang_s)
         self._object: Any = None
