@@ -45,8 +45,9 @@ _DETERMINISTIC_ENVIRONMENT = {
 }
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    # Threads that have nothing to do sleep. By default they spin, and take the cores from other processes.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # Threads that have nothing to do spin for microseconds. By default they spin for longer, and take the cores from
+    # other processes.
+    "GOMP_SPINCOUNT": "2000",
     # Otherwise expert routing is compiled, which takes seconds on the first request and a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
     # With several ranks SGLang loads NCCL if its package is installed, which fails without a driver.
