@@ -47,18 +47,35 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, *, evaluation: bool) -> AsyncIterator[None]:
         """Wait for a slot, and hold it in the body."""
+        if self._free > 0 and not (self._waiting[True] or self._waiting[False]):
+            self._hold(evaluation)
+        else:
+            await self._wait(evaluation)
+        try:
+            yield
+        finally:
+            self._release(evaluation)
+
+    async def _wait(self, evaluation: bool) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[evaluation].append(granted)
         self._grant()
         try:
             await granted
-            yield
-        finally:
+        except asyncio.CancelledError:
             granted.cancel()  # has no effect once it is granted
             if not granted.cancelled():
-                self._held[evaluation] -= 1
-                self._free += 1
-                self._grant()
+                self._release(evaluation)
+            raise
+
+    def _hold(self, evaluation: bool) -> None:
+        self._held[evaluation] += 1
+        self._free -= 1
+
+    def _release(self, evaluation: bool) -> None:
+        self._held[evaluation] -= 1
+        self._free += 1
+        self._grant()
 
     def limit(self, total: int) -> None:
         """Change the total. Holders beyond it keep their slots."""
@@ -68,7 +85,7 @@ class FairSlots:
 
     def _grant(self) -> None:
         """Give away the free slots."""
-        while self._free > 0:
+        while self._free > 0 and (self._waiting[True] or self._waiting[False]):
             for waiting in self._waiting.values():
                 while waiting and waiting[0].cancelled():
                     waiting.popleft()
@@ -77,8 +94,7 @@ class FairSlots:
                 return
             kind = min(kinds, key=self._held.__getitem__)
             self._waiting[kind].popleft().set_result(None)
-            self._held[kind] += 1
-            self._free -= 1
+            self._hold(kind)
 
 
 #: header by which the router keeps the requests of one session on one engine

@@ -118,13 +118,8 @@ def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
     """
     if not isinstance(produced, list) or not produced or not all(isinstance(s, Sample) for s in produced):
         raise PluginContractError(f"returned {_describe(produced)}, expected a list of one or more Samples")
-    if len({sample.rollout_id for sample in produced} | {None}) > 2:
-        ids = sorted(str(sample.rollout_id) for sample in produced)
-        raise PluginContractError(
-            f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
-        )
-    if len({id(sample) for sample in produced}) != len(produced):
-        raise PluginContractError("returned one sample twice, expected distinct Samples")
+    if len(produced) > 1:
+        _check_siblings(produced)
     for sample in produced:
         sample.rollout_id = asked.index
         if sample.group_index != asked.group_index:
@@ -145,6 +140,17 @@ def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
         if asked.begun:
             _check_begun(produced[0], asked)
     return produced
+
+
+def _check_siblings(produced: Sequence[Sample]) -> None:
+    """Check that several samples of one call are distinct, and of one rollout."""
+    if len({sample.rollout_id for sample in produced} | {None}) > 2:
+        ids = sorted(str(sample.rollout_id) for sample in produced)
+        raise PluginContractError(
+            f"returned samples of one rollout with rollout_ids {', '.join(ids)}, expected one shared id"
+        )
+    if len({id(sample) for sample in produced}) != len(produced):
+        raise PluginContractError("returned one sample twice, expected distinct Samples")
 
 
 def check_cut_short(produced: Sequence[Sample], asked: Snapshot) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime.errors import DeadlineError, EngineError, PluginContractError
 from slime.observe.timing import BusyClock, EngineClock
@@ -109,6 +109,43 @@ class BatchContext:
             await self.policy.abort(tuple(self.open_requests))
 
 
+class IdleTimeout:
+    """`asyncio.timeout` with a deadline that moves often: only when the first one passes is it looked at again."""
+
+    __slots__ = ("_loop", "_timeout", "_timer", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` from now until its body is cancelled, unless `extend` is called."""
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._until = self._loop.time() + seconds
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._timer = self._loop.call_at(self._until, self._look)
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(*error)
+
+    def extend(self, seconds: float) -> None:
+        """Let it expire `seconds` from now. Does nothing once it has expired."""
+        self._until = self._loop.time() + seconds
+        if self._until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._until, self._look)
+
+    def expired(self) -> bool:
+        """Whether its body was cancelled."""
+        return self._timeout.expired()
+
+    def _look(self) -> None:
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._look)
+        else:
+            self._timeout.reschedule(self._until)
+
+
 class PolicySession:
     """The policy client that a generator receives for one sample.
 
@@ -122,7 +159,6 @@ class PolicySession:
     __slots__ = (
         "_context",
         "_grace_s",
-        "_loop_time",
         "_timeout_s",
         "cut_short",
         "deadline",
@@ -149,9 +185,8 @@ class PolicySession:
         self._context = context
         self._timeout_s = timeout_s
         self._grace_s = grace_s
-        self._loop_time = asyncio.get_running_loop().time
         #: to be entered around the generator's call
-        self.deadline = asyncio.timeout(timeout_s)
+        self.deadline = IdleTimeout(timeout_s)
         self.recorded = recorded
         #: whether a response was aborted because the batch was full
         self.cut_short = False
@@ -200,7 +235,7 @@ class PolicySession:
         if context.stopping:
             return Generation([], [], "abort", [], _STOPPED)
         # SGLang aborts every request whose name begins with the one given, so all names are equally long.
-        rid = uuid.uuid4().hex
+        rid = os.urandom(16).hex()
         context.open_requests.add(rid)
         answer = await policy.generate(tokens, sampling, session=session, rid=rid)
         context.open_requests.remove(rid)
@@ -208,4 +243,4 @@ class PolicySession:
 
     def _move_deadline(self, grace_s: float) -> None:
         if not self.deadline.expired():
-            self.deadline.reschedule(self._loop_time() + self._timeout_s + grace_s)
+            self.deadline.extend(self._timeout_s + grace_s)
