@@ -395,7 +395,10 @@ def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> Est
         elif isinstance(value, CopiedWhenRead):
             columns[column.name] = value.reordered(indices)
         elif isinstance(value, list):
-            columns[column.name] = [copy.deepcopy(value[index]) for index in indices]
+            columns[column.name] = [
+                value[index].clone() if isinstance(value[index], torch.Tensor) else copy.deepcopy(value[index])
+                for index in indices
+            ]
         elif value is not None:
             columns[column.name] = value[index_tensor]
     return replace(batch, **columns)
