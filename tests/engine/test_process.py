@@ -164,3 +164,12 @@ def test_a_child_dies_with_its_parent_even_by_sigkill(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     wait_until(lambda: living_members(group) == [])
+
+
+def test_the_first_variable_of_a_child_is_one_that_no_child_sets(tmp_path: Path) -> None:
+    """A process that sets its first variable again cannot be named: SGLang's scheduler was not known for one."""
+    code = "import os, sys; sys.exit(next(iter(os.environ)) != 'PATH' or os.environ['FIRST'] != '1')"
+    env = {"FIRST": "1", **os.environ}
+    child = DirectChild([sys.executable, "-c", code], env=env, log_path=tmp_path / "log")
+    wait_until(lambda: child.poll() is not None)
+    assert child.poll() == 0, (tmp_path / "log").read_text()

@@ -119,7 +119,9 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     }
     assert outside == set()
     [control_store] = [process for process in processes if "/gcs_server" in titles[process.pid]]
-    [scheduler] = [process for process in processes if titles[process.pid].startswith("sglang::scheduler")]
+    schedulers = [process for process in processes if titles[process.pid].startswith("sglang::scheduler")]
+    assert len(schedulers) == 1, titles
+    [scheduler] = schedulers
     [rank] = [p for p in processes if output_of(p).endswith("/trainer-0.log")]
     for process in (control_store, scheduler, rank):
         assert listening[process.pid], "the test no longer sees where the run listens"

@@ -40,11 +40,14 @@ class DirectChild:
         Raises:
             OSError: If the program cannot be started.
         """
+        # setproctitle finds where a process's name is by its first variable, unless that one has been set again. It is
+        # therefore one that no child sets: without a name, a hung scheduler of SGLang is not known for one.
+        first = {"PATH": env.get("PATH", os.defpath)}
         log = open_log(log_path)
         try:
             self._process = subprocess.Popen(
                 list(argv),
-                env=dict(env),
+                env={**first, **env},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -76,10 +76,7 @@ class ForkServer:
             log_path: Where its output goes; None: this process's standard error.
         """
         self._prepare = prepare
-        # setproctitle finds where a process's name is by its first variable, unless that one has been set again. It is
-        # therefore one that no child sets: without a name, a hung scheduler of SGLang is not known for one.
-        first = {"PATH": os.environ.get("PATH", os.defpath)}
-        self._env = {**first, **os.environ, **(env or {})}
+        self._env = {**os.environ, **(env or {})}
         self._log_path = log_path
         self._child: DirectChild | None = None
         self._socket = -1
