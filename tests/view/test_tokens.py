@@ -18,7 +18,7 @@ from slime.view.filters import read_filter
 from slime.view.index import RunIndex
 from slime.view.queries import count
 from slime.view.run_files import RunFolder
-from slime.view.tokens import read_extremes, sample_tokens, tokens_path
+from slime.view.tokens import read_extremes, sample_tokens, summaries, tokens_path
 
 
 @pytest.fixture
@@ -96,6 +96,16 @@ def test_tokens_of_other_samples_are_refused(run: Path) -> None:
     write_tokens(run / "rollouts" / "000001.tokens.parquet", {0: {**TOKEN_ROWS[0], "credit": [NAN, 1.0]}}, tokens=2)
     with pytest.raises(DataError, match="is of other samples: 2 tokens where the answer has 3"):
         answers.tokens_answer(indexed(run), "000001:0")
+
+
+def test_no_thread_of_pyarrow_holds_an_object_of_python(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that freed a page while the interpreter ended took a whole run with it, by SIGABRT."""
+    sources: list[Any] = []
+    parquet_file = pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda source: sources.append(source) or parquet_file(source))
+    path = tokens_path(next((run / "rollouts").glob("000001.*")))
+    read_extremes(path), sample_tokens(path, 5, None), summaries(path, {1, 5})
+    assert [type(source) for source in sources] == [pa.OSFile] * 3
 
 
 def _cut(path: Path) -> None:

@@ -126,7 +126,9 @@ def _opened(path: Path, opened: Any) -> tuple[pq.ParquetFile, list[str], list[st
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(opened)
+    # Not `opened` itself: pyarrow's threads would hold its buffers, and one that frees them while the interpreter ends
+    # aborts the process.
+    file = pq.ParquetFile(pa.OSFile(f"/proc/self/fd/{opened.fileno()}"))
     schema = file.schema_arrow
     try:
         about = json.loads((schema.metadata or {}).get(b"slime", b"null"))
