@@ -43,12 +43,19 @@ class NeverAborted:
 class StubEngines:
     """A stub of the engines; the share `fault_rate` of requests fails in some way."""
 
-    def __init__(self, seed: int, *, fault_rate: float = 0.0, deadly_rate: float = 0.0) -> None:
-        """For the share `deadly_rate` of requests the engines are dead, which ends a run."""
+    def __init__(self, seed: int, *, fault_rate: float = 0.0, deadly_rate: float = 0.0, token_s: float = 0.0) -> None:
+        """
+        Args:
+            seed: Of the faults and of how long responses take.
+            fault_rate: Share of requests that fail.
+            deadly_rate: Share of requests for which the engines are dead, which ends a run.
+            token_s: Seconds that a turn of the event loop takes at least; see `pace`.
+        """
         self.dice = random.Random(seed)
         self.version = 1
         self.fault_rate = fault_rate
         self.deadly_rate = deadly_rate
+        self.token_s = token_s
         self.aborted: set[str] = set()
         #: names of requests that are being answered
         self.running: set[str] = set()
@@ -110,7 +117,7 @@ class StubEngines:
                 reason = "stop"
                 break
             for _ in range(pace):
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.token_s)
         return Generation(new, log_probs, reason, versions, {"finish_reason": {"type": reason}})
 
     async def abort(self, rids: Collection[str]) -> None:

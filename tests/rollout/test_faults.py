@@ -92,8 +92,11 @@ def plugins_with_faults(config: RunConfig) -> PluginSet:
 
 
 def stub_engines() -> StubEngines:
-    """A worker's engines, which differ from those of other workers."""
-    return StubEngines(os.getpid(), fault_rate=FAULTS, deadly_rate=0.0005)
+    """A worker's engines, which differ from those of other workers.
+
+    Its tokens take a while, so that some responses are still generated when the word to stop reaches the worker.
+    """
+    return StubEngines(os.getpid(), fault_rate=FAULTS, deadly_rate=0.0005, token_s=0.001)
 
 
 def given(tokenizer: Any) -> Any:
@@ -326,10 +329,9 @@ def test_the_ledger_stays_correct_with_several_workers(
     history = asyncio.run(run.drive(kill_rate=0.02))
     assert sum(history.trained.values()) == 3 * rollouts
     assert run.deaths["worker killed"] >= 1
-    totals = {name.removeprefix("rollout/"): count for name, count in run.totals.items()}
-    if rollouts >= 150:  # how often depends on which worker is ready first; a short run may have none
-        assert totals["dropped/unlucky"] >= 3
-        assert totals["failed"] >= 15
-        if shape.startswith("partial"):
-            assert totals["given_back"] >= 5
-            assert totals["resumed"] >= 5
+    totals = {name.removeprefix("rollout/"): count / rollouts for name, count in run.totals.items()}
+    assert totals["dropped/unlucky"] > 0.01
+    assert totals["failed"] > 0.1
+    if shape.startswith("partial"):
+        assert totals["given_back"] > 0.05
+        assert totals["resumed"] > 0.05
