@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ class Part:
             raise TrainerError(f"part {index} does not fit")
         print(f"part {index} is built", flush=True)
         self.index = index
+        self.knew_torch = "torch" in sys.modules
         self.closed: Path | None = None
 
     def add(self, value: int) -> int:
@@ -69,6 +71,9 @@ class Part:
 
     def environment_of_child(self) -> str:
         return subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    def knew_torch_when_built(self) -> bool:
+        return self.knew_torch
 
     def die(self) -> None:
         os._exit(3)
@@ -133,6 +138,12 @@ def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> No
 def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(workers: Workers) -> None:
     for environment in workers.call("environment_of_child", doing="looking"):
         assert "PATH=" in environment and "RAY_AUTH_TOKEN" not in environment
+
+
+def test_idle_threads_of_torch_are_told_to_sleep_before_it_is_loaded(workers: Workers) -> None:
+    assert workers.call("knew_torch_when_built", doing="looking") == [False, False]
+    for environment in workers.call("environment_of_child", doing="looking"):
+        assert "GOMP_SPINCOUNT=2000\n" in environment
 
 
 def test_ray_keeps_no_record_of_the_calls(workers: Workers) -> None:

@@ -23,7 +23,7 @@ from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.engine.scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
-from slime.kit.processes import Call, Child, ForkedChild, ForkServer, living_members
+from slime.kit.processes import SHORT_SPINS, Call, Child, ForkedChild, ForkServer, living_members
 
 #: on every kind of machine
 _ENVIRONMENT = {
@@ -45,9 +45,7 @@ _DETERMINISTIC_ENVIRONMENT = {
 }
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    # Threads that have nothing to do spin for microseconds. By default they spin for longer, and take the cores from
-    # other processes.
-    "GOMP_SPINCOUNT": "2000",
+    **SHORT_SPINS,
     # Otherwise expert routing is compiled, which takes seconds on the first request and a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
     # With several ranks SGLang loads NCCL if its package is installed, which fails without a driver.

@@ -34,6 +34,7 @@ from slime.errors import (
     disk_full,
     is_disk_full,
 )
+from slime.kit.processes import SHORT_SPINS
 from slime.kit.processes.pulse import PULSE
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.raised import LOG_FORMAT, Raised, log_of_this_process
@@ -77,9 +78,8 @@ class Worker:
         if own_ray:
             # Ray has read it. An agent's program, or another child, could print its environment into a sample.
             os.environ.pop("RAY_AUTH_TOKEN", None)
-        # Threads of torch, which is not loaded yet, spin before they sleep: by default for so long that beside other
-        # programs a step takes many times as long. Threads that sleep at once take a fifth longer on a quiet machine.
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        for name, value in SHORT_SPINS.items():
+            os.environ.setdefault(name, value)  # torch reads it when it is loaded, which is later
         redirect_output(log_path)
         self._page = PULSE.start(hang_s)
         self._object: Any = None

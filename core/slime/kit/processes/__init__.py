@@ -8,6 +8,7 @@
 from typing import TypeAlias
 
 from slime.kit.processes.child import (
+    SHORT_SPINS,
     DirectChild,
     describe_exit,
     end_with_parent,
@@ -21,6 +22,7 @@ from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedE
 Child: TypeAlias = DirectChild | ForkedChild
 
 __all__ = [
+    "SHORT_SPINS",
     "Call",
     "CallDiedError",
     "CallFailedError",

@@ -22,6 +22,11 @@ from pathlib import Path
 #: seconds that the processes of a group may take to end on SIGKILL
 KILL_S = 10.0
 
+#: environment in which torch's threads on a CPU spin for microseconds when they have nothing to do, and then sleep. By
+#: default they spin for so long that beside other programs a step takes many times as long; threads that sleep at once
+#: take a fifth longer on a quiet machine.
+SHORT_SPINS = {"GOMP_SPINCOUNT": "2000"}
+
 
 class DirectChild:
     """A child made by fork and exec."""
