@@ -74,10 +74,10 @@ def sample_tokens(path: Path, line: int, length: int | None) -> dict[str, Any] |
         with open_regular(path) as opened:
             file, names, own = _opened(path, opened)
             for part in _parts(path, file):
-                table = file.read_row_group(part, columns=["line"], use_threads=False)
+                table = file.read_row_group(part, columns=["line"])
                 places = [n for n, found in enumerate(table["line"].to_pylist()) if found == line]
                 if places:
-                    row = file.read_row_group(part, use_threads=False).slice(places[0], 1).to_pylist()[0]
+                    row = file.read_row_group(part).slice(places[0], 1).to_pylist()[0]
                     return _told(path, row, names, own, length)
     except FileNotFoundError:
         return None
@@ -104,7 +104,7 @@ def summaries(path: Path, lines: set[int]) -> dict[int, dict[str, Any]]:
             file, names, _ = _opened(path, opened)
             kept = [name for name in (*_MEANS.values(), "source") if name in names]
             for part in _parts(path, file):
-                table = file.read_row_group(part, columns=["line", "flag", "gap_max", *kept], use_threads=False)
+                table = file.read_row_group(part, columns=["line", "flag", "gap_max", *kept])
                 told |= {row["line"]: _summary(row) for row in table.to_pylist() if row["line"] in lines}
     except Exception:  # noqa: BLE001 - see above
         return {}
@@ -196,7 +196,7 @@ def read_extremes(path: Path) -> tuple[list[Extreme], list[Flagged]]:
             found: list[Extreme] = []
             flagged: list[Flagged] = []
             for part in _parts(path, file):
-                table = file.read_row_group(part, use_threads=False)
+                table = file.read_row_group(part)
                 flagged += _flagged(table)
                 found += [one for name in names for one in _extremes(table, name)]
             return [one for name in names for one in _ends([e for e in found if e.column == name])], flagged
