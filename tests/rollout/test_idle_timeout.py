@@ -10,84 +10,66 @@ import pytest
 from slime.rollout.policy_session import IdleTimeout
 
 
-def test_it_expires_when_nothing_happens_for_its_time() -> None:
+async def seconds_until_expired(timeout: IdleTimeout, *, extended_by: float | None = None) -> float:
+    """Seconds until a body that does nothing is cancelled, if the deadline is extended once after 0.05 s."""
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with timeout:
+            await asyncio.sleep(0.05)
+            if extended_by is not None:
+                timeout.extend(extended_by)
+            await asyncio.sleep(60)
+    assert timeout.expired()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("seconds", "extended_by", "least"),
+    [(0.1, None, 0.1), (0.1, 0.3, 0.35), (60.0, 0.1, 0.15)],
+    ids=["never extended", "to later", "to earlier"],
+)
+def test_it_expires_when_nothing_happens_for_its_time(seconds: float, extended_by: float | None, least: float) -> None:
     async def main() -> float:
-        timeout = IdleTimeout(0.1)
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            async with timeout:
-                await asyncio.sleep(60)
-        assert timeout.expired()
-        return time.monotonic() - began
+        return await seconds_until_expired(IdleTimeout(seconds), extended_by=extended_by)
 
-    assert 0.1 <= asyncio.run(main()) < 30
+    assert least <= asyncio.run(main()) < 30
 
 
-def test_it_lasts_as_long_as_it_is_extended() -> None:
+def test_it_lasts_while_it_is_extended_and_is_over_after_its_body() -> None:
     async def main() -> None:
         timeout = IdleTimeout(0.1)
         async with timeout:
-            began = time.monotonic()
             timeout.extend(30.0)
-            while time.monotonic() - began < 0.3:
-                await asyncio.sleep(0.001)
-                timeout.extend(30.0)
+            await asyncio.sleep(0.3)  # the first deadline passes
+            timeout.extend(0.05)
+        await asyncio.sleep(0.1)
         assert not timeout.expired()
 
     asyncio.run(main())
 
 
-def test_an_extension_that_ends_earlier_counts() -> None:
-    async def main() -> float:
-        timeout = IdleTimeout(60.0)
-        began = time.monotonic()
+def test_an_extension_comes_too_late_once_it_has_expired() -> None:
+    async def main() -> None:
+        timeout = IdleTimeout(0.01)
         with pytest.raises(TimeoutError):
             async with timeout:
-                timeout.extend(0.1)
-                await asyncio.sleep(60)
-        return time.monotonic() - began
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    timeout.extend(60.0)
+        assert timeout.expired()
 
-    assert asyncio.run(main()) < 30
-
-
-def test_it_expires_later_than_first_planned_if_extended_once() -> None:
-    async def main() -> float:
-        timeout = IdleTimeout(0.1)
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            async with timeout:
-                await asyncio.sleep(0.05)
-                timeout.extend(0.3)
-                await asyncio.sleep(60)
-        return time.monotonic() - began
-
-    assert 0.3 <= asyncio.run(main()) < 30
+    asyncio.run(main())
 
 
 def test_a_cancellation_from_outside_is_not_a_timeout() -> None:
     async def main() -> None:
         timeout = IdleTimeout(60.0)
-
-        async def body() -> None:
-            async with timeout:
-                await asyncio.sleep(60)
-
-        task = asyncio.ensure_future(body())
+        task = asyncio.ensure_future(seconds_until_expired(timeout))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not timeout.expired()
-
-    asyncio.run(main())
-
-
-def test_nothing_happens_after_its_body() -> None:
-    async def main() -> None:
-        timeout = IdleTimeout(0.05)
-        async with timeout:
-            pass
-        await asyncio.sleep(0.1)
         assert not timeout.expired()
 
     asyncio.run(main())

@@ -241,7 +241,7 @@ def test_workers_are_forked_rather_than_started(prompt_file: Path, tokenizer: An
 
 
 def test_a_question_to_a_worker_that_is_replaced_meanwhile_is_answered_by_the_next(
-    prompt_file: Path, tokenizer: Any, tmp_path: Path
+    prompt_file: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker died between the look at it and the question, which then waited for an answer in vain."""
 
@@ -250,7 +250,7 @@ def test_a_question_to_a_worker_that_is_replaced_meanwhile_is_answered_by_the_ne
         new = await workers._launch(0)
         await new.ready
         workers._workers[0] = old
-        old.send = lambda *_: None  # type: ignore[method-assign] # it is dead
+        monkeypatch.setattr(old, "send", lambda *_: None)  # it is dead
         asked = asyncio.ensure_future(workers.report())
         for _ in range(2):
             await asyncio.sleep(0)  # the question waits until the worker is ready

@@ -62,7 +62,7 @@ class FairSlots:
         self._grant()
         try:
             await granted
-        except asyncio.CancelledError:
+        except BaseException:
             granted.cancel()  # has no effect once it is granted
             if not granted.cancelled():
                 self._release(evaluation)

@@ -119,7 +119,7 @@ def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
     if not isinstance(produced, list) or not produced or not all(isinstance(s, Sample) for s in produced):
         raise PluginContractError(f"returned {_describe(produced)}, expected a list of one or more Samples")
     if len(produced) > 1:
-        _check_siblings(produced)
+        _check_one_rollout(produced)
     for sample in produced:
         sample.rollout_id = asked.index
         if sample.group_index != asked.group_index:
@@ -142,8 +142,8 @@ def check_generated(produced: object, asked: Snapshot) -> list[Sample]:
     return produced
 
 
-def _check_siblings(produced: Sequence[Sample]) -> None:
-    """Check that several samples of one call are distinct, and of one rollout."""
+def _check_one_rollout(produced: Sequence[Sample]) -> None:
+    """Check that the samples of one call are distinct, and share one `rollout_id` if they have any."""
     if len({sample.rollout_id for sample in produced} | {None}) > 2:
         ids = sorted(str(sample.rollout_id) for sample in produced)
         raise PluginContractError(

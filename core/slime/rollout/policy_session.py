@@ -110,12 +110,15 @@ class BatchContext:
 
 
 class IdleTimeout:
-    """`asyncio.timeout` with a deadline that moves often: only when the first one passes is it looked at again."""
+    """`asyncio.timeout` for a deadline that moves often.
+
+    To extend it only stores the new time. The timer compares when it fires, and is set again if the deadline has moved.
+    """
 
     __slots__ = ("_loop", "_timeout", "_timer", "_until")
 
     def __init__(self, seconds: float) -> None:
-        """`seconds` from now until its body is cancelled, unless `extend` is called."""
+        """Expire `seconds` from now, unless `extend` is called."""
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._until = self._loop.time() + seconds
@@ -200,7 +203,7 @@ class PolicySession:
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
-        self._move_deadline(self._grace_s)
+        self.deadline.extend(self._timeout_s + self._grace_s)
         clock, inside = self._context.engine_clock, None
         since = clock.now()
         self.waiting += 1
@@ -216,7 +219,7 @@ class PolicySession:
         finally:
             clock.answered(since, inside)
             self.waiting -= not self.deadline.expired()
-            self._move_deadline(0.0)
+            self.deadline.extend(self._timeout_s)
         self.unanswered = None
         if self._context.stopping and answer.finish_reason == "abort":
             self.cut_short = True
@@ -240,7 +243,3 @@ class PolicySession:
         answer = await policy.generate(tokens, sampling, session=session, rid=rid)
         context.open_requests.remove(rid)
         return answer
-
-    def _move_deadline(self, grace_s: float) -> None:
-        if not self.deadline.expired():
-            self.deadline.extend(self._timeout_s + grace_s)
