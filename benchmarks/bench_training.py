@@ -1,11 +1,14 @@
 """Training tokens per second: one rank of slime's trainer against a loop of transformers and AdamW, on the same cores.
 
-    python benchmarks/bench_training.py [--only 10M] [--threads 2] [--steps 8]
+    python benchmarks/bench_training.py [--only 10M] [--lengths drawn] [--threads 2] [--steps 8]
 
-Both take supervised steps in float32 on the same random samples of equal length, in micro-batches of the same samples,
-from the same weights; the losses after the last step are printed, since equal work has equal losses. Transformers uses
-its fastest attention on a CPU (`sdpa`) and torch's `foreach` AdamW. The two take turns, because the speed of a shared
-machine changes within a minute. The table shows the median step after the first one, and where slime's time goes.
+Both take supervised steps in float32 on the same random samples, in micro-batches of the same samples, from the same
+weights; the losses after the last step are printed, since equal work has equal losses. Transformers uses its fastest
+attention on a CPU (`sdpa`) and torch's `foreach` AdamW. The two take turns, because the speed of a shared machine
+changes within a minute. The table shows the median step after the first one, and where slime's time goes.
+
+Responses have 192 tokens each, or with `--lengths drawn` 16 to 192: then transformers pads each micro-batch to its
+longest sample, and slime packs. Tokens are counted without padding.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {
         },
     ),
 }
-VOCABULARY, SAMPLES, PROMPT, RESPONSE, TOGETHER = 1024, 16, 64, 192, 4
+VOCABULARY, SAMPLES, PROMPT, RESPONSE, SHORTEST, TOGETHER = 1024, 16, 64, 192, 16, 4
 LR = 1e-4
 
 
@@ -52,15 +55,15 @@ def make_model(folder: Path, shape: str) -> None:
     make_tiny_model(folder, family, seed=0, tied=True, vocab_size=VOCABULARY, **sizes, **heads)
 
 
-def samples() -> Any:
-    """The batch of every step."""
+def samples(shortest: int) -> Any:
+    """The batch of every step, whose responses have at least so many tokens."""
     from tests.train.harness import make_batch
 
-    lengths = {"prompt": (PROMPT, PROMPT), "response": (RESPONSE, RESPONSE)}
+    lengths = {"prompt": (PROMPT, PROMPT), "response": (shortest, RESPONSE)}
     return make_batch(samples=SAMPLES, vocab=VOCABULARY, masked=False, **lengths)
 
 
-def by_slime(folder: Path, threads: int) -> Generator[dict[str, Any]]:
+def by_slime(folder: Path, threads: int, shortest: int) -> Generator[dict[str, Any]]:
     """Steps of a trainer rank."""
     from tests.train.harness import RankLauncher, make_config
 
@@ -75,7 +78,7 @@ def by_slime(folder: Path, threads: int) -> Generator[dict[str, Any]]:
         megatron={"lr": LR, "adam_eps": 1e-8, "weight_decay": 0.0, "clip_grad": 1.0},
     )
     rank = RankLauncher(0, 1, free_port(LOOPBACK)).start(config)
-    batch = samples()
+    batch = samples(shortest)
     parameters = sum(p.numel() for chunk in rank.policy.chunks for p in chunk.parameters())
     try:
         while True:
@@ -86,9 +89,8 @@ def by_slime(folder: Path, threads: int) -> Generator[dict[str, Any]]:
         rank.close()
 
 
-def by_transformers(folder: Path, threads: int) -> Generator[dict[str, Any]]:
+def by_transformers(folder: Path, threads: int, shortest: int) -> Generator[dict[str, Any]]:
     """Steps of a plain loop."""
-    import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -96,14 +98,25 @@ def by_transformers(folder: Path, threads: int) -> Generator[dict[str, Any]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, foreach=True)
-    tokens = torch.from_numpy(np.stack(samples().tokens)).long()
+    sequences = [torch.from_numpy(one).long() for one in samples(shortest).tokens]
+    responses = sum(len(one) - PROMPT for one in sequences)
+    micro_batches = []
+    for first in range(0, SAMPLES, TOGETHER):
+        rows = torch.nn.utils.rnn.pad_sequence(
+            sequences[first : first + TOGETHER], batch_first=True, padding_value=-100
+        )
+        here = rows[:, :-1] != -100
+        # Without padding no mask is given, since attention is faster without one.
+        micro_batches.append((rows[:, :-1].clamp(min=0), None if here.all() else here.long(), rows[:, PROMPT:]))
     while True:
         total = 0.0
-        for rows in tokens.split(TOGETHER):
-            logits = model(rows[:, :-1]).logits[:, PROMPT - 1 :]
-            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), rows[:, PROMPT:].reshape(-1))
-            (loss * len(rows) / SAMPLES).backward()
-            total += loss.item() * len(rows) / SAMPLES
+        for inputs, mask, targets in micro_batches:
+            logits = model(inputs, attention_mask=mask).logits[:, PROMPT - 1 :]
+            loss = torch.nn.functional.cross_entropy(
+                logits.reshape(-1, VOCABULARY), targets.reshape(-1), reduction="sum"
+            )
+            (loss / responses).backward()
+            total += loss.item() / responses
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -113,9 +126,9 @@ def by_transformers(folder: Path, threads: int) -> Generator[dict[str, Any]]:
 WAYS = {"slime": by_slime, "transformers": by_transformers}
 
 
-def answer_steps(way: str, folder: Path, threads: int) -> None:
+def answer_steps(way: str, folder: Path, threads: int, shortest: int) -> None:
     """Take a step for each line that arrives, and print what it took."""
-    steps = WAYS[way](folder, threads)
+    steps = WAYS[way](folder, threads, shortest)
     for _ in sys.stdin:
         began = time.perf_counter()
         found = next(steps)
@@ -123,13 +136,14 @@ def answer_steps(way: str, folder: Path, threads: int) -> None:
     steps.close()
 
 
-def measure(folder: Path, threads: int, steps: int) -> list[list[dict[str, Any]]]:
+def measure(folder: Path, threads: int, shortest: int, steps: int) -> list[list[dict[str, Any]]]:
     """For each way, what its steps took. Each has a process of its own, and they take turns."""
     taken: list[list[dict[str, Any]]] = [[] for _ in WAYS]
     with contextlib.ExitStack() as stack:
         children = []
         for way in WAYS:
             words = [sys.executable, __file__, "--child", way, "--folder", str(folder), "--threads", str(threads)]
+            words += ["--shortest", str(shortest)]
             child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
         for _ in range(steps):
@@ -154,18 +168,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", choices=("equal", "drawn"), default="equal")
+    parser.add_argument("--shortest", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        answer_steps(args.child, args.folder, args.threads)
+        answer_steps(args.child, args.folder, args.threads, args.shortest)
         return
-    tokens = SAMPLES * (PROMPT + RESPONSE)
+    shortest = RESPONSE if args.lengths == "equal" else SHORTEST
+    tokens = sum(len(one) for one in samples(shortest).tokens)
     print(f"{tokens} tokens a step, micro-batches of {TOGETHER} samples, float32, {args.threads} threads\n")
     print("| shape | parameters | slime, tokens/s | transformers, tokens/s | ratio | losses | slime's step |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for shape in [args.only] if args.only else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), shape)
-            taken = measure(Path(folder), args.threads, args.steps)
+            taken = measure(Path(folder), args.threads, shortest, args.steps)
         speeds = [tokens / statistics.median(step["seconds"] for step in found[1:]) for found in taken]
         ours, theirs = (found[-1] for found in taken)
         parts = ", ".join(f"{name.removeprefix('time/')} {value:.2f} s" for name, value in ours["parts"].items())

@@ -238,14 +238,23 @@ def log_probs_and_entropy(
 
 
 class _LogProbsAndEntropy(torch.autograd.Function):
+    """If the logits are one piece, what the gradient needs of them is kept; otherwise it is computed again."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
-        rows = logits.size(0)
-        sums = torch.empty(4, rows, dtype=torch.float32, device=logits.device)
-        softmax.add_sums(logits, slice(0, rows), sums)
-        log_probs, entropy, log_z = softmax.scores(sums)
-        ctx.save_for_backward(logits, log_z, entropy)
-        ctx.softmax = softmax
+        rows = slice(0, logits.size(0))
+        kept: tuple[Tensor, ...]
+        if logits.numel() <= softmax.piece_elements:
+            sums, z, weights = softmax.piece(logits, rows)
+            log_probs, entropy, log_z = softmax.scores(sums)
+            kept = z, weights, sums[0] - log_z
+        else:
+            sums = torch.empty(4, logits.size(0), dtype=torch.float32, device=logits.device)
+            softmax.add_sums(logits, rows, sums)
+            log_probs, entropy, log_z = softmax.scores(sums)
+            kept = logits, log_z
+        ctx.save_for_backward(entropy, *kept)
+        ctx.softmax, ctx.rows, ctx.dtype = softmax, rows, logits.dtype
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
@@ -253,8 +262,13 @@ class _LogProbsAndEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         if all(grad is None for grad in grads):
             return None, None
-        logits, log_z, entropy = ctx.saved_tensors
-        return ctx.softmax.gradient(logits, slice(0, logits.size(0)), log_z, entropy, grads), None
+        entropy, *kept = ctx.saved_tensors
+        if len(kept) == 2:
+            return ctx.softmax.gradient(kept[0], ctx.rows, kept[1], entropy, grads), None
+        z, weights, shift = kept
+        p = weights * shift.exp().unsqueeze(-1)
+        ctx.softmax.piece_gradient(p, z + shift.unsqueeze(-1), ctx.rows, entropy, grads)
+        return p.to(ctx.dtype), None
 
 
 def _parts(rows: int, step: int) -> Iterator[slice]:
@@ -299,16 +313,18 @@ class _Softmax:
 
         Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z - m of the target.
         """
-        m, s, e, t = sums[:, rows]
-        local = self.local[rows]
         for piece in _pieces(logits.size(0), logits.size(1), self.piece_elements):
-            valid = self.valid
-            m[piece] = logits[piece, :valid].amax(-1).float() / self.temperature if valid > 0 else _NEVER
-            z = self._scaled(logits[piece], m[piece])
-            t[piece] = z.gather(-1, local[piece].unsqueeze(-1)).squeeze(-1)
-            weights = z.exp()
-            s[piece] = weights.sum(-1)
-            e[piece] = weights.mul_(z).sum(-1)
+            there = slice(rows.start + piece.start, rows.start + piece.stop)
+            sums[:, there] = self.piece(logits[piece], there)[0]
+
+    def piece(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums [4, r] of these rows as of `add_sums`, z - m [r, V / tp] and its exponential."""
+        m = logits[:, : self.valid].amax(-1).float() / self.temperature if self.valid > 0 else None
+        m = logits.new_full((logits.size(0),), _NEVER, dtype=torch.float32) if m is None else m
+        z = self._scaled(logits, m)
+        weights = z.exp()
+        t = z.gather(-1, self.local[rows].unsqueeze(-1)).squeeze(-1)
+        return torch.stack((m, weights.sum(-1), torch.linalg.vecdot(weights, z), t)), z, weights
 
     def scores(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs, entropy and logarithm of the partition function, each [R], from the sums of all rows."""
@@ -328,26 +344,32 @@ class _Softmax:
         self, logits: Tensor, rows: slice, log_z: Tensor, entropy: Tensor, grads: tuple[Tensor | None, ...]
     ) -> Tensor:
         """The gradient in the logits [r, V / tp] of these rows, from those of all log-probs and entropies [R]."""
-        local, mine, log_z, entropy = self.local[rows], self.mine[rows], log_z[rows], entropy[rows]
-        grad_log_prob, grad_entropy = (None if one is None else one[rows] for one in grads)
         grad = torch.empty_like(logits)
         for piece in _pieces(logits.size(0), logits.size(1), self.piece_elements):
-            log_p = self._scaled(logits[piece], log_z[piece])
+            there = slice(rows.start + piece.start, rows.start + piece.stop)
+            log_p = self._scaled(logits[piece], log_z[there])
             p = torch.exp(log_p, out=grad[piece] if grad.dtype == torch.float32 else None)
-            # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
-            slope = torch.zeros_like(entropy[piece]).unsqueeze(-1)
-            if grad_log_prob is not None:
-                slope = slope - grad_log_prob[piece].unsqueeze(-1)
-            if grad_entropy is not None:
-                slope = slope - grad_entropy[piece].unsqueeze(-1) * (log_p + entropy[piece].unsqueeze(-1))
-            p *= slope
-            if grad_log_prob is not None:
-                p.scatter_add_(-1, local[piece].unsqueeze(-1), (grad_log_prob[piece] * mine[piece]).unsqueeze(-1))
-            if self.temperature != 1.0:
-                p /= self.temperature
+            self.piece_gradient(p, log_p, there, entropy, grads)
             if p.dtype != grad.dtype:
                 grad[piece] = p
         return grad
+
+    def piece_gradient(
+        self, p: Tensor, log_p: Tensor, rows: slice, entropy: Tensor, grads: tuple[Tensor | None, ...]
+    ) -> None:
+        """Turn these rows' probabilities [r, V / tp] into the gradient in their logits; other arguments as above."""
+        # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
+        grad_log_prob, grad_entropy = (None if one is None else one[rows].unsqueeze(-1) for one in grads)
+        slope = torch.zeros_like(entropy[rows]).unsqueeze(-1)
+        if grad_log_prob is not None:
+            slope = slope - grad_log_prob
+        if grad_entropy is not None:
+            slope = slope - grad_entropy * (log_p + entropy[rows].unsqueeze(-1))
+        p *= slope
+        if grad_log_prob is not None:
+            p.scatter_add_(-1, self.local[rows].unsqueeze(-1), grad_log_prob * self.mine[rows].unsqueeze(-1))
+        if self.temperature != 1.0:
+            p /= self.temperature
 
     def _scaled(self, logits: Tensor, shift: Tensor) -> Tensor:
         """A float32 copy [r, V / tp] of `logits / temperature - shift` [r], with padding columns disabled."""
