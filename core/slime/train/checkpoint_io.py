@@ -10,6 +10,7 @@ import pickle
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime.errors import CheckpointError, disk_problem, one_line
@@ -46,7 +48,8 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
     """
     state = _model_state(chunks)
     _start_moments(optimizer)
-    state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
+    with _without_gathering(optimizer):
+        state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
     state["scheduler"] = scheduler.state_dict()
     state["random"] = _gather_random_states()
     write(folder, state)
@@ -57,12 +60,59 @@ def _start_moments(optimizer: Any) -> None:
 
     A policy that waits for its critic is saved so, for example.
     """
-    for part in optimizer.chained_optimizers if hasattr(optimizer, "chained_optimizers") else [optimizer]:
+    for part in _parts(optimizer):
         if part.optimizer is None or part.init_state_fn is None:  # a rank without parameters, or moments on the host
             continue
         part.init_state_fn(part.optimizer, part.config)
         for group in part.optimizer.param_groups:
             group.setdefault("step", 0)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizers of which Megatron's consists, such as one more for experts."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+@contextmanager
+def _without_gathering(optimizer: Any) -> Iterator[None]:
+    """In the body the optimizer's state is gathered only where several ranks share it.
+
+    Megatron gathers it in any case: a rank that has all of it copies it five times, which takes longer than everything
+    else in the pause of a checkpoint that is written in the background.
+    """
+    alone = [
+        part
+        for part in _parts(optimizer)
+        if isinstance(part, DistributedOptimizer) and part.data_parallel_group.size() == 1
+    ]
+    for part in alone:
+        part.get_parameter_state_dp_zero = partial(_own_state, part)
+    try:
+        yield
+    finally:
+        for part in alone:
+            del part.get_parameter_state_dp_zero
+
+
+def _own_state(optimizer: Any, **_: Any) -> dict[int, dict[Any, dict[str, _ByPlace]]]:
+    """For each of the optimizer's buffers, its parameters and moments as they are, in the form of the gathered ones."""
+    found: dict[int, dict[Any, dict[str, _ByPlace]]] = {}
+    for number, ranges_by_type in enumerate(optimizer.gbuf_ranges):
+        ((dtype, _buckets),) = ranges_by_type.items()
+        by_name: dict[str, _ByPlace] = {name: _ByPlace() for name in ("param", "exp_avg", "exp_avg_sq")}
+        for parameter, (start, *_rest) in optimizer.buffers[number].param_index_map.items():
+            tensors = optimizer._get_main_param_and_optimizer_states(parameter)
+            for name, places in by_name.items():
+                places[start] = tensors[name].detach().float().flatten()
+        found[number] = {dtype: by_name}
+    return found
+
+
+class _ByPlace(dict[int, torch.Tensor]):
+    """Tensors by where they begin in a buffer; the part [start:end] of the buffer is the one that begins at start."""
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        return super().__getitem__(place.start if isinstance(place, slice) else place)
 
 
 def save_weights(folder: Path, chunks: list[Any], write: Write) -> None:
