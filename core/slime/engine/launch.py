@@ -47,12 +47,12 @@ def prepare_cpu_host() -> Literal[True]:
         "sglang.srt.entrypoints.http_server",
         "sglang.srt.managers.detokenizer_manager",
         "sglang.srt.managers.scheduler",
-        "sglang.srt.models.registry",
     ):
         importlib.import_module(module)
 
-    from slime.cpu import sglang_patches
+    from slime.cpu import sglang_models, sglang_patches
 
+    sglang_models.import_on_demand()
     sglang_patches.apply()
     _fork_instead_of_spawn()
     # Left to the collector, the imported objects cost every server process pauses of half a second while it serves, and

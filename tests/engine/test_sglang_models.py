@@ -1,0 +1,48 @@
+"""Models of SGLang are found by reading its sources: the same ones that it finds by importing them all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime.cpu.sglang_models import OnDemand
+
+#: of every name that SGLang knows after importing all its modules, the class found on demand before that
+COMPARE = """
+import json, sys
+from slime.engine.launch import prepare_cpu_host
+prepare_cpu_host()
+from sglang.srt.models import registry
+loaded = [name for name in sys.modules if name.startswith("sglang.srt.models.")]
+one = registry.ModelRegistry.resolve_model_cls(["Qwen3ForCausalLM"])[0]
+on_demand = registry.ModelRegistry.models
+every = registry.import_model_classes("sglang.srt.models")
+registry.import_model_classes.cache_clear()
+fallback = registry.ModelRegistry.resolve_model_cls(["NoSuchForCausalLM"])[1]
+print(json.dumps({
+    "loaded": loaded, "qwen3": one.__module__, "count": len(every), "fallback": fallback,
+    "different": [name for name, model in every.items() if on_demand.get(name) is not model],
+}))
+"""
+
+
+@pytest.mark.slow
+def test_every_model_is_found_without_importing_the_others() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "sglang.srt.models.llama" not in found["loaded"]
+    assert found["qwen3"] == "sglang.srt.models.qwen3"
+    assert found["count"] > 200
+    assert found["different"] == []
+    assert found["fallback"] == "TransformersForCausalLM"
+
+
+def test_a_module_that_the_user_does_not_want_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "qwen3.py").write_text("EntryClass = [\n    Wanted,\n    Qwen3ForCausalLM,\n]\n", encoding="utf-8")
+    models = OnDemand({"Known": int}, [tmp_path], ["qwen3"])
+    assert "Qwen3ForCausalLM" not in models
+    assert models.get("Known") is int
