@@ -29,7 +29,11 @@ def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
         "processes": _processes(checked),
         "devices": [_devices(checked)],
         "memory": memory_lines(
-            config, checked.model.architecture, critic=checked.with_critic, with_engines=checked.with_engines
+            config,
+            checked.model.architecture,
+            critic=checked.with_critic,
+            with_engines=checked.with_engines,
+            longest_prompt=max((one.longest for one in checked.data if one.name == "training"), default=None),
         ),
         "weight sync": sync_lines(config, checked.model.architecture) if checked.with_engines else [],
         "network": _network(config),

@@ -1,7 +1,7 @@
-"""The memory that a run's weights, gradients, optimizer states and logits need, from model and parallel layout.
+"""The memory that training ranks and engines need at most, by part, from model, parallel layout and limits of lengths.
 
-Other activations, the engines' caches and the libraries themselves are not in it: they depend on the lengths of what is
-generated, and on the machine.
+Activations are in `slime.cli.predicted_activations`, the engines' caches in `slime.cli.predicted_cache`. The libraries
+themselves and the buffers of collective operations are not in it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from dataclasses import dataclass
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.architecture import Architecture, Rule
+from slime.cli.predicted_activations import (
+    activation_memory,
+    activations_not_predicted,
+    largest_micro_batch,
+)
+from slime.cli.predicted_cache import TYPE_BYTES, cache_text, engine_type
 from slime.config import RunConfig
 from slime.data.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
-from slime.observe.memory import GIB, gibibytes
+from slime.observe.memory import gibibytes, size_text
 from slime.weights.lora import Lora, adapter_rules, lora_of
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -26,8 +32,6 @@ FROZEN = ".router.expert_bias"
 _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
 #: of layers for multi-token prediction, which neither engines nor a critic have
 _PREDICTING = "mtp."
-#: bytes of a number in the types of engines
-_ENGINE_BYTES = {"float32": 4, "float": 4}
 #: options that change what is kept where, beyond the arithmetic here
 _BEYOND = (
     "use_precision_aware_optimizer",
@@ -107,8 +111,7 @@ def not_predicted(config: RunConfig) -> str | None:
 def engine_memory(config: RunConfig, model: Architecture) -> float:
     """Bytes of the weights on one device of an engine."""
     ranks = config.cluster.rollout_num_gpus_per_engine
-    default = "bfloat16" if config.on_gpu else "float32"
-    size = _ENGINE_BYTES.get(str(config.sglang.get("dtype", default)), 2)
+    size = TYPE_BYTES.get(engine_type(config), 2)
     numbers = 0.0
     for rule in model.rules:
         if rule.megatron.startswith(_PREDICTING):
@@ -122,24 +125,58 @@ def engine_memory(config: RunConfig, model: Architecture) -> float:
     return numbers * size
 
 
-def memory_lines(config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool) -> Iterator[str]:
-    """The prediction, for users."""
+def memory_lines(
+    config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool, longest_prompt: int | None = None
+) -> Iterator[str]:
+    """The prediction, for users.
+
+    Args:
+        config: The run.
+        model: Its model.
+        critic: As of `rank_memory`.
+        with_engines: Whether the run has engines.
+        longest_prompt: Tokens of the longest prompt in the data, if known.
+    """
     if (option := not_predicted(config)) is not None:
         yield f"a training rank: not predicted with {option}"
     else:
-        stages = rank_memory(config, model, critic=critic)
-        largest = max(stages, key=lambda one: one.total)
-        stage = f" (the largest of {len(stages)} pipeline stages)" if len(stages) > 1 else ""
-        both = ", of policy and critic" if critic else ""
-        yield (
-            f"a training rank{stage}: {size_text(largest.total)} = weights {size_text(largest.weights)} + gradients"
-            f" {size_text(largest.gradients)} + optimizer {size_text(largest.optimizer)}{both}; in a step"
-            f" {size_text(logits_memory(config, model))} for logits, other activations not counted"
-        )
+        yield _rank_line(config, model, critic=critic, longest_prompt=longest_prompt)
     if with_engines:
         devices = config.cluster.rollout_num_gpus_per_engine
         where = "an engine" if devices == 1 else f"each device of an engine ({devices} devices)"
-        yield f"{where}: weights {size_text(engine_memory(config, model))}; cache not counted"
+        weights = engine_memory(config, model)
+        have = gpu_bytes() if config.on_gpu and config.cluster.ray_address is None else None
+        yield f"{where}: weights {size_text(weights)}; {cache_text(config, model, weights, device_bytes=have)}"
+
+
+def _rank_line(config: RunConfig, model: Architecture, *, critic: bool, longest_prompt: int | None) -> str:
+    """Of the pipeline stage whose ranks need most."""
+    stages = rank_memory(config, model, critic=critic)
+    of_logits = [0.0] * (len(stages) - 1) + [logits_memory(config, model)]
+    both = ", of policy and critic" if critic else ""
+    option = activations_not_predicted(config)
+    if option is not None:
+        needs = [one.total + logits for one, logits in zip(stages, of_logits, strict=True)]
+    else:
+        micro_batch = largest_micro_batch(config, longest_prompt=longest_prompt)
+        layers = stage_of_layers(config, int(model.transformer["num_layers"]))
+        activations = activation_memory(config, model, layers, micro_batch)
+        needs = [one.total + act.peak(lo) for one, act, lo in zip(stages, activations, of_logits, strict=True)]
+    largest = needs.index(max(needs))
+    one, logits = stages[largest], of_logits[largest]
+    stage = f" (the largest of {len(stages)} pipeline stages)" if len(stages) > 1 else ""
+    held = (
+        f"a training rank{stage}: {size_text(one.total)} = weights {size_text(one.weights)} + gradients"
+        f" {size_text(one.gradients)} + optimizer {size_text(one.optimizer)}{both}; in a step"
+    )
+    if option is not None:
+        return f"{held} {size_text(logits)} for logits; activations not predicted with {option}"
+    kept, backward = activations[largest].kept, activations[largest].backward
+    more = f"logits {size_text(logits)}" if logits >= backward else f"a layer's backward pass {size_text(backward)}"
+    return (
+        f"{held} {size_text(needs[largest])} with activations {size_text(kept)} (micro-batches of"
+        f" {micro_batch.text}) + {more}"
+    )
 
 
 def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool) -> str | None:
@@ -176,11 +213,6 @@ def gpu_bytes() -> int | None:
         return None
 
 
-def size_text(size: float) -> str:
-    """`3.1 GiB`, or `3.1 MiB` for little."""
-    return gibibytes(size) if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
-
-
 # --- the arithmetic ----------------------------------------------------------------------------------
 
 
@@ -204,7 +236,7 @@ def _model_memory(
     if not stated.get("use_distributed_optimizer", adam):
         copies = dict.fromkeys(copies, 1)
 
-    layers = _stage_of_layers(config, int(model.transformer["num_layers"]))
+    layers = stage_of_layers(config, int(model.transformer["num_layers"]))
     weights, gradients, optimizer = ([0.0] * pipeline for _ in range(3))
     for rule in model.rules:
         if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
@@ -255,7 +287,7 @@ def _tied(model: Architecture) -> bool:
     return bool(model.gpt["share_embeddings_and_output_weights"])
 
 
-def _stage_of_layers(config: RunConfig, layers: int) -> list[int]:
+def stage_of_layers(config: RunConfig, layers: int) -> list[int]:
     """The pipeline stage of each layer."""
     stated = config.megatron
     pipeline = int(stated.get("pipeline_model_parallel_size", 1))

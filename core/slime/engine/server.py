@@ -283,7 +283,7 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         # SGLang's default without its native CPU kernels. Stated, because SGLang decides it too late for
         # --enable-deterministic-inference, and so that all CPU hosts compute alike.
         "--attention-backend": "torch_native",
-        "--max-total-tokens": str(_cpu_cache_tokens(spec)),
+        "--max-total-tokens": str(cpu_cache_tokens(Path(spec.model_path))),
         # Otherwise an idle scheduler spins and takes a whole core from the trainer.
         "--sleep-on-idle": None,
     }
@@ -294,15 +294,15 @@ def _is_set(flag: str, arguments: Sequence[str]) -> bool:
     return any(a in names or a.startswith(tuple(f"{n}=" for n in names)) for a in arguments)
 
 
-def _cpu_cache_tokens(spec: EngineSpec) -> int:
-    """Tokens that fit into the default cache, according to the model's `config.json`."""
+def cpu_cache_tokens(model: Path) -> int:
+    """Tokens that a CPU engine's cache has by default, according to the `config.json` of the model folder."""
     low, high = _CPU_CACHE_TOKENS
     try:
-        model = json.loads(Path(spec.model_path, "config.json").read_text())
+        sizes = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):
         return low  # missing or broken: SGLang reports it better
-    heads = int(model.get("num_attention_heads") or 1)
-    head_dim = int(model.get("head_dim") or int(model.get("hidden_size") or 1) // heads)
-    kv_heads = int(model.get("num_key_value_heads") or heads)
-    bytes_per_token = int(model.get("num_hidden_layers") or 1) * 2 * kv_heads * head_dim * 4
+    heads = int(sizes.get("num_attention_heads") or 1)
+    head_dim = int(sizes.get("head_dim") or int(sizes.get("hidden_size") or 1) // heads)
+    kv_heads = int(sizes.get("num_key_value_heads") or heads)
+    bytes_per_token = int(sizes.get("num_hidden_layers") or 1) * 2 * kv_heads * head_dim * 4
     return max(low, min(high, _CPU_CACHE_BYTES // bytes_per_token))

@@ -18,6 +18,11 @@ def gibibytes(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
+def size_text(size: float) -> str:
+    """`3.1 GiB`, or `3.1 MiB` for little."""
+    return gibibytes(size) if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
+
+
 def process_tree_bytes(root: int) -> int:
     """Bytes held by process `root` and its descendants.
 

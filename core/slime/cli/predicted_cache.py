@@ -1,0 +1,72 @@
+"""The memory of an engine's KV cache: bytes of a token, and how many tokens SGLang makes room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime.architecture import Architecture
+from slime.config import RunConfig
+from slime.engine.server import cpu_cache_tokens
+from slime.observe.memory import size_text
+
+#: bytes of a number in the types of engines and caches; 2 in all others that are predicted
+TYPE_BYTES = {"float32": 4, "float": 4, "fp8_e5m2": 1, "fp8_e4m3": 1}
+#: options that change what is cached, or add a cache
+_BEYOND = ("speculative_algorithm", "enable_dp_attention", "enable_hisparse")
+_CACHE_TYPES = ("auto", "bfloat16", "bf16", "fp8_e5m2", "fp8_e4m3")
+
+
+def engine_type(config: RunConfig) -> str:
+    """The type of an engine's weights."""
+    return str(config.sglang.get("dtype", "bfloat16" if config.on_gpu else "float32"))
+
+
+def cache_token_bytes(config: RunConfig, model: Architecture) -> float:
+    """Bytes of a token in the cache of one device of an engine."""
+    sizes, ranks = model.transformer, config.cluster.rollout_num_gpus_per_engine
+    kind = str(config.sglang.get("kv_cache_dtype", "auto"))
+    size = TYPE_BYTES.get(engine_type(config) if kind == "auto" else kind, 2)
+    if sizes.get("multi_latent_attention"):
+        # What the keys and values of all heads are made of, and the rotated part of the keys; on every device.
+        numbers = sizes["kv_lora_rank"] + sizes["qk_pos_emb_head_dim"]
+    else:
+        heads = sizes["num_attention_heads"]
+        groups = sizes.get("num_query_groups") or heads
+        head = sizes.get("kv_channels") or sizes["hidden_size"] // heads
+        numbers = 2 * max(1, groups // ranks) * head
+    return float(sizes["num_layers"] * numbers * size)
+
+
+def cache_tokens(config: RunConfig) -> int | None:
+    """The tokens that SGLang is told to make room for; None if it decides by the device's memory."""
+    stated = config.sglang.get("max_total_tokens")
+    if stated is not None or config.on_gpu:
+        return None if stated is None else int(stated)
+    return cpu_cache_tokens(Path(config.checkpoint.hf_checkpoint or ""))
+
+
+def cache_text(config: RunConfig, model: Architecture, weights: float, *, device_bytes: int | None) -> str:
+    """The cache of one device of an engine, for users.
+
+    Args:
+        config: The run.
+        model: Its model.
+        weights: Bytes of the weights there.
+        device_bytes: Memory of the device, if it is a GPU and known.
+    """
+    stated = config.sglang
+    option = next((name for name in _BEYOND if stated.get(name)), None)
+    if str(stated.get("kv_cache_dtype", "auto")) not in _CACHE_TYPES:
+        option = "kv_cache_dtype"
+    if option is not None:
+        return f"KV cache not predicted with --sglang-{option.replace('_', '-')}"
+    each = cache_token_bytes(config, model)
+    if (tokens := cache_tokens(config)) is not None:
+        return f"KV cache {size_text(each * tokens)} ({tokens:,} tokens of {each / 1024:.3g} KiB, or what fits)"
+    fraction = stated.get("mem_fraction_static")
+    share = "a share of the GPU that SGLang chooses" if fraction is None else f"{fraction:g} of the GPU"
+    rest = f"KV cache: what they leave of {share} (--sglang-mem-fraction-static), {each / 1024:.3g} KiB a token"
+    if fraction is None or device_bytes is None:
+        return rest
+    room = max(0.0, float(fraction) * device_bytes - weights)
+    return f"{rest}: {size_text(room)} of {size_text(device_bytes)}, {int(room / each):,} tokens"
