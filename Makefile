@@ -13,7 +13,7 @@ REQUIREMENTS := requirements/cpu.txt requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-all faults chaos kill-points soak docs lint types check mutants gpu-proof clean
+.PHONY: install quickstart test test-all test-slow faults chaos kill-points soak docs lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,10 @@ test: install
 
 test-all: install
 	$(PYTEST)
+
+# The tests that `make test` leaves out. With MINUTES=N none starts later than that; those left out count as skipped.
+test-slow: install
+	$(PYTEST) -m slow $(if $(MINUTES),--start-within $(MINUTES))
 
 # Kills, stops and breaks every part of small real runs on a loaded machine; writes the table of docs/reliability.md (three quarters of an hour).
 faults: install

@@ -1,10 +1,12 @@
-"""For all tests: one thread a process, no terminal, a module search path per test, and one import of SGLang."""
+"""For all tests: one thread a process, no terminal, a search path per test, one import of SGLang, and a deadline."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,27 @@ settings.load_profile("slime")
 logging.getLogger("asyncio").addFilter(
     lambda record: not record.getMessage().startswith(("Unclosed ", "Task was dest"))
 )
+
+
+_DEADLINE = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--start-within", type=float, metavar="MINUTES", help="skip tests that would start later than so long from now"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    minutes: float | None = config.getoption("--start-within")
+    config.stash[_DEADLINE] = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A slow machine that has a limit ends with fewer tests instead of none; the report counts those left out."""
+    if time.monotonic() > item.config.stash[_DEADLINE]:
+        pytest.skip(f"not started within {item.config.getoption('--start-within'):g} minutes")
 
 
 @pytest.fixture(autouse=True)
