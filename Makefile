@@ -38,7 +38,7 @@ test: install
 test-all: install
 	$(PYTEST)
 
-# The tests that `make test` leaves out. With MINUTES=N none starts later than that; those left out count as skipped.
+# The tests that `make test` leaves out. With MINUTES=N no test starts after N minutes; those left out count as skipped.
 test-slow: install
 	$(PYTEST) -m slow $(if $(MINUTES),--start-within $(MINUTES))
 

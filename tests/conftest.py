@@ -33,7 +33,7 @@ _DEADLINE = pytest.StashKey[float]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--start-within", type=float, metavar="MINUTES", help="skip tests that would start later than so long from now"
+        "--start-within", type=float, metavar="MINUTES", help="skip tests that would start more than MINUTES from now"
     )
 
 

@@ -245,7 +245,7 @@ def test_a_cpu_engine_gets_the_predicted_tokens(tmp_path: Path) -> None:
 def test_a_gpu_engine_gets_a_share_of_the_device() -> None:
     model, gib = model_of(), 2**30
     assert cache_text(config_of("--device cuda"), model, gib, device_bytes=80 * gib) == (
-        "KV cache: what they leave of a share of the GPU that SGLang chooses (--sglang-mem-fraction-static),"
+        "KV cache: what the weights leave of a share of the GPU that SGLang chooses (--sglang-mem-fraction-static),"
         " 0.0938 KiB a token"
     )
     share = config_of("--device cuda --sglang-mem-fraction-static 0.5")

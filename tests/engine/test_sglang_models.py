@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,25 @@ def test_a_module_that_the_user_does_not_want_is_not_imported(tmp_path: Path) ->
     models = OnDemand({"Known": int}, [tmp_path], ["qwen3"])
     assert "Qwen3ForCausalLM" not in models
     assert models.get("Known") is int
+
+
+def test_a_module_that_cannot_be_imported_leaves_its_model_unknown(tmp_path: Path) -> None:
+    (tmp_path / "no_such_module.py").write_text("EntryClass = Odd\n", encoding="utf-8")
+    models = OnDemand({}, [tmp_path], [])
+    assert models.get("Odd") is None
+    assert "Odd" not in models
+
+
+@pytest.mark.slow
+def test_a_model_of_the_user_replaces_sglangs(tmp_path: Path) -> None:
+    package = tmp_path / "own_models"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "qwen3.py").write_text(
+        "import torch\nclass Qwen3ForCausalLM(torch.nn.Module): ...\nEntryClass = Qwen3ForCausalLM\n", encoding="utf-8"
+    )
+    script = COMPARE.split("loaded =", maxsplit=1)[0] + 'print(registry.ModelRegistry.models["Qwen3ForCausalLM"])'
+    own = {"PYTHONPATH": str(tmp_path), "SGLANG_EXTERNAL_MODEL_PACKAGE": "own_models"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True, timeout=300)
+    assert "own_models.qwen3" in done.stdout

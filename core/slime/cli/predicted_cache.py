@@ -65,7 +65,7 @@ def cache_text(config: RunConfig, model: Architecture, weights: float, *, device
         return f"KV cache {size_text(each * tokens)} ({tokens:,} tokens of {each / 1024:.3g} KiB, or what fits)"
     fraction = stated.get("mem_fraction_static")
     share = "a share of the GPU that SGLang chooses" if fraction is None else f"{fraction:g} of the GPU"
-    rest = f"KV cache: what they leave of {share} (--sglang-mem-fraction-static), {each / 1024:.3g} KiB a token"
+    rest = f"KV cache: what the weights leave of {share} (--sglang-mem-fraction-static), {each / 1024:.3g} KiB a token"
     if fraction is None or device_bytes is None:
         return rest
     room = max(0.0, float(fraction) * device_bytes - weights)

@@ -7,11 +7,14 @@ model. Here a model's module is found by reading, and only that one is imported.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pkgutil
 import re
 from pathlib import Path
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 _PACKAGE = "sglang.srt.models"
 #: SGLang's own list of modules not to import
@@ -37,7 +40,10 @@ def import_on_demand() -> None:
         else:
             os.environ[_DISABLED] = before
     registry.import_model_classes.cache_clear()
-    skipped = [] if before is None else before.split(",")
+    if external := registry.envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get():
+        # Its modules were skipped too if they are called like some of SGLang's.
+        registry.ModelRegistry.models = registry.import_model_classes(external)
+    skipped = [] if before is None else [name.strip() for name in before.split(",")]
     folders = [Path(folder) for folder in package.__path__]
     registry.ModelRegistry.models = OnDemand(registry.ModelRegistry.models, folders, skipped)
     registry.ModelRegistry._default_models_loaded = False
@@ -60,9 +66,19 @@ class OnDemand(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         """The class of this name, imported if need be."""
         if not super().__contains__(name) and (module := self._module_of(name)) is not None:
-            entry = importlib.import_module(f"{_PACKAGE}.{module}").EntryClass
-            self.update({one.__name__: one for one in (entry if isinstance(entry, list) else [entry])})
+            self._add(module)
         return super().get(name, default)
+
+    def _add(self, module: str) -> None:
+        try:
+            entry = importlib.import_module(f"{_PACKAGE}.{module}").EntryClass
+        # As in SGLang: the model is unknown then, and its fallback may run it.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("Ignore import error when loading %s.%s: %s", _PACKAGE, module, error)
+            self._skipped.append(module)
+            return
+        for one in entry if isinstance(entry, list) else [entry]:
+            self.setdefault(one.__name__, one)  # one of the user's stays
 
     def __contains__(self, name: object) -> bool:
         return self.get(str(name)) is not None

@@ -12,6 +12,7 @@ main threads.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -27,7 +28,7 @@ from slime.train.checkpoint_io import attributed, plan
 
 T = TypeVar("T")
 
-#: in the scale of `nice`, where 19 is the least: then a write takes eight steps instead of three on busy cores
+#: `nice` value of the writer; with 19, the least, a write took eight steps on busy cores, and with 14 three
 _LOW_PRIORITY = 14
 
 
@@ -53,9 +54,9 @@ class BackgroundWrite(Generic[T]):
         if request.async_fn is not None:
             _, buckets, _ = request.async_fn_args
             for _, _, (_, tensors) in buckets:
-                # In place: what was gathered for this is freed as it is copied. Megatron has cloned some already.
+                # In place: what was gathered for this is freed as it is copied. Megatron has cloned views on the host.
                 for number, (item, tensor) in enumerate(tensors):
-                    if tensor.untyped_storage().data_ptr() in live:
+                    if not tensor.is_cpu or tensor.untyped_storage().data_ptr() in live:
                         tensors[number] = item, tensor.detach().to("cpu", copy=True)
         self._planned.append((folder, request))
 
@@ -101,8 +102,10 @@ def _tensors(state: dict[str, Any]) -> Iterator[Tensor]:
 def _take_what_is_left() -> None:
     """Give this thread, and those that it starts, little of a core that training uses.
 
-    The threads of an operation wait for the slowest of them: one that shares its core with a writer holds up all. When
-    training waits for the writer instead, the writer has a core for itself.
+    The threads of an operation wait for the slowest of them: one that shares its core with a writer holds up all.
     """
-    if sys.platform == "linux":  # elsewhere priorities are those of whole processes
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+    if sys.platform != "linux":  # elsewhere priorities are those of whole processes
+        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # a checkpoint matters more than its priority
+        os.setpriority(os.PRIO_PROCESS, thread, max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread)))

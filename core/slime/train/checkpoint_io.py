@@ -77,8 +77,8 @@ def _parts(optimizer: Any) -> list[Any]:
 def _without_gathering(optimizer: Any) -> Iterator[None]:
     """In the body the optimizer's state is gathered only where several ranks share it.
 
-    Megatron gathers it in any case: a rank that has all of it copies it five times, which takes longer than everything
-    else in the pause of a checkpoint that is written in the background.
+    Megatron gathers it in any case. On a rank that has all of it, that makes five copies, and takes most of the pause
+    of a checkpoint that is written in the background.
     """
     alone = [
         part
@@ -103,9 +103,14 @@ def _own_state(optimizer: Any, **_: Any) -> dict[int, dict[Any, dict[str, _ByPla
         for parameter, (start, *_rest) in optimizer.buffers[number].param_index_map.items():
             tensors = optimizer._get_main_param_and_optimizer_states(parameter)
             for name, places in by_name.items():
-                places[start] = tensors[name].detach().float().flatten()
+                places[start] = _float32(tensors[name].detach()).flatten()
         found[number] = {dtype: by_name}
     return found
+
+
+def _float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a float32 copy on the host, since a GPU may have no memory for that."""
+    return tensor if tensor.dtype == torch.float32 else tensor.to("cpu", torch.float32)
 
 
 class _ByPlace(dict[int, torch.Tensor]):

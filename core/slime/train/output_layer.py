@@ -324,7 +324,7 @@ class _Softmax:
         z = self._scaled(logits, m)
         weights = z.exp()
         t = z.gather(-1, self.local[rows].unsqueeze(-1)).squeeze(-1)
-        return torch.stack((m, weights.sum(-1), torch.linalg.vecdot(weights, z), t)), z, weights
+        return torch.stack((m, weights.sum(-1), (weights * z).sum(-1), t)), z, weights
 
     def scores(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs, entropy and logarithm of the partition function, each [R], from the sums of all rows."""
@@ -357,15 +357,16 @@ class _Softmax:
     def piece_gradient(
         self, p: Tensor, log_p: Tensor, rows: slice, entropy: Tensor, grads: tuple[Tensor | None, ...]
     ) -> None:
-        """Turn these rows' probabilities [r, V / tp] into the gradient in their logits; other arguments as above."""
+        """Turn these rows' probabilities `p` [r, V / tp] into the gradient in their logits; `log_p` is overwritten."""
         # d log p_t / d z_j = [j = t] - p_j;   dH / d z_j = -p_j (log p_j + H)
         grad_log_prob, grad_entropy = (None if one is None else one[rows].unsqueeze(-1) for one in grads)
-        slope = torch.zeros_like(entropy[rows]).unsqueeze(-1)
-        if grad_log_prob is not None:
-            slope = slope - grad_log_prob
+        falls = grad_log_prob
         if grad_entropy is not None:
-            slope = slope - grad_entropy * (log_p + entropy[rows].unsqueeze(-1))
-        p *= slope
+            falls = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(grad_entropy)
+            if grad_log_prob is not None:
+                falls += grad_log_prob
+        assert falls is not None, "one of the two has a gradient"
+        p *= -falls
         if grad_log_prob is not None:
             p.scatter_add_(-1, self.local[rows].unsqueeze(-1), grad_log_prob * self.mine[rows].unsqueeze(-1))
         if self.temperature != 1.0:
