@@ -44,7 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A slow machine that has a limit ends with fewer tests instead of none; the report counts those left out."""
+    """Leave out tests that would start too late, where `--start-within` gives a limit."""
+    # Otherwise a run that is ended by its time limit reports nothing at all, not even the tests that failed.
     if time.monotonic() > item.config.stash[_DEADLINE]:
         pytest.skip(f"not started within {item.config.getoption('--start-within'):g} minutes")
 

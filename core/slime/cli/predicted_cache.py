@@ -38,7 +38,7 @@ def cache_token_bytes(config: RunConfig, model: Architecture) -> float:
 
 
 def cache_tokens(config: RunConfig) -> int | None:
-    """The tokens that SGLang is told to make room for; None if it decides by the device's memory."""
+    """How many tokens an engine's cache is set to hold; None if SGLang derives it from the device's memory."""
     stated = config.sglang.get("max_total_tokens")
     if stated is not None or config.on_gpu:
         return None if stated is None else int(stated)

@@ -3,8 +3,8 @@
 Megatron plans the files and its writer writes them, as it does when training waits. To do that in the background, it
 would use a process for each rank. A forked one inherits the locks of Ray's and gloo's threads as they are in that
 moment, and sooner or later waits for one forever. A fresh one needs seconds of imports, the memory of a second
-interpreter, and every tensor in shared memory. A thread needs none of these, and hardly slows training down: writing
-and hashing are done without Python's lock, in the time that training leaves.
+interpreter, and every tensor in shared memory. A thread needs none of these, and hardly slows training down: copying,
+writing and hashing are done without Python's lock.
 
 The thread calls nothing collective: what the ranks do together, planning and completing the folders, they do in their
 main threads.
@@ -12,10 +12,6 @@ main threads.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +23,6 @@ from torch import Tensor
 from slime.train.checkpoint_io import attributed, plan
 
 T = TypeVar("T")
-
-#: `nice` value of the writer; with 19, the least, a write took eight steps on busy cores, and with 14 three
-_LOW_PRIORITY = 14
 
 
 class BackgroundWrite(Generic[T]):
@@ -67,7 +60,6 @@ class BackgroundWrite(Generic[T]):
         pool.shutdown(wait=False)
 
     def _write(self, then: Callable[[], T]) -> T:
-        _take_what_is_left()
         for _, request in self._planned:
             if request.async_fn is not None:
                 request.async_fn(*request.async_fn_args)
@@ -97,15 +89,3 @@ def _tensors(state: dict[str, Any]) -> Iterator[Tensor]:
     for entry in nested_values(state):
         if isinstance(data := getattr(entry, "data", None), Tensor):
             yield data
-
-
-def _take_what_is_left() -> None:
-    """Give this thread, and those that it starts, little of a core that training uses.
-
-    The threads of an operation wait for the slowest of them: one that shares its core with a writer holds up all.
-    """
-    if sys.platform != "linux":  # elsewhere priorities are those of whole processes
-        return
-    thread = threading.get_native_id()
-    with contextlib.suppress(OSError):  # a checkpoint matters more than its priority
-        os.setpriority(os.PRIO_PROCESS, thread, max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread)))
