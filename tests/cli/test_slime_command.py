@@ -82,6 +82,38 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert child.returncode == 1
 
 
+#: a command that leaves a thread behind, and says which of its clean-ups Python still does
+LEAVING = """
+import atexit, sys, threading, time
+from slime.cli import main
+
+class TornDown:
+    def __del__(self, write=sys.__stdout__.write):
+        write("torn down below the thread\\n")
+
+def run(words):
+    global kept
+    kept = TornDown()
+    atexit.register(print, "cleaned up")
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start() if {lasts} else None
+    print("ran")
+    return 3
+
+main.COMMANDS["leave"] = (__name__, "")
+sys.argv[1:] = ["leave"]
+main.command()
+"""
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_a_thread_that_is_left_does_not_see_python_end(lasts: bool) -> None:
+    script = LEAVING.format(lasts=lasts)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 3, done.stderr
+    expected = ["ran", "cleaned up"]
+    assert done.stdout.splitlines() == (expected if lasts else [*expected, "torn down below the thread"])
+
+
 def test_warnings_are_marked_as_warnings(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_words: list[str]) -> int:
         logging.getLogger("slime.plugins").warning("the checkpoint was made with %s", "another version")

@@ -5,12 +5,15 @@ Importing this module and printing the help loads only the standard library. A s
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from slime import __version__
 from slime.errors import PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full
@@ -41,6 +44,21 @@ options:
   --help      this text
   --version   slime's version
 """
+
+
+def command() -> NoReturn:
+    """The `slime` command: run `main` and end the process with its exit code."""
+    code = main()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A tracker that hangs, for example. Python would end below the thread, and a thread that is in native code
+        # then crashes the process: an interrupted run ended with SIGSEGV instead of 130.
+        threading._shutdown()  # type: ignore[attr-defined]  # what Python itself does first
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BrokenPipeError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,4 +148,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -35,7 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime.config import RunConfig
 from slime.errors import ClusterError, ClusterStartError, ConfigError, DeadlineError, disk_problem
 from slime.kit.processes import describe_exit
-from slime.run.signals import interruptions_kept, uninterrupted
+from slime.run.signals import interruptions_deferred, uninterrupted
 
 #: folders of local Rays are named so
 _FOLDER = "slime-ray-"
@@ -133,7 +133,7 @@ def _join(address: str) -> None:
 
 def _connect(**options: Any) -> None:
     # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
-    with interruptions_kept():
+    with interruptions_deferred():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     # Otherwise Ray prints how each worker ended, in its own words and colours; slime says it too.
     ray_worker._worker_logs_enabled = False

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 
 class Terminated(Protocol):
@@ -105,32 +101,29 @@ def end_at_once(code: int) -> None:
 
 
 @contextmanager
-def interruptions_kept() -> Iterator[None]:
-    """In the body, SIGINT and SIGTERM raise `KeyboardInterrupt` at once, and again at its end if that was dropped.
+def interruptions_deferred() -> Iterator[None]:
+    """In the body, the first SIGINT or SIGTERM raises nothing: `KeyboardInterrupt` is raised after the body instead.
 
-    Python drops what a signal handler raises while `subprocess` forks with a `preexec_fn`, as Ray does for each of its
-    daemons: on a busy machine, 2 of 16 runs ignored a Ctrl-C while Ray started. Only for the main thread.
+    The second one raises it at once. Only for the main thread, around the start of Ray, which an exception in its
+    midst breaks in two ways. Raised between taking a lock and the `try` that releases it, it leaves the lock of
+    `logging` taken for good, and every other thread waits for it: 2 of 60 runs hung. Raised while `subprocess` forks a
+    daemon, it is dropped by Python, and the run goes on.
     """
     interrupted = False
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         nonlocal interrupted
+        if interrupted:
+            signal.default_int_handler(signum, frame)
         interrupted = True
-        signal.default_int_handler(signum, frame)
-
-    def report_dropped(dropped: UnraisableHookArgs) -> None:
-        if dropped.exc_type is not KeyboardInterrupt:
-            report(dropped)
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
-    report, sys.unraisablehook = sys.unraisablehook, report_dropped
     try:
         yield
     except Exception:
         if not interrupted:
             raise
     finally:
-        sys.unraisablehook = report
         for signum, handler in before.items():
             signal.signal(signum, handler)
     if interrupted:
