@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime.cpu import sglang_standins
-from slime.cpu.sglang_standins import StandinFinder, install, really_imports
+from slime.cpu.sglang_standins import StandinFinder, compile_nothing, install, really_imports
 
 NAMES = ("sgl_kernel", "torchvision", "IPython", "triton")
 
@@ -99,3 +99,15 @@ def test_kernel_definitions_parse_and_keep_the_function() -> None:
     assert triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["n"])(kernel) is kernel
     assert (triton.cdiv(7, 2), triton.next_power_of_2(9)) == (4, 16)
     assert language.constexpr(5).value == 5
+
+
+def test_nothing_is_compiled_by_any_form_of_the_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", torch.compile)  # undone at the end
+    compile_nothing()
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    forms = [torch.compile(double), torch.compile(double, dynamic=True), torch.compile(dynamic=True)(double)]
+    assert all(form is double for form in forms)

@@ -173,3 +173,16 @@ def install() -> frozenset[str]:
         _settle_capability_checks()
         sys.meta_path.insert(0, StandinFinder(names))
     return names
+
+
+def compile_nothing() -> None:
+    """Let `torch.compile` pass functions through, for a process with `TORCHDYNAMO_DISABLE=1`, which compiles nothing.
+
+    Torch itself would load its compiler at the first of SGLang's decorators, which takes a second.
+    """
+    torch: Any = importlib.import_module("torch")
+
+    def uncompiled(model: Any = None, **_options: Any) -> Any:
+        return model if model is not None else lambda model: model
+
+    torch.compile = uncompiled

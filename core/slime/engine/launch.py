@@ -43,6 +43,7 @@ def prepare_cpu_host() -> Literal[True]:
 
     gc.disable()  # nothing imported here ever becomes garbage; looking for some takes a second
     sglang_standins.install()
+    sglang_standins.compile_nothing()
     for module in (
         "sglang.srt.entrypoints.http_server",
         "sglang.srt.managers.detokenizer_manager",

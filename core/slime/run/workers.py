@@ -64,6 +64,21 @@ def keep_out_of_collections() -> None:
     gc.freeze()
 
 
+@contextmanager
+def _built() -> Iterator[None]:
+    """In the body, a worker's object is built: no garbage is collected before its end, and what is left never.
+
+    Most of the time goes into imports, whose objects all stay. Looking for garbage among them takes a tenth of it.
+    """
+    gc.disable()
+    try:
+        with _explained():
+            yield
+    finally:
+        gc.enable()
+    keep_out_of_collections()
+
+
 class Worker:
     """One process: redirects its output to a log file, builds an object and calls its methods."""
 
@@ -100,9 +115,8 @@ class Worker:
 
     def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:Class`."""
-        with _explained():
+        with _built():
             self._object = resolve_name(factory)(*args)
-        keep_out_of_collections()
 
     def close(self) -> Any:
         """Close the object."""
@@ -120,9 +134,8 @@ class AsyncWorker(Worker):
 
     async def build(self, factory: str, *args: Any) -> Any:
         """Build the object; `factory` is `package.module:coroutine_function`."""
-        with _explained():
+        with _built():
             self._object = await resolve_name(factory)(*args)
-        keep_out_of_collections()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a coroutine method of the object."""
