@@ -74,6 +74,7 @@ print(sys.meta_path == before, dict(vars(torch.cuda)) == cuda)
     assert words == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) -> None:
     """Rewriting takes two seconds of CPU time in each rank; an import without the hook must not get its result."""
     parse = "import ast, sys\nparsed = []\nparse = ast.parse\nast.parse = lambda *a: parsed.append(a) or parse(*a)\n"

@@ -13,7 +13,7 @@ from tests.integration.test_engine_recovery import scheduler_of
 from tests.integration.test_runs import assert_same_bits
 from tests.support.tiny_models import make_tiny_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 MIB = 2**20

@@ -17,7 +17,7 @@ from tests.integration.conftest import SlimeRun, command_of, output_of, processe
 
 from slime.kit.processes import living_members
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 #: scores no samples of later weights than those of the version in a file, so that a rollout stays open until the test

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import SlimeRun, output_of, processes_marked
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 #: a reward that holds a run amid its fourth rollout until the test goes on
@@ -59,7 +59,6 @@ def test_a_killed_trainer_rank_restarts_the_run(slime_train: Start, tmp_path: Pa
     assert all("trainer rank 0" in cause and "SIGKILL" in cause for cause in told)
 
 
-@pytest.mark.slow
 def test_sigterm_saves_after_the_step_and_the_run_folder_alone_continues(slime_train: Start, tmp_path: Path) -> None:
     run = held_run(slime_train, tmp_path)
     run.wait_for_output(r"\b2/4")
@@ -80,7 +79,6 @@ def test_sigterm_saves_after_the_step_and_the_run_folder_alone_continues(slime_t
     assert again.wait() == 0 and again.output == "nothing is left to do: the run in outputs/run is finished\n"
 
 
-@pytest.mark.slow
 def test_one_command_starts_is_preempted_amid_a_step_and_continues(slime_train: Start, tmp_path: Path) -> None:
     flags = ("--async", "--resume", "auto", "--preemption-timeout-s", "4")
     run = held_run(slime_train, tmp_path, *flags)
