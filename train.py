@@ -2,6 +2,6 @@
 
 import sys
 
-from slime.cli.main import main
+from slime.cli.main import command
 
-sys.exit(main(["train", *sys.argv[1:]]))
+command(["train", *sys.argv[1:]])

@@ -2,6 +2,6 @@
 
 import sys
 
-from slime.cli.main import main
+from slime.cli.main import command
 
-sys.exit(main(["train", "--async=true", *sys.argv[1:]]))
+command(["train", "--async=true", *sys.argv[1:]])

@@ -1,6 +1,6 @@
 """A GRPO step of slime against one of TRL's GRPOTrainer: same model, prompts, answers' lengths and threads.
 
-    python benchmarks/versus_trl.py [--only quickstart 1M 10M] [--steps 9] [--threads 2] [--kl]
+    python benchmarks/versus_trl.py [--only quickstart 1M 10M] [--steps 9] [--threads 2] [--engines 2] [--kl]
 
 `quickstart` is the warm-started model of `make quickstart`, with its prompts and reward, and needs its outputs; answers
 have 1 to 6 tokens. The others are random models that answer 64 tokens with exactly 128. Both sides generate 32 x 8
@@ -8,7 +8,8 @@ samples, score them with the same function, and take one optimizer step of AdamW
 both comparing with a reference model. TRL generates with transformers in its own process.
 
 TRL is installed into a virtual environment of its own (`--environment`), which sees the packages of this one, so that
-torch and transformers are the same. The numbers are medians of the steps after the first three.
+torch and transformers are the same. slime's trainer has all of `--threads`, and its engines, in turn with it, share the
+same number. The results are medians of the steps after the first three.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def make_task(folder: Path, shape: str, quickstart: Path) -> Task:
     return Task(folder, folder / "model", NEW_TOKENS, fixed=True, chat=False)
 
 
-def slime_step(task: Task, steps: int, threads: int, *, kl: bool) -> tuple[float, float]:
+def slime_step(task: Task, steps: int, threads: int, engines: int, *, kl: bool) -> tuple[float, float]:
     """Seconds of a median step, and tokens of a mean answer."""
     words = [str(Path(sys.executable).with_name("slime")), "train", "--run-name", "slime", "--device", "cpu"]
     options: dict[str, Any] = {
@@ -97,7 +98,8 @@ def slime_step(task: Task, steps: int, threads: int, *, kl: bool) -> tuple[float
         "rollout-max-response-len": task.new_tokens,
         "lr": LR,
         "threads-per-rank": threads,
-        "threads-per-engine": threads,
+        "threads-per-engine": threads // engines,
+        "rollout-num-gpus": engines,
     }
     words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     words += ["--apply-chat-template"] if task.chat else []
@@ -157,18 +159,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=("quickstart", "1M", "10M"), default=["quickstart", "1M", "10M"])
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--engines", type=int, default=1, help="that share the threads")
     parser.add_argument("--kl", action="store_true", help="both sides compare with a reference model")
     parser.add_argument("--environment", type=Path, default=ROOT / "outputs" / "trl-environment")
     parser.add_argument("--quickstart", type=Path, default=ROOT / "outputs" / "quickstart", help="its outputs")
     options = parser.parse_args()
+    if options.threads % options.engines:
+        parser.error(f"{options.engines} engines cannot share {options.threads} threads equally")
     python = trl_python(options.environment)
-    print(f"{options.threads} threads, {'with' if options.kl else 'without'} a reference model, {', '.join(TRL)}\n")
+    reference = "with" if options.kl else "without"
+    print(f"{options.threads} threads, {options.engines} engines, {reference} a reference model, {', '.join(TRL)}\n")
     print("| model | slime s | TRL s | slime / TRL | tokens of an answer |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(prefix="versus-trl-") as made:
         for shape in options.only:
             task = make_task(Path(made, shape), shape, options.quickstart.resolve())
             theirs, their_tokens = trl_step(task, python, options.steps, options.threads, kl=options.kl)
-            ours, our_tokens = slime_step(task, options.steps, options.threads, kl=options.kl)
+            ours, our_tokens = slime_step(task, options.steps, options.threads, options.engines, kl=options.kl)
             tokens = f"{our_tokens:.1f}, {their_tokens:.1f}"
             print(f"| {shape} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} | {tokens} |", flush=True)
 

@@ -58,6 +58,7 @@ def main() -> int:
     flags += ["--rollout-batch-size", str(PROMPTS), "--n-samples-per-prompt", str(SAMPLES)]
     flags += ["--global-batch-size", str(PROMPTS * SAMPLES), "--num-rollout", str(number)]
     flags += ["--rollout-num-gpus", "2", "--actor-num-gpus-per-node", "1"]
+    flags += ["--lr", "1e-4"]  # for the smaller batch
     flags += ["--save", "/mnt/saved", "--save-interval", str(SAVE_INTERVAL), "--save-keep-last", "2"]
     flags += ["--save-hf", "/mnt/trained", "--log-samples-interval", "1000"]
     flags += ["--custom-generate-function-path", f"{COMPONENTS}:custom_generate"]

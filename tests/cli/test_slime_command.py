@@ -96,6 +96,7 @@ def run(words):
     kept = TornDown()
     atexit.register(print, "cleaned up")
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start() if {lasts} else None
+    threading.Timer(0.2, print, ("waited for",)).start()
     print("ran")
     return 3
 
@@ -110,7 +111,7 @@ def test_a_thread_that_is_left_does_not_see_python_end(lasts: bool) -> None:
     script = LEAVING.format(lasts=lasts)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert done.returncode == 3, done.stderr
-    expected = ["ran", "cleaned up"]
+    expected = ["ran", "waited for", "cleaned up"]
     assert done.stdout.splitlines() == (expected if lasts else [*expected, "torn down below the thread"])
 
 

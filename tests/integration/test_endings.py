@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,14 +26,28 @@ def test_an_interrupted_run_shuts_down_cleanly(slime_train: Start, signum: signa
     assert "Traceback" not in run.output
 
 
-@pytest.mark.parametrize("moment", ["starting Ray", "starting 1 engine", "trainer-0.log"])
-def test_an_interruption_while_processes_start_leaves_nothing(slime_train: Start, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        ("starting Ray", signal.SIGINT),
+        ("starting Ray", signal.SIGTERM),  # which Ray would handle itself
+        ("starting 1 engine", signal.SIGINT),
+        ("trainer-0.log", signal.SIGINT),
+    ],
+)
+def test_an_interruption_while_processes_start_leaves_nothing(
+    slime_train: Start, moment: str, signum: signal.Signals
+) -> None:
     run = slime_train("--num-rollout", "100000", "--async")
     if moment.endswith(".log"):
         run.wait_until((run.run_dir / "logs" / moment).exists)
     else:
         run.wait_for_output(moment)
-    os.killpg(run.process.pid, signal.SIGINT)
+    if signum == signal.SIGINT:
+        os.killpg(run.process.pid, signum)
+    else:
+        time.sleep(0.5)  # ray.init has begun
+        run.process.send_signal(signum)
     assert run.wait() == 130, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output

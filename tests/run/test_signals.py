@@ -89,10 +89,26 @@ def test_an_interruption_ends_the_body_only_where_it_ends(signum: signal.Signals
 
 
 def test_a_second_interruption_ends_the_body_at_once() -> None:
+    reached = []
     with pytest.raises(KeyboardInterrupt), interruptions_deferred():
         signal.raise_signal(signal.SIGTERM)
+        reached.append("after the first")
         signal.raise_signal(signal.SIGINT)
-        raise AssertionError("still in the body")
+        reached.append("after the second")
+    assert reached == ["after the first"]
+
+
+def test_a_signal_whose_handler_raises_nothing_leaves_the_error_of_the_body() -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, _: handled.append(signum))
+    try:
+        with pytest.raises(RuntimeError, match="no node"), interruptions_deferred():
+            signal.raise_signal(signal.SIGTERM)
+            assert handled == []
+            raise RuntimeError("no node")
+        assert handled == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_error_without_an_interruption_is_raised() -> None:

@@ -46,19 +46,34 @@ options:
 """
 
 
-def command() -> NoReturn:
+def command(argv: Sequence[str] | None = None) -> NoReturn:
     """The `slime` command: run `main` and end the process with its exit code."""
-    code = main()
+    try:
+        code = main(argv)
+    except Exception:  # noqa: BLE001 - printed as Python would
+        sys.excepthook(*sys.exc_info())
+        code = 1
     if any(thread.daemon for thread in threading.enumerate()):
-        # A tracker that hangs, for example. Python would end below the thread, and a thread that is in native code
-        # then crashes the process: an interrupted run ended with SIGSEGV instead of 130.
-        threading._shutdown()  # type: ignore[attr-defined]  # what Python itself does first
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(BrokenPipeError):
-                stream.flush()
-        os._exit(code)
+        _end_beside_threads(code)
     sys.exit(code)
+
+
+def _end_beside_threads(code: int) -> NoReturn:
+    """End this process while daemon threads run, such as that of a tracker that hangs.
+
+    Python would take itself apart while they run, and crash if one is in native code: an interrupted run ended with
+    SIGSEGV instead of 130.
+    """
+    for clean_up in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]  # as Python itself does
+        try:
+            clean_up()
+        except BaseException:  # noqa: BLE001 - such as Ctrl-C, which must not keep the process from ending
+            sys.excepthook(*sys.exc_info())
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # a full disk, a closed pipe or stream
+                stream.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

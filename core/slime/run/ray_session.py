@@ -132,8 +132,7 @@ def _join(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    # This also restores the handler of SIGTERM, which Ray replaces by one that exits at once.
-    with interruptions_deferred():
+    with interruptions_deferred(), _own_handlers():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     # Otherwise Ray prints how each worker ended, in its own words and colours; slime says it too.
     ray_worker._worker_logs_enabled = False
@@ -164,6 +163,17 @@ def _require_reachable(address: str) -> None:
                 grpc.StatusCode.UNIMPLEMENTED: f"what answers at {bootstrap} is not Ray's control store",
             }.get(status, f"Ray's control store does not answer at {bootstrap} ({status.name}: {error.details()})")
             raise ConnectionError(reason) from None
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """In the body, Ray leaves SIGTERM to slime. Its own handlers would end the process in the midst of Ray's start."""
+    utils: Any = ray._private.utils
+    before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
 
 
 @contextmanager

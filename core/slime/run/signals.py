@@ -102,32 +102,35 @@ def end_at_once(code: int) -> None:
 
 @contextmanager
 def interruptions_deferred() -> Iterator[None]:
-    """In the body, the first SIGINT or SIGTERM raises nothing: `KeyboardInterrupt` is raised after the body instead.
+    """The first SIGINT or SIGTERM in the body is handled after it, by the handler from before; the second at once.
 
-    The second one raises it at once. Only for the main thread, around the start of Ray, which an exception in its
-    midst breaks in two ways. Raised between taking a lock and the `try` that releases it, it leaves the lock of
-    `logging` taken for good, and every other thread waits for it: 2 of 60 runs hung. Raised while `subprocess` forks a
-    daemon, it is dropped by Python, and the run goes on.
+    Only for the main thread, around the start of Ray, which an exception in its midst breaks in two ways. If it is
+    raised between taking a lock and the `try` that releases it, the lock of `logging` stays taken, and every other
+    thread waits for it: 2 of 60 runs hung. If it is raised while `subprocess` forks a daemon, Python drops it, and the
+    run goes on.
     """
-    interrupted = False
+    arrived: int | None = None
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
-            signal.default_int_handler(signum, frame)
-        interrupted = True
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if callable(handler := before[signal.Signals(signum)]):
+            handler(signum, frame)
+        elif handler is not signal.SIG_IGN:
+            raise KeyboardInterrupt
 
-    before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    def defer(signum: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        if arrived is not None:
+            handle(signum, frame)
+        arrived = signum
+
+    before = {signum: signal.signal(signum, defer) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except Exception:
-        if not interrupted:
-            raise
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-    if interrupted:
-        raise KeyboardInterrupt
+        if arrived is not None:
+            handle(arrived, None)  # replaces an error of the body, which may be the signal's doing
 
 
 @contextmanager

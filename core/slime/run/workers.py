@@ -66,7 +66,7 @@ def keep_out_of_collections() -> None:
 
 @contextmanager
 def _built() -> Iterator[None]:
-    """In the body, a worker's object is built: no garbage is collected before its end, and what is left never.
+    """The body builds a worker's object. Garbage is looked for only after it, and what is left then is exempt.
 
     Most of the time goes into imports, whose objects all stay. Looking for garbage among them takes a tenth of it.
     """
