@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from slime.rollout.manager import RolloutManager
 from slime.rollout.pipeline import ComponentReport
 from slime.rollout.worker import WorkerJob
 from slime.rollout.worker_messages import pack_group, unpack_group
-from slime.rollout.workers import RolloutWorkers
+from slime.rollout.workers import RolloutWorkers, describe
 from slime.types import Group, Sample, Status
 
 LIMIT = 16
@@ -179,6 +179,21 @@ def test_the_groups_of_a_worker_that_ends_are_generated_by_others(
     [message] = [record.message for record in caplog.records if record.message.startswith("rollout worker")]
     assert ("ended with exit code 3" if how == "exit" else "did not respond for") in message
     assert f"log: {tmp_path}/logs/rollout_worker-" in message
+
+
+class LateStatus:
+    """A fake of a child whose exit status arrives late, and the fault that is injected."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def poll(self) -> int | None:
+        self.polls += 1
+        return 3 if self.polls > 3 else None
+
+
+def test_an_exit_status_that_arrives_late_is_told() -> None:
+    assert asyncio.run(describe(cast("Any", LateStatus()))) == "ended with exit code 3"
 
 
 def test_workers_that_end_again_and_again_end_the_run(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ class RolloutWorkers:
         if worker.child.pid is not None:
             await asyncio.to_thread(kill_group, worker.child.pid)
         silent_s = time.monotonic() - worker.alive_at
-        how = f"did not respond for {silent_s:.0f} s and was killed" if worker.hung else describe(worker.child)
+        how = f"did not respond for {silent_s:.0f} s and was killed" if worker.hung else await describe(worker.child)
         problem = (
             f"rollout worker {worker.number} (pid {worker.child.pid}) {how}; log: {worker.log}\n{_last(worker.log)}"
         )
@@ -477,9 +477,11 @@ class WorkersBatch:
         self.context.reward_clock.set_at_least(max(one.reward_s for one in self._progress.values()))
 
 
-def describe(child: ForkedChild) -> str:
-    """How a worker ended."""
-    status = child.poll()
+async def describe(child: ForkedChild) -> str:
+    """How a worker ended. On a busy machine its exit status arrives after its process is gone."""
+    deadline = time.monotonic() + _LEAVE_S
+    while (status := child.poll()) is None and time.monotonic() < deadline:
+        await asyncio.sleep(0.005)
     return "ended" if status is None else describe_exit(status)
 
 
