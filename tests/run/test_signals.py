@@ -98,6 +98,24 @@ def test_a_second_interruption_ends_the_body_at_once() -> None:
     assert reached == ["after the first"]
 
 
+#: a body that does not end, as Ray's start when the signal has ended one of its daemons
+STUCK = """
+import signal, time
+from slime.run.signals import interruptions_deferred
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with interruptions_deferred(limit_s=0.5):
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_a_body_that_does_not_end_after_an_interruption_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 130
+    assert done.stderr == "slime: ended at once: Ray has not started within 0.5 s after the interruption\n"
+
+
 def test_a_signal_whose_handler_raises_nothing_leaves_the_error_of_the_body() -> None:
     handled: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda signum, _: handled.append(signum))

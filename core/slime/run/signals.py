@@ -28,6 +28,8 @@ class Terminated(Protocol):
         """Begin to; the answer for the user. Called from another thread, for each SIGTERM."""
 
 
+#: seconds that Ray may take to start after an interruption; on a very busy machine it took 41, and it gives up after 60
+_START_S = 50.0
 _ANSWERS = (
     "slime: interrupted: ending the run, which can take a minute; Ctrl-C twice more ends it at once",
     "slime: still ending the run; Ctrl-C once more ends it at once, without cleaning up",
@@ -101,8 +103,11 @@ def end_at_once(code: int) -> None:
 
 
 @contextmanager
-def interruptions_deferred() -> Iterator[None]:
+def interruptions_deferred(limit_s: float = _START_S) -> Iterator[None]:
     """The first SIGINT or SIGTERM in the body is handled after it, by the handler from before; the second at once.
+
+    If the body does not end within `limit_s` seconds after the first, all processes of the run are ended: the signal
+    may have ended a daemon that Ray waits for.
 
     Only for the main thread, around the start of Ray, which an exception in its midst breaks in two ways. If it is
     raised between taking a lock and the `try` that releases it, the lock of `logging` stays taken, and every other
@@ -121,14 +126,25 @@ def interruptions_deferred() -> Iterator[None]:
         nonlocal arrived
         if arrived is not None:
             handle(signum, frame)
-        arrived = signum
+        elif before[signal.Signals(signum)] is not signal.SIG_IGN:
+            arrived = signum
+            last_resort.start()
 
-    before = {signum: signal.signal(signum, defer) for signum in (signal.SIGINT, signal.SIGTERM)}
+    def end() -> None:
+        say(f"slime: ended at once: Ray has not started within {limit_s:g} s after the interruption")
+        end_at_once(130)
+
+    last_resort = threading.Timer(limit_s, end)
+    last_resort.daemon = True
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in before:
+        signal.signal(signum, defer)
     try:
         yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+        last_resort.cancel()
         if arrived is not None:
             handle(arrived, None)  # replaces an error of the body, which may be the signal's doing
 
