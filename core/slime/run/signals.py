@@ -111,8 +111,8 @@ def interruptions_deferred(limit_s: float = _START_S) -> Iterator[None]:
 
     Only for the main thread, around the start of Ray, which an exception in its midst breaks in two ways. If it is
     raised between taking a lock and the `try` that releases it, the lock of `logging` stays taken, and every other
-    thread waits for it: 2 of 60 runs hung. If it is raised while `subprocess` forks a daemon, Python drops it, and the
-    run goes on.
+    thread waits for it: runs hung so. If it is raised while `subprocess` forks a daemon, Python drops it, and the run
+    goes on.
     """
     arrived: int | None = None
 
