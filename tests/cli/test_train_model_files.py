@@ -333,8 +333,11 @@ def test_lengths_that_cannot_both_be_reached_are_noted(dry_run: Slime) -> None:
 def test_more_processes_than_cores_are_noted(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     words = ("--actor-num-gpus-per-node", "2", "--rollout-num-gpus")
-    assert "4 processes compute (2 training ranks, 2 engines), and this machine has 3 cores" in dry_run(*words, "2").out
-    assert "processes compute" not in dry_run(*words, "1").out
+    told = dry_run("--async", *words, "2").out
+    assert "2 training ranks and 2 engines compute at the same time, and this machine has 3 cores" in told
+    assert "compute at the same time" not in dry_run("--async", *words, "1").out
+    assert "4 engines compute at the same time, and this machine has 3 cores" in dry_run(*words, "4").out
+    assert "compute at the same time" not in dry_run(*words, "3").out, "trainer and engines take turns"
 
 
 def test_stop_tokens_of_an_evaluation_set_are_checked_too(refused: Refused, prompts: Path) -> None:

@@ -35,6 +35,7 @@ class Part:
         print(f"part {index} is built", flush=True)
         self.index = index
         self.knew_torch = "torch" in sys.modules
+        self.collected_while_built = gc.isenabled()
         self.closed: Path | None = None
 
     def add(self, value: int) -> int:
@@ -42,6 +43,9 @@ class Part:
 
     def exempt_from_collection(self) -> int:
         return gc.get_freeze_count()
+
+    def collects(self) -> tuple[bool, bool]:
+        return self.collected_while_built, gc.isenabled()
 
     def fail(self, error: BaseException) -> None:
         raise error
@@ -127,6 +131,10 @@ def test_results_come_in_the_order_of_the_processes(workers: Workers) -> None:
 
 def test_what_a_process_has_loaded_is_no_longer_looked_for_garbage(workers: Workers) -> None:
     assert min(workers.call("exempt_from_collection", doing="counting")) > 50_000
+
+
+def test_garbage_is_looked_for_again_once_a_process_is_built(workers: Workers) -> None:
+    assert workers.call("collects", doing="asking") == [(False, True), (False, True)]
 
 
 def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slime import __version__
 from slime.errors import PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full
@@ -64,7 +64,9 @@ def _end_beside_threads(code: int) -> NoReturn:
     Python would take itself apart while they run, and crash if one is in native code: an interrupted run ended with
     SIGSEGV instead of 130.
     """
-    for clean_up in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]  # as Python itself does
+    # As Python itself does at its end: wait for the other threads, then call what was registered. Neither is public.
+    threads: Any = threading
+    for clean_up in (threads._shutdown, atexit._run_exitfuncs):
         try:
             clean_up()
         except BaseException:  # noqa: BLE001 - such as Ctrl-C, which must not keep the process from ending

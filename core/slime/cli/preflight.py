@@ -374,14 +374,17 @@ def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
 
 
 def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """More computing processes than cores, on a machine without GPUs."""
+    """More processes that compute at the same time than cores, on a machine without GPUs."""
+    if config.on_gpu or config.cluster.ray_address is not None:
+        return
     ranks, engines = config.world_size if trains else 0, config.num_engines if with_engines else 0
+    kinds = [(ranks, "training ranks"), (engines, "engines")]
     cores = len(os.sched_getaffinity(0))
-    if not config.on_gpu and config.cluster.ray_address is None and ranks + engines > cores:
-        yield (
-            f"{ranks + engines} processes compute ({ranks} training ranks, {engines} engines), and this machine has"
-            f" {cores} cores: they wait for each other"
-        )
+    # Without --async, training ranks and engines take turns.
+    for together in [kinds] if config.rollout.async_mode else [[kind] for kind in kinds]:
+        if sum(count for count, _ in together) > cores:
+            who = " and ".join(f"{count} {what}" for count, what in together)
+            yield f"{who} compute at the same time, and this machine has {cores} cores: they wait for each other"
 
 
 def _port_problems(config: RunConfig) -> list[str]:
