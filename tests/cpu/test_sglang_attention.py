@@ -93,8 +93,8 @@ def test_extending_prompts(prefixes: list[int], news: list[int]) -> None:
 
 
 def test_layers_share_the_places_until_the_next_forward_pass() -> None:
-    places = Places()
-    decoding = batched_decode(refuse, places, Running(), exact=lambda: True)
+    places, running = Places(), Running()
+    decoding = batched_decode(refuse, places, running, exact=lambda: True)
     before, after = Cache.of([5, 1, 17, 9]), Cache.of([6, 2, 18, 10])
     query = torch.randn(4, HEADS, HEAD, generator=torch.Generator().manual_seed(1))
 
@@ -106,6 +106,7 @@ def test_layers_share_the_places_until_the_next_forward_pass() -> None:
     first = layer(before)
     assert torch.equal(layer(before, torch.zeros_like(before.req_to_token)), first)  # the table is not read again
     places.forget()
+    running.begin(decoding=False)
     alone = decoder()(None, query, torch.empty_like(query), *after.arguments(), enable_gqa=True)
     assert torch.equal(layer(after), alone)
 

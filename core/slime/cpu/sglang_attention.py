@@ -12,11 +12,14 @@ number of sequences.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+from slime.cpu.sglang_siblings import Siblings, attend_siblings, find_siblings
 
 #: a padded prompt batch may hold this many (query, key) pairs, and ...
 _MAX_PAIRS = 2**23
@@ -61,22 +64,58 @@ class Places:
         return known
 
 
+@dataclass(frozen=True)
+class Held:
+    """Keys and values of one layer for the sequences that are being decoded.
+
+    Attributes:
+        own: [B, heads, S, head] each.
+        valid: [B, S] which of them exist.
+        siblings: Sequences whose first tokens are common; None: all tokens are their own.
+        shared: [N, heads, P, head] each, of the common tokens.
+    """
+
+    own: tuple[Tensor, Tensor]
+    valid: Tensor
+    siblings: Siblings | None = None
+    shared: tuple[Tensor, Tensor] | None = None
+
+    def attend(self, query: Tensor, scaling: float | None) -> Tensor:
+        """Attention of queries [B, heads, head]: faster than torch's for one query each."""
+        heads = self.own[0].shape[1]
+        grouped = query.view(len(query), heads, -1, query.shape[2]) * (scaling or query.shape[2] ** -0.5)
+        if self.siblings is not None and self.shared is not None:
+            return attend_siblings(self.siblings, grouped, self.shared, self.own, self.valid).flatten(1, 2)
+        scores = torch.matmul(grouped, self.own[0].transpose(-1, -2))
+        scores.masked_fill_(~self.valid[:, None, None], -torch.inf)
+        return torch.matmul(scores.softmax(-1), self.own[1]).flatten(1, 2)
+
+
 class Running:
     """Keys and values of the sequences that are being decoded, layer by layer, as attention reads them.
 
     Gathering them from the cache takes longer than attention, and from one decoding pass to the next only one position
     of each sequence is new. They are gathered again if the batch is another one, or if another pass, which may write to
-    the cache, came between.
+    the cache, came between. Those of a batch that was not there in the last pass are not kept, because the next may be
+    another again: so it is where answers are short.
     """
 
     def __init__(self) -> None:
         #: of this forward pass; the next number means that the layers of the last one are up to date
         self._pass = 0
         self._seen = False
+        #: whether the batch is that of the last pass
+        self._lasts = False
         self._rows = self._lengths = torch.empty(0)
+        self._siblings: Siblings | None = None
+        #: [B] the newest token of each sequence: its slot, and its place among the sequence's own tokens
+        self._newest = self._place = torch.empty(0)
+        #: [B, S] which of the own tokens exist
+        self._valid = torch.empty(0)
+        #: own tokens that layers have room for
         self._room = 0
-        #: address of a layer's keys in the cache -> the pass, keys and values [B, heads, room, head]
-        self._layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        #: address of a layer's keys in the cache -> the pass, own keys and values [B, heads, room, head], shared ones
+        self._layers: dict[int, tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]] = {}
         self._held = 0
 
     def begin(self, *, decoding: bool) -> None:
@@ -85,56 +124,88 @@ class Running:
         self._seen = False
 
     def of(
-        self, k_cache: Tensor, v_cache: Tensor, slots: Tensor, rows: Tensor, lengths: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, heads, S, head] at `slots` [B, S], of sequences that have these rows and lengths."""
-        if not self._seen:
-            self._look_at(slots.shape[1], rows, lengths)
-        longest, address = slots.shape[1], k_cache.data_ptr()
-        kept = self._layers.get(address)
-        if kept is not None and kept[0] == self._pass - 1:
-            _, keys, values = kept
-            last = lengths.long() - 1
-            newest = slots.gather(1, last[:, None])[:, 0]
-            every = torch.arange(len(last))
-            keys[every, :, last] = k_cache.index_select(0, newest).to(dtype)
-            values[every, :, last] = v_cache.index_select(0, newest).to(dtype)
-            self._layers[address] = self._pass, keys, values
-            return keys[:, :, :longest], values[:, :, :longest]
-        gathered = _gather_cache(k_cache, slots, dtype), _gather_cache(v_cache, slots, dtype)
-        # Room that was never used is zero, because what is masked is still multiplied, by zero.
-        needed = sum(one.numel() for one in gathered) * self._room // longest
-        if self._held + needed > _MAX_KEPT:
-            return gathered
-        self._held += needed
-        keys, values = (one.new_zeros((*one.shape[:2], self._room, one.shape[3])) for one in gathered)
-        keys[:, :, :longest], values[:, :, :longest] = gathered
-        self._layers[address] = self._pass, keys, values
-        return keys[:, :, :longest], values[:, :, :longest]
+        self,
+        caches: tuple[Tensor, Tensor],
+        slots: Tensor,
+        rows: Tensor,
+        lengths: Tensor,
+        dtype: torch.dtype,
+        share: bool,
+    ) -> Held:
+        """Keys and values at `slots` [B, S] of the `caches`, of sequences that have these rows and lengths.
 
-    def _look_at(self, longest: int, rows: Tensor, lengths: Tensor) -> None:
+        Args:
+            share: Whether common tokens may be held once.
+        """
+        if not self._seen:
+            self._look_at(slots, rows, lengths, caches[0].shape[1:].numel() if share else 0)
+        valid, longest = self._valid, self._valid.shape[1]
+        kept = self._layers.get(caches[0].data_ptr())
+        if kept is not None and kept[0] == self._pass - 1:
+            _, own, shared = kept
+            every = torch.arange(len(lengths))
+            for held, cache in zip(own, caches, strict=True):
+                held[every, :, self._place] = cache.index_select(0, self._newest).to(dtype)
+        else:
+            gathered = _gather(caches, self._own(slots), dtype)
+            shared = None if self._siblings is None else _contiguous(_gather(caches, self._siblings.slots, dtype))
+            # Room that was never used is zero, because what is masked is still multiplied, by zero.
+            needed = sum(one.numel() for one in gathered) * self._room // longest
+            needed += sum(one.numel() for one in shared or ())
+            if not self._lasts or self._held + needed > _MAX_KEPT:
+                return Held(_contiguous(gathered), valid, self._siblings, shared)
+            self._held += needed
+            keys, values = (one.new_zeros((*one.shape[:2], self._room, one.shape[3])) for one in gathered)
+            keys[:, :, :longest], values[:, :, :longest] = gathered
+            own = keys, values
+        self._layers[caches[0].data_ptr()] = self._pass, own, shared
+        return Held((own[0][:, :, :longest], own[1][:, :, :longest]), valid, self._siblings, shared)
+
+    def _look_at(self, slots: Tensor, rows: Tensor, lengths: Tensor, key_size: int) -> None:
         """Decide at the first layer of a pass whether the layers of the last one can be used."""
         self._seen = True
-        same = torch.equal(self._rows, rows) and torch.equal(self._lengths + 1, lengths) and longest <= self._room
-        if not same:
+        self._lasts = torch.equal(self._rows, rows) and torch.equal(self._lengths + 1, lengths)
+        if self._lasts:
+            self._measure(slots, lengths)
+        if not self._lasts or self._valid.shape[1] > self._room:
             self._pass += 1
-        if not same or all(one[0] < self._pass - 1 for one in self._layers.values()):
+        if all(one[0] < self._pass - 1 for one in self._layers.values()):
             self._layers.clear()
-            self._held, self._room = 0, longest + _ROOM
+            self._siblings = find_siblings(slots, lengths, key_size) if key_size else None
+            self._measure(slots, lengths)
+            self._held, self._room = 0, self._valid.shape[1] + _ROOM
         self._rows, self._lengths = rows.clone(), lengths.clone()
 
+    def _measure(self, slots: Tensor, lengths: Tensor) -> None:
+        """Find what all layers of a pass have in common."""
+        positions, longest = lengths.long() - 1, slots.shape[1]
+        self._newest = slots.gather(1, positions[:, None])[:, 0]
+        self._place = positions
+        if self._siblings is not None:
+            self._place = positions - self._siblings.starts
+            longest = -(-(int(self._place.max()) + 1) // _KEYS) * _KEYS
+        self._valid = torch.arange(longest) <= self._place[:, None]
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, valid: Tensor, scaling: float | None) -> Tensor:
-    """Attention of queries [B, heads, head] to keys [B, key heads, S, head]: faster than torch's for one query each."""
-    grouped = query.view(len(query), keys.shape[1], -1, query.shape[2]) * (scaling or query.shape[2] ** -0.5)
-    scores = torch.matmul(grouped, keys.transpose(-1, -2)).masked_fill_(~valid[:, None, None], -torch.inf)
-    return torch.matmul(scores.softmax(-1), values).flatten(1, 2)
+    def _own(self, slots: Tensor) -> Tensor:
+        """[B, S] of the slots [B, ...] those that are each sequence's own."""
+        if self._siblings is None:
+            return slots
+        positions = self._siblings.starts[:, None] + torch.arange(self._valid.shape[1])
+        return slots.gather(1, positions.clamp_(max=slots.shape[1] - 1)).masked_fill_(~self._valid, 0)
 
 
 def _gather_cache(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, heads, S, head] from a cache [slots, heads, head] and `slots` [B, S]."""
     # `cache[slots]` gives the same, and takes longer.
     return cache.index_select(0, slots.flatten()).view(*slots.shape, *cache.shape[1:]).transpose(1, 2).to(dtype)
+
+
+def _contiguous(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].contiguous(), pair[1].contiguous()
+
+
+def _gather(caches: tuple[Tensor, Tensor], slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _gather_cache(caches[0], slots, dtype), _gather_cache(caches[1], slots, dtype)
 
 
 def batched_decode(
@@ -171,19 +242,18 @@ def batched_decode(
         at_once = max(1, _MAX_GATHERED // (longest * k_cache.shape[1:].numel()))
         for part in map(slice, range(0, len(seq_lens), at_once), range(at_once, len(seq_lens) + at_once, at_once)):
             valid, slots = places.of(part, req_to_token, req_pool_indices, seq_lens, longest)
+            caches, fast = (k_cache, v_cache), query.dtype == torch.float32 and not exact()
             if at_once >= len(seq_lens):
-                keys, values = running.of(k_cache, v_cache, slots, req_pool_indices, seq_lens, query.dtype)
+                held = running.of(caches, slots, req_pool_indices, seq_lens, query.dtype, share=fast)
             else:
-                keys = _gather_cache(k_cache, slots, query.dtype)
-                values = _gather_cache(v_cache, slots, query.dtype)
-            if query.dtype == torch.float32 and not exact():
-                output[part] = _attend(query[part], keys, values, valid, scaling)
+                held = Held(_gather(caches, slots, query.dtype), valid)
+            if fast:
+                output[part] = held.attend(query[part], scaling)
                 continue
             attended = scaled_dot_product_attention(
                 query[part, :, None],
-                keys,
-                values,
-                attn_mask=valid[:, None, None, :],
+                *held.own,
+                attn_mask=held.valid[:, None, None, :],
                 scale=scaling,
                 enable_gqa=enable_gqa,
             )
@@ -245,12 +315,9 @@ def batched_extend(
         visible &= valid_key[:, None, :]
         queries = query.new_zeros((batch, longest_query, *query.shape[1:]))
         queries[valid_query] = query
-        keys = _gather_cache(k_cache, slots, query.dtype)
-        values = _gather_cache(v_cache, slots, query.dtype)
         attended = scaled_dot_product_attention(
             queries.transpose(1, 2),
-            keys,
-            values,
+            *_gather((k_cache, v_cache), slots, query.dtype),
             attn_mask=visible[:, None],
             scale=scaling,
             enable_gqa=enable_gqa,

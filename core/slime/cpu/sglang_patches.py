@@ -18,6 +18,7 @@ from slime.cpu.sglang_attention import Places, Running, batched_decode, batched_
 from slime.cpu.sglang_layers import one_norm, short_rotation
 from slime.cpu.sglang_memory import open_shared_weights, release_memory_for_real
 from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
+from slime.cpu.sglang_siblings import Firsts, prompts_once
 
 #: keeps the definition registered: torch drops an operator when its Library object goes away
 _registered: list[Any] = []
@@ -31,6 +32,7 @@ def apply() -> None:
     allow_plain_positions()
     batch_attention()
     shorten_layers()
+    compute_prompts_once()
     pad_small_products()
     release_memory_for_real()
     sleep_while_paused()
@@ -115,6 +117,14 @@ def batch_attention() -> None:
 def _without_prefix_cache() -> bool:
     """Who turns the prefix cache off wants a request's numbers to depend on nothing else."""
     return bool(importlib.import_module("sglang.srt.runtime_context").get_server_args().disable_radix_cache)
+
+
+def compute_prompts_once() -> None:
+    """Equal prompts that wait together are computed once: the prefix cache only knows those of earlier passes."""
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    choose = scheduler._get_new_batch_prefill_raw
+    shared = lambda: not _without_prefix_cache()  # noqa: E731 - asked later, when the server has its options
+    scheduler._get_new_batch_prefill_raw = prompts_once(choose, Firsts(), shared=shared)
 
 
 def shorten_layers() -> None:
