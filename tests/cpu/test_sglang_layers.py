@@ -19,13 +19,8 @@ def refuse(*_args: Any, **_kwargs: Any) -> Any:
 
 
 def norm_layer(**others: Any) -> SimpleNamespace:
-    layer = {
-        "weight": torch.rand(24) + 0.5,
-        "hidden_size": 24,
-        "variance_epsilon": 1e-5,
-        "variance_size_override": None,
-    }
-    return SimpleNamespace(**(layer | others))
+    layer: dict[str, Any] = {"weight": torch.rand(24) + 0.5, "hidden_size": 24, "variance_epsilon": 1e-5}
+    return SimpleNamespace(**(layer | {"variance_size_override": None, "override_orig_dtype": None} | others))
 
 
 @pytest.mark.parametrize("added", [True, False])
@@ -33,14 +28,20 @@ def test_a_norm_has_the_bits_of_its_formula(added: bool) -> None:
     layer, x, residual = norm_layer(), torch.randn(7, 24), torch.randn(7, 24)
     total = x + residual if added else x
     expected = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5) * layer.weight
-    found = one_norm(refuse)(layer, x, residual if added else None)
+    found = one_norm(refuse)(layer, x, residual if added else None, None)  # as SGLang's forward_cpu calls it
     assert torch.equal(found[0] if added else found, expected)
     if added:
         assert torch.equal(found[1], total)
 
 
 @pytest.mark.parametrize(
-    "others", [{"hidden_size": 12}, {"variance_size_override": 12}, {"weight": torch.ones(24).half()}]
+    "others",
+    [
+        {"hidden_size": 12},
+        {"variance_size_override": 12},
+        {"override_orig_dtype": torch.half},
+        {"weight": torch.ones(24).half()},
+    ],
 )
 def test_other_norms_are_left_to_sglang(others: dict[str, Any]) -> None:
     assert one_norm(lambda *_: "its own")(norm_layer(**others), torch.randn(7, 24)) == "its own"

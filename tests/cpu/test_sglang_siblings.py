@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import InitVar, dataclass, field
 
 import pytest
 import torch
@@ -136,12 +137,12 @@ def test_common_tokens_are_held_once() -> None:
     engine = Engine.of([("a", 128, 1)] * 8)
     running = Running()
     engine.decode(running)
-    assert running._held == 0  # the batch may be another one in the next pass
+    assert running._kept_elements == 0  # the batch may be another one in the next pass
     engine.grow()
     engine.decode(running)
     common = 128 * 2
     own = 8 * (sglang_attention._KEYS + sglang_attention._ROOM) * 2
-    assert running._held == len(engine.layers) * (common + own) * KV_HEADS * HEAD
+    assert running._kept_elements == len(engine.layers) * (common + own) * KV_HEADS * HEAD
 
 
 def test_a_small_saving_is_not_worth_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +158,16 @@ def test_a_small_saving_is_not_worth_the_operators(monkeypatch: pytest.MonkeyPat
 class Waiting:
     """A request as SGLang's scheduler has it."""
 
-    origin_input_ids: list[int]
+    prompt: InitVar[list[int]]
     output_ids: list[int] = field(default_factory=list)
     extra_key: str | None = None
     cache_salt: str | None = None
+    return_logprob: bool = True
+    logprob_start_len: int = -1
+    positional_embed_overrides: object = None
+
+    def __post_init__(self, prompt: list[int]) -> None:
+        self.origin_input_ids = array("q", prompt)
 
 
 @dataclass
@@ -170,8 +177,13 @@ class Scheduler:
     waiting_queue: list[Waiting]
     most: int = 100
     chunked_req: Waiting | None = None
+    room: int = 100
 
-    def choose(self, _delayer: None, running: list[Waiting]) -> tuple[list[Waiting] | None, list[Waiting]]:
+    def get_num_allocatable_reqs(self, running: int, running_batch: Batch) -> int:
+        assert running == len(running_batch)
+        return self.room - running
+
+    def choose(self, _delayer: None, running: Batch) -> tuple[list[Waiting] | None, Batch]:
         batch = self.waiting_queue[: self.most]
         self.waiting_queue = self.waiting_queue[self.most :]
         return batch or None, running
@@ -179,6 +191,10 @@ class Scheduler:
 
 class Batch(list[Waiting]):
     batch_is_full = False
+
+    @property
+    def reqs(self) -> list[Waiting]:
+        return self
 
     def is_empty(self) -> bool:
         return not self
@@ -250,12 +266,40 @@ def test_others_wait_for_a_prompt_that_is_computed_in_chunks() -> None:
         [Waiting([1] * 100, extra_key=str(i)) for i in range(8)],
         [Waiting([1] * 100, cache_salt=str(i)) for i in range(8)],
         [Waiting([1] * 100, output_ids=[i]) for i in range(8)],  # answers that were interrupted
+        [Waiting([1] * 100, logprob_start_len=0) for _ in range(8)],  # log-probs of the prompt are not in the cache
+        [Waiting([1] * 100, positional_embed_overrides=object()) for _ in range(8)],
     ],
-    ids=["short", "keys", "salts", "interrupted"],
+    ids=["short", "keys", "salts", "interrupted", "log-probs", "embeddings"],
 )
 def test_requests_that_do_not_wait(waiting: list[Waiting]) -> None:
     choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
     assert choose(Scheduler(list(waiting)), None, Batch())[0] == waiting
+
+
+def test_samples_of_a_prompt_run_together_where_room_is_scarce() -> None:
+    first, second = group(1), group(2)
+    scheduler, running = Scheduler([*first, *second], room=8), Batch()
+    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
+    assert choose(scheduler, None, running)[0] == first[:1]
+    running.append(first[0])
+    assert choose(scheduler, None, running)[0] is None  # the room is the others', not the second prompt's
+    first[0].output_ids.append(5)
+    scheduler.most = 7
+    assert choose(scheduler, None, running)[0] == first[1:]
+    assert scheduler.waiting_queue == second
+
+
+def test_a_prompt_that_was_computed_is_known_as_long_as_somebody_waits_for_room() -> None:
+    first = group(1, size=30)
+    scheduler, running = Scheduler(list(first), room=15), Batch()
+    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
+    assert choose(scheduler, None, running)[0] == first[:1]
+    first[0].output_ids.append(5)
+    scheduler.most = 0
+    for _ in range(10):
+        choose(scheduler, None, Batch(first[:1]))
+    scheduler.most = 14
+    assert choose(scheduler, None, Batch(first[:1]))[0] == first[1:15]
 
 
 def test_a_full_batch_looks_at_no_request() -> None:

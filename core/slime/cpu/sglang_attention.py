@@ -96,8 +96,8 @@ class Running:
 
     Gathering them from the cache takes longer than attention, and from one decoding pass to the next only one position
     of each sequence is new. They are gathered again if the batch is another one, or if another pass, which may write to
-    the cache, came between. Those of a batch that was not there in the last pass are not kept, because the next may be
-    another again: so it is where answers are short.
+    the cache, came between. Those of a new batch are kept from its second pass on: where answers are short, the batch
+    changes at every pass.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Running:
         self._room = 0
         #: address of a layer's keys in the cache -> the pass, own keys and values [B, heads, room, head], shared ones
         self._layers: dict[int, tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]] = {}
-        self._held = 0
+        self._kept_elements = 0
 
     def begin(self, *, decoding: bool) -> None:
         """A forward pass begins."""
@@ -152,9 +152,9 @@ class Running:
             # Room that was never used is zero, because what is masked is still multiplied, by zero.
             needed = sum(one.numel() for one in gathered) * self._room // longest
             needed += sum(one.numel() for one in shared or ())
-            if not self._lasts or self._held + needed > _MAX_KEPT:
-                return Held(_contiguous(gathered), valid, self._siblings, shared)
-            self._held += needed
+            if not self._lasts or self._kept_elements + needed > _MAX_KEPT:
+                return Held(_contiguous(gathered) if share else gathered, valid, self._siblings, shared)
+            self._kept_elements += needed
             keys, values = (one.new_zeros((*one.shape[:2], self._room, one.shape[3])) for one in gathered)
             keys[:, :, :longest], values[:, :, :longest] = gathered
             own = keys, values
@@ -173,11 +173,11 @@ class Running:
             self._layers.clear()
             self._siblings = find_siblings(slots, lengths, key_size) if key_size else None
             self._measure(slots, lengths)
-            self._held, self._room = 0, self._valid.shape[1] + _ROOM
+            self._kept_elements, self._room = 0, self._valid.shape[1] + _ROOM
         self._rows, self._lengths = rows.clone(), lengths.clone()
 
     def _measure(self, slots: Tensor, lengths: Tensor) -> None:
-        """Find what all layers of a pass have in common."""
+        """Find where each sequence's newest token is, which is the same in all layers of a pass."""
         positions, longest = lengths.long() - 1, slots.shape[1]
         self._newest = slots.gather(1, positions[:, None])[:, 0]
         self._place = positions
@@ -187,7 +187,7 @@ class Running:
         self._valid = torch.arange(longest) <= self._place[:, None]
 
     def _own(self, slots: Tensor) -> Tensor:
-        """[B, S] of the slots [B, ...] those that are each sequence's own."""
+        """The slots [B, S] of each sequence's own tokens, from those of all its tokens."""
         if self._siblings is None:
             return slots
         positions = self._siblings.starts[:, None] + torch.arange(self._valid.shape[1])

@@ -19,12 +19,8 @@ def one_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def forward(self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any) -> Any:
         plain = x.dtype == self.weight.dtype == torch.float32 and x.shape[-1] == self.hidden_size
-        if (
-            not plain
-            or self.variance_size_override is not None
-            or others
-            or any(v is not None for v in options.values())
-        ):
+        plain = plain and self.variance_size_override is None and self.override_orig_dtype is None
+        if not plain or any(one is not None for one in (*others, *options.values())):
             return original(self, x, residual, *others, **options)
         added = x if residual is None else x + residual
         normed = rms_norm(added, (self.hidden_size,), self.weight, self.variance_epsilon)
@@ -36,16 +32,19 @@ def one_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 def short_rotation(original: Callable[..., Any]) -> Callable[..., Any]:
     """`RotaryEmbedding.forward_native` where all of a head is rotated, its first half with its second."""
 
-    def forward(self: Any, positions: Tensor, query: Tensor, key: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self: Any, positions: Tensor, query: Tensor, key: Tensor, *others: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         plain = self.is_neox_style and self.rotary_dim == self.head_size and not hasattr(self, "sin_cos_cache")
-        if not plain or query.dtype != self.cos_sin_cache.dtype or any(one is not None for one in others):
-            found: tuple[Tensor, Tensor] = original(self, positions, query, key, *others)
+        plain = plain and query.dtype == key.dtype == self.cos_sin_cache.dtype
+        if not plain or any(one is not None for one in (*others, *options.values())):
+            found: tuple[Tensor, Tensor] = original(self, positions, query, key, *others, **options)
             return found
         cos, sin = self.cos_sin_cache.index_select(0, positions.flatten()).chunk(2, dim=-1)  # [N, head / 2]
         cos, sin = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
         def rotate(x: Tensor) -> Tensor:
-            heads = x.view(len(x), -1, self.head_size)
+            heads = x.view(len(cos), -1, self.head_size)
             return (heads * cos).add_(heads.roll(self.head_size // 2, -1).mul_(sin)).view(x.shape)
 
         return rotate(query), rotate(key)

@@ -114,16 +114,26 @@ def batch_attention() -> None:
     backend._run_sdpa_forward_extend = batched_extend(backend._run_sdpa_forward_extend, places, exact=exact)
 
 
+def _options() -> Any:
+    """The server's options, known once it has started."""
+    return importlib.import_module("sglang.srt.runtime_context").get_server_args()
+
+
 def _without_prefix_cache() -> bool:
     """Who turns the prefix cache off wants a request's numbers to depend on nothing else."""
-    return bool(importlib.import_module("sglang.srt.runtime_context").get_server_args().disable_radix_cache)
+    return bool(_options().disable_radix_cache)
 
 
 def compute_prompts_once() -> None:
     """Equal prompts that wait together are computed once: the prefix cache only knows those of earlier passes."""
     scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
     choose = scheduler._get_new_batch_prefill_raw
-    shared = lambda: not _without_prefix_cache()  # noqa: E731 - asked later, when the server has its options
+
+    def shared() -> bool:
+        options = _options()
+        in_order = options.schedule_policy == "fcfs" and not options.enable_priority_scheduling
+        return in_order and not options.disable_radix_cache
+
     scheduler._get_new_batch_prefill_raw = prompts_once(choose, Firsts(), shared=shared)
 
 

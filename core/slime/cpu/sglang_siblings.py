@@ -6,6 +6,7 @@ reads it for each of them. On a CPU, decoding is limited by reading keys and val
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,9 @@ _WORTH = 2**18
 #: rows of queries, filled up to those of the largest group, for each sequence
 _MAX_FILLED = 2
 
-#: requests wait for the first of their prompt if those that would wait have so many tokens in all; a forward pass of
-#: the first alone costs as much as some hundred tokens
+#: prompt tokens that must be saved for requests to wait: the additional forward pass costs as much as some hundred
 _LEAST_SAVED = 256
-#: calls after which nobody waits for a request that has neither waited nor answered since: it was aborted
+#: a first request that has been out of the queue for so many calls without a token was aborted: nobody waits for it
 _PATIENCE = 3
 
 
@@ -130,7 +130,7 @@ class Firsts:
 
     def __init__(self) -> None:
         self._calls = 0
-        #: prompt -> the request that is computed first, and the number of the call that last saw it wait
+        #: prompt -> the request that is computed first, and the number of the last call that had reason to expect it
         self._first: dict[Hashable, tuple[Any, int]] = {}
 
     def divide(self, waiting: Sequence[Any], in_chunks: Any) -> tuple[list[Any], list[Any]]:
@@ -141,29 +141,33 @@ class Firsts:
             in_chunks: The request of which a part of the prompt is computed, if there is one.
         """
         self._calls += 1
-        known = self._first
-        self._first = {key: one for key, one in known.items() if self._calls - one[1] <= _PATIENCE}
-        now, later = [], []
+        self._first = {key: one for key, one in self._first.items() if self._calls - one[1] <= _PATIENCE}
+        now: list[Any] = []
+        later: list[Any] = []
         for request in waiting:
+            if not _can_use_cache(request):
+                now.append(request)
+                continue
             key = _prompt(request)
             first, _ = self._first.get(key, (request, 0))
-            if first is request:
-                self._first[key] = request, self._calls
-            elif first is in_chunks:
+            if first is request or first is in_chunks or first.output_ids:
                 self._first[key] = first, self._calls
-            if first is request or first.output_ids or request.output_ids:
-                now.append(request)
-            else:
-                later.append(request)
+            (now if first is request or first.output_ids else later).append(request)
         if sum(len(request.origin_input_ids) - 1 for request in later) < _LEAST_SAVED:
             return list(waiting), []
         return now, later
 
 
+def _can_use_cache(request: Any) -> bool:
+    """Whether the whole prompt can come from the cache. A request that has begun to answer is like no other."""
+    wants_prompt = request.return_logprob and request.logprob_start_len >= 0
+    return not (request.output_ids or wants_prompt or request.positional_embed_overrides is not None)
+
+
 def _prompt(request: Any) -> Hashable:
     if (key := getattr(request, "slime_prompt", None)) is None:
-        key = tuple(request.origin_input_ids), request.extra_key, request.cache_salt
-        request.slime_prompt = key
+        digest = hashlib.blake2b(request.origin_input_ids.tobytes(), digest_size=16).digest()
+        key = request.slime_prompt = digest, request.extra_key, request.cache_salt
     return key
 
 
@@ -175,25 +179,25 @@ def prompts_once(
     Args:
         original: SGLang's own.
         firsts: Who waits for whom.
-        shared: Whether there is a prefix cache.
+        shared: Whether there is a prefix cache, and requests are computed in the order in which they came.
     """
 
     def choose(self: Any, prefill_delayer_single_pass: Any, running_batch: Any) -> tuple[Any, Any]:
-        everything = self.waiting_queue
-        # SGLang looks at no request either while the batch is full.
-        look = shared() and not running_batch.batch_is_full
-        now, later = firsts.divide(everything, self.chunked_req) if look else (everything, [])
-        if not later:
+        everything, idle = self.waiting_queue, running_batch.is_empty()
+        if not everything or not shared() or (running_batch.batch_is_full and not idle):
+            return original(self, prefill_delayer_single_pass, running_batch)
+        # One that waits keeps its place: otherwise there would be room for one sample of each of many prompts, and the
+        # samples of a prompt would neither run at the same time nor end together.
+        room = self.get_num_allocatable_reqs(len(running_batch.reqs), running_batch=running_batch)
+        now, later = firsts.divide(everything[:room], self.chunked_req)
+        if not later or (idle and not now):  # nothing runs that anybody could wait for
             return original(self, prefill_delayer_single_pass, running_batch)
         self.waiting_queue = now
         try:
-            batch, running_batch = original(self, prefill_delayer_single_pass, running_batch)
-        finally:
-            left, known = {id(request) for request in (*self.waiting_queue, *later)}, set(map(id, everything))
-            arrived = [request for request in self.waiting_queue if id(request) not in known]
-            self.waiting_queue = [request for request in everything if id(request) in left] + arrived
-        if batch is None and running_batch.is_empty():  # nothing runs that anybody could wait for
             return original(self, prefill_delayer_single_pass, running_batch)
-        return batch, running_batch
+        finally:
+            taken = set(map(id, now)) - set(map(id, self.waiting_queue))
+            arrived = self.waiting_queue[len(now) - len(taken) :]
+            self.waiting_queue = [request for request in everything if id(request) not in taken] + arrived
 
     return choose
