@@ -46,13 +46,18 @@ def cpu_engine(
 
 @contextlib.contextmanager
 def running(*servers: EngineServer) -> Iterator[None]:
-    """Start `servers` together, and stop them at the end."""
+    """Start `servers` together, and stop them at the end. If the body fails, the ends of their logs are printed."""
     try:
         for server in servers:
             server.start()
         for server in servers:
             server.wait_ready(READY_S)
         yield
+    except BaseException:
+        for server in servers:
+            with contextlib.suppress(OSError):  # it has not started
+                print(f"{server.log_path}:\n{server.log_path.read_text(errors='replace')[-20_000:]}")
+        raise
     finally:
         for server in servers:
             server.stop()
