@@ -207,6 +207,28 @@ def test_keys_kept_from_pass_to_pass_are_those_of_the_cache(
                 assert torch.allclose(kept[i], expected[:, 0], atol=1e-5), step
 
 
+def test_layers_with_the_same_cache_read_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathers: list[int] = []
+    gather = sglang_attention._gather
+    monkeypatch.setattr(sglang_attention, "_gather", lambda *of: gathers.append(0) or gather(*of))
+    generator = torch.Generator().manual_seed(2)
+    table = torch.arange(1, 65, dtype=torch.int32).view(1, 64)
+    keys, values = (torch.randn(65, KV_HEADS, HEAD, generator=generator) for _ in "kv")
+    running, rows = Running(), torch.tensor([0])
+    for length in range(5, 9):
+        gathers.clear()
+        running.begin(decoding=True)
+        for _ in range(2):
+            query = torch.randn(1, HEADS, HEAD, generator=generator)
+            arguments = query, keys, values, table, rows, torch.tensor([length])
+            kept, fresh = (
+                decoder(one, exact=False)(None, arguments[0], torch.empty_like(query), *arguments[1:], enable_gqa=True)
+                for one in (running, Running())
+            )
+            assert torch.equal(kept, fresh)
+    assert len(gathers) == 2, "those of the fresh ones"
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_decoding_gives_a_sequence_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     lengths = [1, 7, 15, 16, 17, 40, 200, 513]

@@ -289,6 +289,13 @@ def test_samples_of_a_prompt_run_together_where_room_is_scarce() -> None:
     assert scheduler.waiting_queue == second
 
 
+def test_nothing_waits_for_a_first_one_where_there_is_less_than_no_room() -> None:
+    first = group(1)
+    scheduler = Scheduler(list(first), room=-3)
+    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
+    assert choose(scheduler, None, Batch())[0] == first  # SGLang's own rules decide
+
+
 def test_a_prompt_that_was_computed_is_known_as_long_as_somebody_waits_for_room() -> None:
     first = group(1, size=30)
     scheduler, running = Scheduler(list(first), room=15), Batch()

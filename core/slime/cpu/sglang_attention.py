@@ -141,7 +141,8 @@ class Running:
             self._look_at(slots, rows, lengths, caches[0].shape[1:].numel() if share else 0)
         valid, longest = self._valid, self._valid.shape[1]
         kept = self._layers.get(caches[0].data_ptr())
-        if kept is not None and kept[0] == self._pass - 1:
+        # Of two layers that share a cache, the first one was here in this pass.
+        if kept is not None and kept[0] >= self._pass - 1:
             _, own, shared = kept
             every = torch.arange(len(lengths))
             for held, cache in zip(own, caches, strict=True):

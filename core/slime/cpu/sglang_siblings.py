@@ -189,7 +189,7 @@ def prompts_once(
         # One that waits keeps its place: otherwise there would be room for one sample of each of many prompts, and the
         # samples of a prompt would neither run at the same time nor end together.
         room = self.get_num_allocatable_reqs(len(running_batch.reqs), running_batch=running_batch)
-        now, later = firsts.divide(everything[:room], self.chunked_req)
+        now, later = firsts.divide(everything[: max(0, room)], self.chunked_req)
         if not later or (idle and not now):  # nothing runs that anybody could wait for
             return original(self, prefill_delayer_single_pass, running_batch)
         self.waiting_queue = now
