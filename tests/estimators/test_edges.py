@@ -18,6 +18,7 @@ from slime.plugin import EstimatorBatch
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from tests.estimators.support import ALL, GROUPED, SPECS, batch_of, make, scalars, tokens
 from tests.oracles.cases import RULE, make_case, train_batch
+from tests.train.harness import alone
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -118,7 +119,7 @@ def test_log_probs_at_masked_tokens_have_no_effect(name: str, kind: str, wild: f
     batch = train_batch(case)
     mask = torch.cat(case.parts(case.mask)).float()
     weights = mask / mask.sum()
-    micro_batch = RULE.pack(batch, range(len(case.lengths)))
+    micro_batch = RULE.pack(batch, alone(range(len(case.lengths))))
     answers = []
     for filler in (-1.0, wild):
         flat = {

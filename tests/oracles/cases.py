@@ -16,6 +16,7 @@ from slime.data import Group, Sample, Status, TrainBatch, loss_weights
 from slime.plugin import Context, EstimatorBatch
 from slime.train.forward import PackingRule
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from tests.train.harness import alone
 
 RULE = PackingRule(
     tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=torch.device("cpu"), tp_rank=0
@@ -161,7 +162,7 @@ def slime_loss(
         "entropy_coef": 0.0,
     } | terms
     log_probs = flat(case.log_probs).requires_grad_()
-    micro_batch = RULE.pack(batch, range(len(case.lengths)))
+    micro_batch = RULE.pack(batch, alone(range(len(case.lengths))))
     loss, _ = micro_batch_loss(LossTerms(**chosen), columns, micro_batch, log_probs, flat(case.entropy))
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.item(), case.padded(gradient)

@@ -166,4 +166,5 @@ OWN_NEUTRAL = {
     "true_on_policy_mode": "it only stops the run (`tests/integration/test_true_on_policy.py`)",
     "true_on_policy_tolerance": "a bound of --true-on-policy-mode",
     "enable_mtp_training": "it trains further layers, and nothing else (`test_predicting.py`)",
+    "share_prompts": "it saves work, and the numbers are the same (`test_shared_prompts.py`)",
 }

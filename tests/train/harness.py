@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import numpy as np
 
 from slime.config import RunConfig
 from slime.config.run_config import SECTIONS
-from slime.data import TrainBatch
+from slime.data import Siblings, TrainBatch
 from slime.plugin import Advantages, EstimatorBatch
 from slime.testing.ranks import RankLauncher, run_ranks
 
-__all__ = ["Centred", "RankLauncher", "make_batch", "make_config", "run_ranks"]
+__all__ = ["Centred", "RankLauncher", "alone", "make_batch", "make_config", "run_ranks"]
 
 
 def make_config(
@@ -52,8 +53,13 @@ def make_batch(
     group: int = 4,
     masked: bool = True,
     rollout_log_probs: bool = False,
+    same_prompts: bool = False,
 ) -> TrainBatch:
-    """Random ragged samples; with `masked`, some response tokens carry no loss and one sample none at all."""
+    """Random ragged samples.
+
+    With `masked`, some response tokens carry no loss and one sample none at all. With `same_prompts`, those of a
+    group have the same prompt.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(response[0], response[1] + 1, samples)
     prompts = rng.integers(prompt[0], prompt[1] + 1, samples)
@@ -61,9 +67,13 @@ def make_batch(
     if masked:
         masks = [(rng.random(n) < 0.8).astype(np.float32) for n in lengths]
         masks[-1][:] = 0
+    tokens = [rng.integers(3, vocab, p + t).astype(np.int32) for p, t in zip(prompts, lengths, strict=True)]
+    if same_prompts:
+        firsts = [tokens[i - i % group][: prompts[i - i % group]] for i in range(samples)]
+        tokens = [np.concatenate([first, whole[-n:]]) for first, whole, n in zip(firsts, tokens, lengths, strict=True)]
     return TrainBatch(
         rollout=0,
-        tokens=[rng.integers(3, vocab, p + t).astype(np.int32) for p, t in zip(prompts, lengths, strict=True)],
+        tokens=tokens,
         response_lengths=lengths.astype(np.int64),
         loss_masks=masks,
         rewards=rng.random(samples).astype(np.float32),
@@ -74,6 +84,11 @@ def make_batch(
         sample_ids=100 + np.arange(samples, dtype=np.int64),
         rollout_log_probs=[-rng.random(n).astype(np.float32) for n in lengths] if rollout_log_probs else None,
     )
+
+
+def alone(samples: Iterable[int]) -> list[Siblings]:
+    """Samples that share no tokens with others."""
+    return [Siblings((i,)) for i in samples]
 
 
 class Centred:

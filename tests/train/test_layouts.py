@@ -66,13 +66,7 @@ def gradients(
 
     config   without the distributed optimizer, with which no rank has whole gradients
     """
-    estimator = Centred(kl_coef=0.2)
-    rank = launcher.start(config, estimator)
-    rank.policy.optimizer.step = lambda: (True, 0.0, None)
-    # the reference must differ from the policy, or KL has no gradient
-    with torch.no_grad():
-        for held in rank.reference.tensors:
-            held.mul_(1.05)
+    rank = start_without_steps(launcher, config)
     own = [parameter.data.clone() for chunk in rank.policy.chunks for parameter in chunk.parameters()]
     answers = {}
     for mode in modes:
@@ -80,14 +74,30 @@ def gradients(
         rank.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
         rank.spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
         metrics = rank.train(batch)
+        answers[mode] = metrics, put_gradients_in_weights(rank)
         parameters = [parameter for chunk in rank.policy.chunks for parameter in chunk.parameters()]
-        for parameter in parameters:
-            parameter.data.copy_(parameter.main_grad)
-        answers[mode] = metrics, {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
         for parameter, values in zip(parameters, own, strict=True):
             parameter.data.copy_(values)
     rank.close()
     return answers
+
+
+def start_without_steps(launcher: RankLauncher, config: Any) -> Any:
+    """A rank whose optimizer changes nothing. Its reference is not the policy, so that KL has a gradient."""
+    rank = launcher.start(config, Centred(kl_coef=0.2))
+    rank.policy.optimizer.step = lambda: (True, 0.0, None)
+    with torch.no_grad():
+        for held in rank.reference.tensors:
+            held.mul_(1.05)
+    return rank
+
+
+def put_gradients_in_weights(rank: Any) -> dict[str, torch.Tensor]:
+    """On rank 0, the full gradients under Hugging Face names, for which the weights are overwritten with them."""
+    for chunk in rank.policy.chunks:
+        for parameter in chunk.parameters():
+            parameter.data.copy_(parameter.main_grad)
+    return {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
 
 
 def whole_gradients(folder: Path, layout: str | None, *modes: str, **options: Any) -> list[Any]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.train.harness import make_batch
+from tests.train.harness import alone, make_batch
 
 from slime.train.forward import PackingRule
-from slime.train.modules import Norm, PackedAttention, packed_positions, plan_attention, rms_norm, rotary_thd
+from slime.train.modules import (
+    Norm,
+    PackedAttention,
+    PackedSequences,
+    packed_positions,
+    plan_attention,
+    rms_norm,
+    rotary_thd,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,7 +34,7 @@ def rule(tp: int = 1, cp: int = 1, cp_rank: int = 0) -> PackingRule:
 
 def test_each_row_predicts_its_response_token_and_nothing_is_padded() -> None:
     batch = make_batch(samples=5)
-    packed = rule().pack(batch, [3, 0, 4])
+    packed = rule().pack(batch, alone([3, 0, 4]))
     assert packed.tokens.numel() == sum(len(batch.tokens[i]) - 1 for i in (3, 0, 4))
     expected = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) :] for i in (3, 0, 4)])
     assert packed.targets.tolist() == expected.tolist()
@@ -40,7 +47,7 @@ def test_each_row_predicts_its_response_token_and_nothing_is_padded() -> None:
 
 def test_sequence_parallelism_pads_the_total_only() -> None:
     batch = make_batch(samples=5)
-    plain, padded = rule().pack(batch, range(5)), rule(tp=4).pack(batch, range(5))
+    plain, padded = rule().pack(batch, alone(range(5))), rule(tp=4).pack(batch, alone(range(5)))
     assert padded.tokens.numel() % 4 == 0
     assert 0 <= padded.tokens.numel() - plain.tokens.numel() < 4
     assert torch.equal(padded.rows, plain.rows)
@@ -49,16 +56,16 @@ def test_sequence_parallelism_pads_the_total_only() -> None:
 def test_routers_learn_the_part_of_the_step_that_a_micro_batch_is() -> None:
     batch = make_batch(samples=5)
     run = sum(len(batch.tokens[i]) - 1 for i in (3, 0))
-    assert rule().pack(batch, [3, 0], step_tokens=4 * run).routed.share == 0.25
-    assert rule().pack(batch, [3, 0], step_tokens=4 * run, counts=False).routed.share == 0.0
-    assert rule().pack(batch, [3, 0]).routed.share == 0.0, "outside of training"
+    assert rule().pack(batch, alone([3, 0]), step_tokens=4 * run).routed.share == 0.25
+    assert rule().pack(batch, alone([3, 0]), step_tokens=4 * run, counts=False).routed.share == 0.0
+    assert rule().pack(batch, alone([3, 0])).routed.share == 0.0, "outside of training"
 
 
 @pytest.mark.parametrize("samples", [[2], [3, 0]])
 def test_recorded_routes_are_packed_as_the_tokens_and_padding_has_none(samples: list[int]) -> None:
     batch = make_batch(samples=5)
     routes = [np.full((len(tokens) - 1, 2, 3), i, dtype=np.uint8) for i, tokens in enumerate(batch.tokens)]
-    ranks = [replace(rule(tp=4), tp_rank=rank).pack(batch, samples, routes=routes) for rank in range(4)]
+    ranks = [replace(rule(tp=4), tp_rank=rank).pack(batch, alone(samples), routes=routes) for rank in range(4)]
     found = torch.cat([rank.routed.routes for rank in ranks if rank.routed.routes is not None])
     lengths = [len(routes[i]) for i in samples]
     padding = -sum(lengths) % 4
@@ -70,15 +77,15 @@ def test_each_sequence_parallel_rank_learns_which_of_its_rows_pad() -> None:
     batch = make_batch(samples=5)
     samples = next([i] for i in range(5) if (len(batch.tokens[i]) - 1) % 4)
     run = len(batch.tokens[samples[0]]) - 1
-    parts = [replace(rule(tp=4), tp_rank=rank).pack(batch, samples).routed.padding for rank in range(4)]
+    parts = [replace(rule(tp=4), tp_rank=rank).pack(batch, alone(samples)).routed.padding for rank in range(4)]
     rows = [row for part in parts if part is not None for row in part.tolist()]
     assert rows == [False] * run + [True] * (-run % 4)
 
 
 def test_context_parallel_ranks_hold_every_row_once() -> None:
     batch = make_batch(samples=5)
-    whole = rule().pack(batch, range(5))
-    parts = [rule(cp=2, cp_rank=rank).pack(batch, range(5)) for rank in range(2)]
+    whole = rule().pack(batch, alone(range(5)))
+    parts = [rule(cp=2, cp_rank=rank).pack(batch, alone(range(5))) for rank in range(2)]
     slots = torch.cat([part.slots for part in parts if part.slots is not None])
     targets = torch.cat([part.targets for part in parts])
     assert sorted(slots.tolist()) == list(range(whole.sequence_ids.numel()))
@@ -98,7 +105,7 @@ def test_packed_attention_equals_attention_sequence_by_sequence(lengths: list[in
     total = sum(lengths)
     q, k, v = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     weight = torch.randn(total, 32)
-    packed = rule().pack(make_batch(samples=1), [0]).packed
+    packed = rule().pack(make_batch(samples=1), alone([0])).packed
     packed.cu_seqlens_q = torch.tensor([0, *lengths]).cumsum(0)
     out = PackedAttention(_Config(), 1, None, "self")(q, k, v, None, packed_seq_params=packed)
     got = torch.autograd.grad((out * weight).sum(), (q, k, v))
@@ -172,9 +179,7 @@ def test_values_may_have_another_size_than_keys() -> None:
     ends = torch.tensor([0, 5, 7], dtype=torch.int32)
     query, key, value = torch.randn(7, 4, 24), torch.randn(7, 4, 24), torch.randn(7, 4, 16)
     attention = PackedAttention(_Config(), 1, None, "self", k_channels=24)
-    out = attention(
-        query, key, value, None, packed_seq_params=SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_q_padded=None)
-    )
+    out = attention(query, key, value, None, packed_seq_params=PackedSequences(cu_seqlens_q=ends))
     for a, b in ((0, 5), (5, 7)):
         q, k, v = (x[a:b].transpose(0, 1) for x in (query, key, value))
         want = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)

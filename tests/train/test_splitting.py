@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.cases import RULE, Case, make_case, train_batch
+from tests.train.harness import alone
 from torch import Tensor
 
 from slime.data import loss_weights, plan_micro_batches
@@ -68,7 +69,7 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
     )
     log_probs, entropy = (flat(matrix).requires_grad_() for matrix in (case.log_probs, case.entropy))
     plan = plan_micro_batches([len(tokens) for tokens in batch.tokens], num_ranks=num_ranks, **limits)
-    packed = [RULE.pack(batch, samples) for rank in plan for samples in rank if samples]
+    packed = [RULE.pack(batch, alone(samples)) for rank in plan for samples in rank if samples]
     losses = []
     for micro_batch in packed:
         here = micro_batch.token_ids

@@ -32,8 +32,8 @@ TOLERANCE = 1e-4
 PACKING = {"max-tokens-per-gpu", "micro-batch-size"}
 #: flags that only decide whether the run stops: `test_true_on_policy_mode_trains_or_stops`
 REFUSING = {"true-on-policy-mode", "true-on-policy-tolerance"}
-#: flags that do not change the policy; `test_predicting.py` has them
-BESIDE = {"enable-mtp-training"}
+#: flags that do not change the policy; `test_predicting.py` and `test_shared_prompts.py` have them
+BESIDE = {"enable-mtp-training", "share-prompts"}
 #: flags that cannot be left out -> what stands for leaving them out
 INSTEAD = {
     "advantage-estimator": {"advantage-estimator": "reinforce_plus_plus"},

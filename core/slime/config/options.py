@@ -359,6 +359,9 @@ class AlgorithmOptions(Section):
     """Maximum tokens in a packed micro-batch (without --micro-batch-size)."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Samples per micro-batch, instead of --max-tokens-per-gpu."""
+    share_prompts: bool = True
+    """Compute the tokens of a prompt once for all its samples, where training can: on CPUs, dense models without
+    --context-parallel-size, --enable-mtp-training and --micro-batch-size."""
 
 
 class RewardTerm(ComponentChoice):

@@ -170,7 +170,8 @@ def _described(folder: Path, name: str) -> tuple[Architecture, dict[str, Any]]:
 def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch:
     """Token sequences of irregular lengths; some response tokens carry no loss, and one sequence none at all.
 
-    They do not have the token of padding, whose embedding transformers does not train.
+    Two of them begin with the same prompt, which the trainer may compute once. They do not have the token of padding,
+    whose embedding transformers does not train.
     """
     import numpy as np
 
@@ -178,9 +179,11 @@ def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch
 
     rng = np.random.default_rng(0)
     lengths, prompts = rng.integers(1, 25, samples), rng.integers(2, 10, samples)
+    lengths[:2], prompts[:2] = (9, 14), 16
     masks = [(rng.random(n) < 0.8).astype(np.float32) for n in lengths]
     masks[-1][:] = 0
     tokens = [rng.integers(0, vocabulary, p + t).astype(np.int32) for p, t in zip(prompts, lengths, strict=True)]
+    tokens[1][: prompts[1]] = tokens[0][: prompts[0]]
     for sequence in tokens if padding is not None else ():
         sequence[sequence == padding] = 1 if padding == 0 else 0
     numbers = np.arange(samples, dtype=np.int64)

@@ -1,8 +1,9 @@
 """From samples to log-probs: micro-batches of packed sequences, run through Megatron's pipeline schedule.
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
-P - 1 .. P + T - 2 predict the response. Padding is only for context parallelism (each sequence a multiple of twice
-its size) and for sequence parallelism (the total a multiple of the tensor-parallel size).
+P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.data.group_by_prompt`).
+Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
+total a multiple of the tensor-parallel size).
 
 A head turns the last stage's output into log-probs (`slime.train.output_layer`) or values (`slime.train.value_model`).
 """
@@ -17,17 +18,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
-from slime.train.modules import packed_positions
+from slime.train.modules import NO_CONTEXT, Context, PackedSequences, packed_positions, state_positions
 from slime.train.router import NO_ROUTES, RoutedRows, is_mixture, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from slime.data import TrainBatch
+    from slime.data import Siblings, TrainBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class MicroBatch:
     #: False if the micro-batch only keeps this rank in step with the others and its tokens must not be counted
     counts: bool
     tokens: Tensor  #: [1, L] int64
-    positions: Tensor  #: [1, L] int64, within each sequence
-    packed: PackedSeqParams
+    positions: Tensor  #: [1, L] int64, within each sample
+    packed: PackedSequences
     rows: Tensor  #: [R_l] int64, local positions that predict response tokens
     targets: Tensor  #: [R_l] int64, the tokens they predict
     #: [R_l] int64, the index of each of them among the R; None if all are here, in order
@@ -66,49 +66,64 @@ class PackingRule:
     def pack(
         self,
         batch: TrainBatch,
-        samples: Sequence[int],
+        siblings: Sequence[Siblings],
         *,
         counts: bool = True,
         step_tokens: int | None = None,
         routes: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> MicroBatch:
-        """Pack the samples with these indices.
+        """Pack samples, the tokens that siblings share only once.
 
         Args:
             batch: The rollout's samples.
-            samples: Which of them.
+            siblings: Which of them. None may share tokens under context parallelism, or with `routes`.
             counts: False for a micro-batch that only keeps this rank in step with the others.
             step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
             routes: Of each sample of the batch the experts that the engine chose, [P + T - 1, layers, K], if the
                 routers are to take them.
         """
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1
-        inputs, lengths, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], [], []
+        inputs, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], []
+        runs: list[int] = []  # tokens of each packed sequence, and the same with its padding
+        lengths: list[int] = []
+        contexts: list[Context] = []
+        samples: list[int] = []
         begins = np.cumsum(batch.response_lengths) - batch.response_lengths
         start = 0
-        for number, i in enumerate(samples):
-            whole = batch.tokens[i]
-            response = int(batch.response_lengths[i])
-            prompt, run = len(whole) - response, len(whole) - 1
-            padded = -(-run // multiple) * multiple
-            inputs.append(np.pad(whole[:run], (0, padded - run)))
-            row_parts.append(np.arange(start + prompt - 1, start + prompt - 1 + response))
-            target_parts.append(whole[prompt:])
-            sequence_parts.append(np.full(response, number))
-            token_parts.append(np.arange(begins[i], begins[i] + response))
+
+        def add(tokens: np.ndarray[Any, Any], context: Context) -> int:
+            padded = -(-len(tokens) // multiple) * multiple
+            inputs.append(np.pad(tokens, (0, padded - len(tokens))))
+            runs.append(len(tokens))
             lengths.append(padded)
-            start += padded
+            contexts.append(context)
+            return padded
+
+        for unit in siblings:
+            context = Context(start, unit.shared) if unit.shared else NO_CONTEXT
+            if unit.shared:
+                start += add(batch.tokens[unit.samples[0]][: unit.shared], NO_CONTEXT)
+            for i in unit.samples:
+                whole, response = batch.tokens[i], int(batch.response_lengths[i])
+                first = start + len(whole) - response - 1 - unit.shared
+                row_parts.append(np.arange(first, first + response))
+                target_parts.append(whole[-response:])
+                sequence_parts.append(np.full(response, len(samples)))
+                token_parts.append(np.arange(begins[i], begins[i] + response))
+                samples.append(i)
+                start += add(whole[unit.shared : -1], context)
         # Sequence parallelism divides this rank's tokens; pad the total by one more sequence that nothing refers to.
         extra = -start % (multiple * (self.tensor_parallel_size if self.sequence_parallel else 1))
         if extra:
             inputs.append(np.zeros(extra, dtype=np.int32))
+            runs.append(0)
             lengths.append(extra)
+            contexts.append(NO_CONTEXT)
         tokens, rows, targets = _int64(inputs), _int64(row_parts), _int64(target_parts)
         trained = torch.from_numpy(np.concatenate([batch.loss_masks[i] for i in samples]) > 0)
-        runs = [len(batch.tokens[i]) - 1 for i in samples]
         padding = None
         if sum(lengths) > sum(runs):
-            parts = [np.arange(length) >= run for length, run in zip(lengths, [*runs, 0], strict=False)]
+            parts = [np.arange(length) >= run for length, run in zip(lengths, runs, strict=True)]
             padding = torch.from_numpy(np.concatenate(parts))
         chosen = None if routes is None else _packed_routes([routes[i] for i in samples], sum(lengths), lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -122,13 +137,16 @@ class PackingRule:
             tokens, rows, targets, trained = tokens[mine], local_of[rows[slots]], targets[slots], trained[slots]
             padding = None if padding is None else padding[mine]
             chosen = None if chosen is None else chosen[mine]
+        before = torch.tensor([context.length for context in contexts])
+        positions = positions + before.repeat_interleave(ends.diff() // self.cp_size)
+        positions = positions.to(self.device)
         share = sum(runs) / step_tokens if counts and step_tokens else 0.0
         return MicroBatch(
             samples=tuple(samples),
             counts=counts,
             tokens=tokens.unsqueeze(0).to(self.device),
-            positions=positions.unsqueeze(0).to(self.device),
-            packed=self._sequences(ends.to(self.device), longest=max(lengths)),
+            positions=positions.unsqueeze(0),
+            packed=self._sequences(ends.to(self.device), contexts, positions, int((before + ends.diff()).max())),
             rows=rows.to(self.device),
             targets=targets.to(self.device),
             slots=None if slots is None else slots.to(self.device),
@@ -146,9 +164,12 @@ class PackingRule:
             rows = rows.chunk(self.tensor_parallel_size)[self.tp_rank]
         return rows.to(self.device)
 
-    def _sequences(self, ends: Tensor, longest: int) -> PackedSeqParams:
+    def _sequences(self, ends: Tensor, contexts: Sequence[Context], positions: Tensor, longest: int) -> PackedSequences:
         padded = ends if self.cp_size > 1 else None
-        return PackedSeqParams(
+        continues = any(context.length for context in contexts)
+        if continues:
+            state_positions(ends, positions)
+        return PackedSequences(
             qkv_format="thd",
             cu_seqlens_q=ends,
             cu_seqlens_kv=ends,
@@ -156,6 +177,7 @@ class PackingRule:
             cu_seqlens_kv_padded=padded,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
+            contexts=tuple(contexts) if continues else None,
         )
 
 

@@ -24,18 +24,11 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 from torch.optim.adam import adam
 
-from slime.data import plan_micro_batches
+from slime.data import Siblings, group_by_prompt, plan_micro_batches
 from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
-from slime.train.forward import (
-    Flops,
-    LossFunction,
-    MicroBatch,
-    PackingRule,
-    Pipeline,
-    TokenHead,
-)
+from slime.train.forward import Flops, LossFunction, MicroBatch, PackingRule, Pipeline, TokenHead
 from slime.train.offload import ModelMemory, Part
 from slime.train.parallel import counts_tokens
 from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
@@ -254,6 +247,11 @@ class TrainableModel:
         )
         self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
         self._replays = replays_routes
+        self._shares_prompts = (
+            config.algorithm.share_prompts
+            and config.algorithm.micro_batch_size is None
+            and can_share_prompts(settings, chunks, device.type)
+        )
         self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
 
@@ -381,18 +379,23 @@ class TrainableModel:
     ) -> list[MicroBatch]:
         """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
         algorithm, transformer = self._config.algorithm, self._settings.transformer
-        lengths = [len(batch.tokens[i]) for i in samples]
+        ranks = parallel_state.get_data_parallel_world_size()
+        max_tokens = algorithm.max_tokens_per_gpu * self._packing.cp_size
+        costs = {i: self._flops(len(batch.tokens[i]), int(np.count_nonzero(batch.loss_masks[i]))) for i in samples}
+        siblings = [Siblings((i,)) for i in samples]
+        if self._shares_prompts:
+            siblings = group_by_prompt(batch, samples, costs, max_tokens=max_tokens, num_ranks=ranks)
         plan = plan_micro_batches(
-            lengths,
-            num_ranks=parallel_state.get_data_parallel_world_size(),
-            max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
+            [sum(len(batch.tokens[i]) for i in unit.samples) for unit in siblings],
+            num_ranks=ranks,
+            max_tokens=max_tokens,
             micro_batch_size=algorithm.micro_batch_size,
             costs=[
-                self._flops(length, int(np.count_nonzero(batch.loss_masks[i])))
-                for length, i in zip(lengths, samples, strict=True)
+                sum(costs[i] for i in unit.samples) - (len(unit.samples) - 1) * self._flops(unit.shared, 0)
+                for unit in siblings
             ],
         )
-        mine = [[samples[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
+        mine = [[siblings[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
         # The interleaved schedule needs a multiple of the number of pipeline stages.
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
@@ -404,8 +407,25 @@ class TrainableModel:
         packed = [pack(group) for group in mine if group]
         while len(packed) < count:
             shortest = min(samples, key=lambda i: len(batch.tokens[i]))
-            packed.append(pack([shortest], counts=False))
+            packed.append(pack([Siblings((shortest,))], counts=False))
         return packed
+
+
+def can_share_prompts(settings: TrainSettings, chunks: Sequence[Any], device_type: str) -> bool:
+    """Whether attention, and whatever else looks at several tokens, knows of contexts (`slime.train.modules`).
+
+    TransformerEngine and layers of a model family's own do not, nor does context parallelism. Routers of experts count
+    tokens for their losses, and multi-token prediction looks at the next ones. On GPUs it has not been measured.
+    """
+    transformer = settings.transformer
+    return (
+        device_type == "cpu"
+        and not settings.use_transformer_engine
+        and settings.layer_specs is None
+        and transformer.context_parallel_size == 1
+        and transformer.num_moe_experts is None
+        and not any(hasattr(chunk, "mtp") for chunk in chunks)
+    )
 
 
 @contextmanager

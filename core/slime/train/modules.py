@@ -8,6 +8,9 @@ block-diagonal call by its quadratic waste. So sequences of similar length are p
 attended together, a few calls in all. This plan depends only on the lengths, and is made once per micro-batch
 for all layers.
 
+A sequence can continue another one, its context, which is packed once for all that do so: the samples of a prompt
+(`slime.data.group_by_prompt`). Its queries see the keys of the context before its own.
+
 Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
 2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so
 the plan indexes queries in local order and keys in the order of `all_gather`.
@@ -15,20 +18,26 @@ the plan indexes queries in local order and keys in the order of `all_gather`.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 #: sequences share a bucket while they are at least this fraction of its longest...
 _SIMILAR = 0.75
 #: ... or not more than this many tokens shorter
 _CLOSE = 16
+#: elements of the mask of a bucket whose contexts differ in length
+_MASK_ELEMENTS = 1 << 20
 
 
 def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
@@ -45,6 +54,27 @@ def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
     return torch.where(offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk)
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The packed rows that a sequence continues; none of them if it starts anew."""
+
+    start: int = 0
+    length: int = 0
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
+    """Megatron's description of packed sequences, with what each of them continues."""
+
+    #: one for each sequence; None if all of them start anew
+    contexts: Sequence[Context] | None = None
+    #: of the micro-batch, once its first layer has run
+    plan: AttentionPlan | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
     """Some sequences padded to a common length: `count` of them, `queries` and `keys` positions each."""
@@ -52,20 +82,22 @@ class Bucket:
     count: int
     queries: int
     keys: int
-    #: [count, 1, queries, keys] bool, True where a query may look; None means plainly causal
+    #: [count or 1, 1, queries, keys] bool, True where a query may look; None means plainly causal
     mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gather:
-    """A move between packed rows [T] and padded slots [S]; each row has exactly one slot."""
+    """A move between packed rows [T] and padded slots [S]; each row has one slot that is its own."""
 
     #: [S] int64 the row of each slot; empty slots hold row 0
     row_of_slot: Tensor
-    #: [T] int64 the slot of each row
+    #: [T] int64 the own slot of each row
     slot_of_row: Tensor
     #: [E] int64 the empty slots
     empty: Tensor
+    #: int64, the slots that repeat a row of a context
+    repeats: Tensor
     #: whether slot i holds row i, as for sequences of one length: there is nothing to move
     identity: bool
 
@@ -79,30 +111,44 @@ class AttentionPlan:
     keys: Gather
 
 
-def plan_attention(lengths: list[int], *, cp_size: int = 1, cp_rank: int = 0, device: torch.device) -> AttentionPlan:
-    """A plan for sequences of these (padded, whole) lengths, packed one after the other."""
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    groups: list[list[int]] = []
-    for i in order:
-        longest = lengths[groups[-1][0]] if groups else 0
-        if groups and lengths[i] >= min(_SIMILAR * longest, longest - _CLOSE):
-            groups[-1].append(i)
-        else:
-            groups.append([i])
+def plan_attention(
+    lengths: Sequence[int],
+    *,
+    contexts: Sequence[Context] | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+    device: torch.device,
+) -> AttentionPlan:
+    """A plan for packed sequences.
 
-    total = starts[-1]
-    local_total = total // cp_size
+    Args:
+        lengths: Of the (padded, whole) sequences, packed one after the other.
+        contexts: What each of them continues; None if all start anew. Not under context parallelism.
+        cp_size: Context-parallel ranks.
+        cp_rank: Which of them this is.
+        device: Where the plan's tensors go.
+    """
+    contexts = contexts or [NO_CONTEXT] * len(lengths)
+    starts = [0, *itertools.accumulate(lengths)]
+    local_total = starts[-1] // cp_size
     buckets: list[Bucket] = []
     query_rows, key_rows = [], []
-    for group in groups:
-        longest = lengths[group[0]]
+    for group in _similar_sequences(lengths, contexts):
         sizes = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
         begins = torch.tensor([starts[i] for i in group]).unsqueeze(1)
+        longest = int(sizes.max())
         span = torch.arange(longest // cp_size).unsqueeze(0)
         query_rows.append(torch.where(span < sizes // cp_size, begins // cp_size + span, -1).flatten())
+        before = torch.tensor([contexts[i].length for i in group]).unsqueeze(1)
+        if before.any():
+            span = torch.arange(int((before + sizes).max())).unsqueeze(0)
+            context_begins = torch.tensor([contexts[i].start for i in group]).unsqueeze(1)
+            own = torch.where(span < before + sizes, begins + span - before, -1)
+            key_rows.append(torch.where(span < before, context_begins + span, own).flatten())
+            seen = before if (before != before[0]).any() else before[:1]
+            mask = span.unsqueeze(1) <= seen.unsqueeze(2) + torch.arange(longest).view(1, -1, 1)
+            buckets.append(Bucket(len(group), longest, span.size(1), mask.unsqueeze(1).to(device)))
+            continue
         if cp_size == 1:
             key_rows.append(query_rows[-1])
             buckets.append(Bucket(len(group), longest, longest, None))
@@ -121,27 +167,61 @@ def plan_attention(lengths: list[int], *, cp_size: int = 1, cp_rank: int = 0, de
             query_positions[k, : here.numel()] = here
         mask = query_positions.unsqueeze(2) >= torch.arange(longest).view(1, 1, -1)
         buckets.append(Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device)))
-    queries = _gather(torch.cat(query_rows), local_total, device)
-    keys = queries if cp_size == 1 else _gather(torch.cat(key_rows), total, device)
+    queries = _gather(torch.cat(query_rows), device)
+    plain = cp_size == 1 and all(bucket.mask is None for bucket in buckets)
+    keys = queries if plain else _gather(torch.cat(key_rows), device)
     return AttentionPlan(tuple(buckets), queries, keys)
 
 
-def _gather(rows: Tensor, total: int, device: torch.device) -> Gather:
-    """From the row [S] of each slot, -1 if the slot is empty."""
-    filled = rows >= 0
-    slot_of_row = torch.empty(total, dtype=torch.int64)
-    slot_of_row[rows[filled]] = filled.nonzero().squeeze(1)
-    empty = (~filled).nonzero().squeeze(1)
-    identity = torch.equal(rows, torch.arange(total))
-    return Gather(rows.clamp(min=0).to(device), slot_of_row.to(device), empty.to(device), identity)
+def _similar_sequences(lengths: Sequence[int], contexts: Sequence[Context]) -> list[list[int]]:
+    """Indices of the sequences of each bucket: they have about the same length, and contexts of about the same length.
+
+    Contexts of different length need a mask for each sequence, so there are few such sequences in a bucket if the
+    masks are large. Sequences without a context, which may be that of others, come first.
+    """
+    by_length: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (contexts[i].length > 0, -lengths[i])):
+        first = by_length[-1][0] if by_length else i
+        alike = (contexts[i].length > 0) == (contexts[first].length > 0) and _about(lengths[i], lengths[first])
+        if by_length and alike:
+            by_length[-1].append(i)
+        else:
+            by_length.append([i])
+    groups: list[list[int]] = []
+    for of_length in by_length:
+        longest = lengths[of_length[0]]
+        groups.append([])
+        for i in sorted(of_length, key=lambda i: -contexts[i].length):
+            own, first = contexts[i].length, contexts[groups[-1][0]].length if groups[-1] else contexts[i].length
+            masks = (len(groups[-1]) + 1) * longest * (first + longest)
+            if own == first or (_about(own, first) and masks <= _MASK_ELEMENTS):
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+    return groups
+
+
+def _about(length: int, longest: int) -> bool:
+    """Whether to pad a sequence of this length to the longest."""
+    return length >= min(_SIMILAR * longest, longest - _CLOSE)
+
+
+def _gather(rows: Tensor, device: torch.device) -> Gather:
+    """From the row [S] of each slot, -1 if the slot is empty. Of the slots of a row, the first is its own."""
+    filled = (rows >= 0).nonzero().squeeze(1)
+    slot_of_row = filled[torch.from_numpy(np.unique(rows[filled].numpy(), return_index=True)[1])]
+    repeats = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, slot_of_row, False) & (rows >= 0)
+    parts = rows.clamp(min=0), slot_of_row, (rows < 0).nonzero().squeeze(1), repeats.nonzero().squeeze(1)
+    slots, own, empty, repeated = (part.to(device) for part in parts)
+    return Gather(slots, own, empty, repeated, identity=torch.equal(rows, torch.arange(len(slot_of_row))))
 
 
 class PackedAttention(torch.nn.Module):
     """Causal core attention over packed ("thd") sequences with torch SDPA.
 
     query [T, Hq, D], key [T, Hk, D] and value [T, Hk, V] -> [T, Hq * V], with T the packed tokens of this rank;
-    sequences are those of `packed_seq_params` and never see one another. Under context parallelism keys and values are
-    gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
+    sequences are those of `packed_seq_params` and see nothing else but what they continue. Under context parallelism
+    keys and values are gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
     """
 
     def __init__(
@@ -169,9 +249,10 @@ class PackedAttention(torch.nn.Module):
         attention_mask: Tensor | None,  # noqa: ARG002 - the packing says who sees whom
         attn_mask_type: Any = None,  # noqa: ARG002
         attention_bias: Tensor | None = None,  # noqa: ARG002
-        packed_seq_params: Any = None,
+        packed_seq_params: PackedSequences | None = None,
     ) -> Tensor:
         """See the class."""
+        assert packed_seq_params is not None, "every micro-batch is packed"
         plan = self._plan(packed_seq_params, query.device)
         if self.cp_group is not None:
             key, value = (_AllGatherRows.apply(t, self.cp_group) for t in (key, value))  # type: ignore[no-untyped-call]  # torch does not type it
@@ -194,15 +275,15 @@ class PackedAttention(torch.nn.Module):
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _to_rows(padded, plan.queries).flatten(1)
 
-    def _plan(self, packed: Any, device: torch.device) -> AttentionPlan:
+    def _plan(self, packed: PackedSequences, device: torch.device) -> AttentionPlan:
         """The plan of this micro-batch; layers after the first find it on `packed`."""
-        plan: AttentionPlan | None = getattr(packed, "slime_attention_plan", None)
-        if plan is None:
+        if packed.plan is None:
             ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
             size, rank = (1, 0) if self.cp_group is None else (self.cp_group.size(), self.cp_group.rank())
-            plan = plan_attention(ends.diff().tolist(), cp_size=size, cp_rank=rank, device=device)
-            packed.slime_attention_plan = plan
-        return plan
+            packed.plan = plan_attention(
+                ends.diff().tolist(), contexts=packed.contexts, cp_size=size, cp_rank=rank, device=device
+            )
+        return packed.plan
 
 
 def _to_slots(rows: Tensor, gather: Gather) -> Tensor:
@@ -221,7 +302,7 @@ def _to_rows(slots: Tensor, gather: Gather) -> Tensor:
     return rows
 
 
-# Both directions, and both gradients, are gathers: an indexed add would be several times slower.
+# Both directions, and both gradients, are gathers where no row is repeated: an indexed add is slower.
 class _ToSlots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gather: Gather) -> Tensor:
@@ -230,7 +311,12 @@ class _ToSlots(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.index_select(0, ctx.gather.slot_of_row), None
+        gather = ctx.gather
+        rows = grad.index_select(0, gather.slot_of_row)
+        if gather.repeats.numel():
+            repeated = gather.row_of_slot.index_select(0, gather.repeats)
+            rows.index_add_(0, repeated, grad.index_select(0, gather.repeats))
+        return rows, None
 
 
 class _ToRows(torch.autograd.Function):
@@ -322,6 +408,11 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
 
 
+def state_positions(cu_seqlens: Tensor, positions: Tensor) -> None:
+    """Make `rotary_thd` use these positions [T] int64 for packed sequences that do not all begin at position 0."""
+    cu_seqlens.slime_positions = positions  # type: ignore[attr-defined]  # Megatron passes on only this tensor
+
+
 def rotary_thd(
     t: Tensor,
     cu_seqlens: Tensor,
@@ -350,7 +441,10 @@ def rotary_thd(
     made_for = (rotary_interleaved, mscale, t.dtype)
     known = getattr(cu_seqlens, "slime_rotary_tables", None)
     if known is None or known[0] is not freqs or known[1] != made_for:
-        positions = packed_positions(cu_seqlens, *((1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())))
+        positions = getattr(cu_seqlens, "slime_positions", None)
+        if positions is None:
+            ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
+            positions = packed_positions(cu_seqlens, *ranks)
         known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
         cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
     cos, sin = known[2]

@@ -1,0 +1,249 @@
+"""Samples of one prompt are packed with its tokens once; log-probs and gradients stay those of samples packed alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.model_folders import Folders
+from tests.train.harness import RankLauncher, alone, make_batch, make_config, run_ranks
+from tests.train.test_layouts import (
+    LAYOUTS,
+    TERMS,
+    assert_close,
+    put_gradients_in_weights,
+    start_without_steps,
+    untimed,
+)
+
+from slime.data import Siblings, TrainBatch, group_by_prompt
+from slime.train.forward import PackingRule
+from slime.train.model import can_share_prompts
+from slime.train.modules import Context, PackedAttention, PackedSequences, plan_attention
+
+CPU = torch.device("cpu")
+RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=CPU, tp_rank=0)
+CONFIG = SimpleNamespace(kv_channels=8, context_parallel_size=1)
+
+
+def shared_batch(samples: int = 9, **options: Any) -> TrainBatch:
+    """Three samples of each prompt, which has 12 to 20 tokens."""
+    return make_batch(samples=samples, group=3, prompt=(12, 20), same_prompts=True, **options)
+
+
+def tokens_of(batch: TrainBatch) -> dict[int, float]:
+    return {i: len(tokens) for i, tokens in enumerate(batch.tokens)}
+
+
+# --- packing -----------------------------------------------------------------------------------------
+
+
+def test_the_tokens_of_a_prompt_are_packed_once_and_each_row_predicts_the_same_as_alone() -> None:
+    batch = shared_batch()
+    prompt = len(batch.tokens[3]) - int(batch.response_lengths[3])
+    unit = Siblings((3, 4, 5), shared=prompt - 1)
+    shared, plain = RULE.pack(batch, [unit, Siblings((0,))]), RULE.pack(batch, alone([3, 4, 5, 0]))
+    assert plain.tokens.numel() - shared.tokens.numel() == 2 * (prompt - 1)
+    assert shared.samples == plain.samples == (3, 4, 5, 0)
+    for name in ("targets", "sequence_ids", "token_ids", "trained"):
+        assert torch.equal(getattr(shared, name), getattr(plain, name)), name
+    for rows in ("tokens", "positions"):
+        of_shared, of_plain = getattr(shared, rows)[0, shared.rows], getattr(plain, rows)[0, plain.rows]
+        assert torch.equal(of_shared, of_plain), rows
+    own = [int(batch.response_lengths[i]) for i in (3, 4, 5)]
+    lengths = shared.packed.cu_seqlens_q.diff().tolist()
+    assert lengths == [prompt - 1, *own, len(batch.tokens[0]) - 1]
+    context = Context(0, prompt - 1)
+    assert shared.packed.contexts == (Context(), context, context, context, Context())
+    assert shared.packed.max_seqlen_q == plain.packed.max_seqlen_q, "as many angles are needed"
+    assert plain.packed.contexts is None
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "owns"),
+    [
+        ([5], [[3, 3]]),
+        ([6, 6, 9], [[4, 1, 9], [2, 2], [7, 30, 31, 5]]),
+        ([40, 3], [[1, 1, 1], [1, 50]]),
+        ([300, 200], [[1, 90], [90, 100]]),
+    ],
+    ids=str,
+)
+def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: list[int], owns: list[list[int]]) -> None:
+    lengths, contexts, wholes, start = [7], [Context()], [list(range(7))], 7
+    for prompt, own in zip(prompts, owns, strict=True):
+        first = list(range(start, start + prompt))
+        lengths.append(prompt)
+        contexts.append(Context())
+        wholes.append(first)
+        start += prompt
+        for length in own:
+            lengths.append(length)
+            contexts.append(Context(first[0], prompt))
+            wholes.append([*first, *range(start, start + length)])
+            start += length
+    q, k, v = (torch.randn(start, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    weight = torch.randn(start, 32)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    packed = PackedSequences(cu_seqlens_q=ends, contexts=contexts)
+    out = PackedAttention(CONFIG, 1, None, "self")(q, k, v, None, packed_seq_params=packed)
+    want = torch.zeros(start, 32)
+    for whole, length in zip(wholes, lengths, strict=True):
+        one = (t[whole].transpose(0, 1)[None] for t in (q, k, v))
+        whole_out = F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+        rows = torch.tensor(whole[-length:])
+        want = want.index_copy(0, rows, whole_out[-length:])
+    assert (out - want).abs().max() < 1e-5
+    got, expected = (torch.autograd.grad((one * weight).sum(), (q, k, v)) for one in (out, want))
+    for a, b in zip(got, expected, strict=True):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_samples_of_many_prompts_share_a_bucket_unless_their_masks_are_large() -> None:
+    lengths, contexts, start = [], [], 0
+    for prompt in (20, 22, 24, 30):
+        lengths += [prompt, 8, 8]
+        contexts += [Context(), Context(start, prompt), Context(start, prompt)]
+        start += prompt + 16
+    short = plan_attention(lengths, contexts=contexts, device=CPU)
+    assert [(bucket.count, bucket.queries, bucket.keys) for bucket in short.buckets] == [(4, 30, 30), (8, 8, 38)]
+    long = plan_attention(
+        [1024, 900] * 2, contexts=[Context(), Context(0, 1024), Context(), Context(1924, 1023)], device=CPU
+    )
+    assert [bucket.count for bucket in long.buckets] == [2, 1, 1]
+    assert all(bucket.mask is None or len(bucket.mask) == 1 for bucket in long.buckets)
+
+
+# --- which samples -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    group=st.integers(1, 6),
+    ranks=st.integers(1, 4),
+    max_tokens=st.integers(20, 400),
+    longest=st.integers(1, 40),
+)
+def test_every_sample_is_packed_once_with_those_of_its_prompt(
+    seed: int, group: int, ranks: int, max_tokens: int, longest: int
+) -> None:
+    batch = make_batch(
+        seed=seed, samples=12, group=group, prompt=(1, 30), response=(1, longest), same_prompts=True, masked=False
+    )
+    samples = [i for i in range(12) if i != seed % 12]
+    found = group_by_prompt(batch, samples, tokens_of(batch), max_tokens=max_tokens, num_ranks=ranks)
+    assert sorted(i for unit in found for i in unit.samples) == samples
+    whole = sum(tokens_of(batch)[i] for i in samples)
+    for unit in found:
+        if not unit.shared:
+            assert len(unit.samples) == 1
+            continue
+        first = batch.tokens[unit.samples[0]]
+        for i in unit.samples:
+            assert np.array_equal(batch.tokens[i][: unit.shared + 1], first[: unit.shared + 1])
+            assert len(batch.tokens[i]) - int(batch.response_lengths[i]) == unit.shared + 1
+        tokens = sum(tokens_of(batch)[i] for i in unit.samples)
+        assert tokens <= max_tokens and (ranks == 1 or tokens <= whole / ranks / 8)
+
+
+def test_prompts_are_shared_only_where_they_are_a_good_part_of_the_tokens() -> None:
+    def shared(prompt: int, response: int) -> int:
+        batch = make_batch(
+            samples=32, group=2, prompt=(prompt, prompt), response=(response, response), same_prompts=True
+        )
+        return group_by_prompt(batch, range(32), tokens_of(batch), max_tokens=10**6, num_ranks=1)[0].shared
+
+    assert shared(64, 128) == 63
+    assert shared(64, 1000) == 0, "attention with a mask would cost more than the other layers save"
+    assert shared(1, 3) == 0, "the last token of a prompt belongs to each sample"
+    assert shared(3000, 3000) == 0, "the mask would be too large"
+
+
+def test_other_prompts_of_the_same_length_are_not_shared() -> None:
+    batch = make_batch(samples=8, group=1, prompt=(9, 9))
+    found = group_by_prompt(batch, range(8), tokens_of(batch), max_tokens=10**6, num_ranks=1)
+    assert found == alone(range(8))
+
+
+@pytest.mark.parametrize(
+    ("change", "device"),
+    [
+        ({"context_parallel_size": 2}, "cpu"),
+        ({"num_moe_experts": 4}, "cpu"),
+        ({"use_transformer_engine": True}, "cpu"),
+        ({"layer_specs": print}, "cpu"),
+        ({"mtp": True}, "cpu"),
+        ({}, "cuda"),
+        (None, "cpu"),
+    ],
+    ids=str,
+)
+def test_prompts_are_not_shared_where_a_layer_does_not_know_of_it(change: dict[str, Any] | None, device: str) -> None:
+    transformer = SimpleNamespace(context_parallel_size=1, num_moe_experts=None)
+    settings = SimpleNamespace(transformer=transformer, use_transformer_engine=False, layer_specs=None)
+    chunk = SimpleNamespace()
+    for name, value in (change or {}).items():
+        owner = next((one for one in (transformer, settings) if hasattr(one, name)), chunk)
+        setattr(owner, name, value)
+    assert can_share_prompts(settings, [chunk], device) == (change is None)  # type: ignore[arg-type]  # only these fields are read
+
+
+# --- with Megatron -----------------------------------------------------------------------------------
+
+
+def one_step(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tuple[int, Any, dict[str, float], Any]:
+    """Tokens that this rank computed, log-probs, metrics of a step and, on rank 0, its gradients."""
+    rank = start_without_steps(launcher, config)
+    packed = rank.policy._micro_batches(batch, list(range(len(batch.tokens))))
+    log_probs = rank.log_probs(batch)
+    metrics = rank.train(batch)
+    found = put_gradients_in_weights(rank)
+    rank.close()
+    return sum(one.tokens.numel() for one in packed), log_probs, untimed(metrics), found
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", "one rank"),
+        ("qwen3", "one rank"),
+        ("qwen3", "tensor 2"),
+        ("qwen3", "tensor 2, sequence"),
+        ("qwen3", "pipeline 2"),
+        ("qwen3", "pipeline 2, virtual 2"),
+        ("qwen3", "data 2"),
+    ],
+)
+def test_loss_and_gradients_are_those_of_samples_packed_alone(family: str, layout: str, model_folder: Folders) -> None:
+    folder = model_folder(family, num_hidden_layers=4)
+    world_size, sizes = LAYOUTS.get(layout, (1, {}))
+    config = make_config(
+        folder,
+        world_size=world_size,
+        megatron=sizes | {"use_distributed_optimizer": False},
+        max_tokens_per_gpu=100,
+        **TERMS,
+    )
+    # With several ranks, a part of what one of them computes is the most that is packed together.
+    batch = shared_batch(36 if layout == "data 2" else 9, rollout_log_probs=True)
+    plain_config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"share_prompts": False})})
+    answers = run_ranks(one_step, world_size, config, batch)
+    expected = run_ranks(one_step, world_size, plain_config, batch)
+    for (tokens, log_probs, metrics, _), (all_tokens, want, expected_metrics, _) in zip(answers, expected, strict=True):
+        assert tokens < 0.9 * all_tokens
+        assert max(np.abs(a - b).max() for a, b in zip(log_probs, want, strict=True)) < 2e-6
+        assert_close(metrics, expected_metrics, skip=("micro_batches",))
+    for name, gradient in expected[0][3].items():
+        assert gradient.abs().max() > 1e-4, name
+        assert (answers[0][3][name] - gradient).abs().max() < 1e-5, name
