@@ -1,6 +1,6 @@
 """A training step with the tokens of a prompt computed once for all its samples, and once for each of them.
 
-    python benchmarks/bench_shared_prompts.py [--only 1M] [--threads 2] [--steps 5] [--lengths 64+128]
+    python benchmarks/bench_shared_prompts.py [--only 1M [--lengths 64+128]] [--threads 2] [--steps 5]
 
 One rank of slime's trainer takes steps on 32 prompts x 8 samples in float32, with and without --share-prompts in turn,
 because the speed of a shared machine changes within a minute. The table shows medians without the first step of each.
@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--lengths", help="one shape, for example 64+128, in a process of its own")
     args = parser.parse_args()
+    if args.lengths and not args.only:
+        parser.error("--lengths needs --only")
     if args.lengths is None:
         print("| shape | prompt + response | tokens, alone | shared | step s, alone | shared | shared / alone |")
         print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)

@@ -35,7 +35,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "data 2": (2, {}),
     "context 2": (2, {"context_parallel_size": 2}),
 }
-BATCH = make_batch(samples=9)
+#: of three prompts, which are computed once where the layout allows it
+BATCH = make_batch(samples=9, group=3, prompt=(9, 14), same_prompts=True)
 CLIP = 0.2
 
 

@@ -122,10 +122,10 @@ def test_packed_attention_equals_attention_sequence_by_sequence(lengths: list[in
 
 
 def test_many_similar_lengths_share_a_bucket_and_waste_stays_bounded() -> None:
-    plan = plan_attention([20, 24, 19, 23, 22, 18], device=CPU)
+    plan = plan_attention([20, 24, 19, 23, 22, 18], like=torch.empty(0))
     assert len(plan.buckets) == 1
     lengths = list(range(1, 400, 7))
-    plan = plan_attention(lengths, device=CPU)
+    plan = plan_attention(lengths, like=torch.empty(0))
     assert len(plan.buckets) < 12
     slots = sum(bucket.count * bucket.queries for bucket in plan.buckets)
     assert slots < 1.25 * sum(lengths)

@@ -360,8 +360,8 @@ class AlgorithmOptions(Section):
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Samples per micro-batch, instead of --max-tokens-per-gpu."""
     share_prompts: bool = True
-    """Compute the tokens of a prompt once for all its samples, where training can: on CPUs, dense models without
-    --context-parallel-size, --enable-mtp-training and --micro-batch-size."""
+    """Compute the tokens of a prompt once for all its samples in training. It works on CPUs, with dense models, and
+    without --context-parallel-size, --enable-mtp-training and --micro-batch-size."""
 
 
 class RewardTerm(ComponentChoice):

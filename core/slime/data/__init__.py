@@ -4,7 +4,7 @@ Imports nothing heavier than numpy.
 """
 
 from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
-from slime.data.train_batch import Siblings, TrainBatch, group_by_prompt, loss_weights, plan_micro_batches
+from slime.data.train_batch import Siblings, TrainBatch, loss_weights, plan_step
 from slime.kit.readers.feed.feed import PromptDataset
 from slime.types import Group, Sample, SpecInfo, Status
 
@@ -18,7 +18,6 @@ __all__ = [
     "SpecInfo",
     "Status",
     "TrainBatch",
-    "group_by_prompt",
     "loss_weights",
-    "plan_micro_batches",
+    "plan_step",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,13 @@ from slime.types import Group, Sample
 CHUNK_ELEMENTS = 1 << 26
 #: how many of them are worked on at a time: bounds the memory of float32 copies
 PIECE_ELEMENTS = 1 << 24
-#: Samples share the tokens of their prompt if these are at least this part of all. With less, attention with a mask
-#: costs more than the other layers save.
+#: Samples share the tokens of their prompt if that saves at least this part of their tokens. With less, attention with
+#: a mask costs more than the other layers save.
 _LEAST_SAVED = 0.15
-#: elements of the largest mask of such a sample
-_MASK_ELEMENTS = 1 << 22
-#: Samples of one prompt go to several ranks if together they cost more than this part of what a rank computes.
-_PART_OF_RANK = 1 / 8
+#: most elements of the mask of a sample that shares its prompt
+_MASK_OF_SAMPLE = 1 << 22
+#: Samples that share a prompt are one item for a rank: at most these parts of what a rank computes are tried.
+_PARTS_OF_RANK = (1, 1 / 2, 1 / 4, 1 / 8)
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Siblings:
 
 
 def group_by_prompt(
-    batch: TrainBatch, samples: Sequence[int], costs: Mapping[int, float], *, max_tokens: int, num_ranks: int
+    batch: TrainBatch, samples: Sequence[int], costs: Mapping[int, float], *, max_tokens: int, max_cost: float
 ) -> list[Siblings]:
     """The samples with these indices, those of one prompt together where that saves time.
 
@@ -277,33 +277,37 @@ def group_by_prompt(
         costs: Time that each of them takes alone, in any unit.
         max_tokens: Of the samples that are packed together, each counted whole: attention keeps keys and values for
             each of them.
-        num_ranks: Data-parallel ranks, over which the samples must be spread.
+        max_cost: Of the samples that are packed together.
     """
-    max_cost = sum(costs[i] for i in samples) / num_ranks * _PART_OF_RANK if num_ranks > 1 else math.inf
     by_prompt: dict[bytes, list[int]] = {}
-    for i in samples:
-        prompt = batch.tokens[i][: -int(batch.response_lengths[i])]
-        by_prompt.setdefault(prompt.tobytes(), []).append(i)
     found = []
+    for i in samples:
+        response = int(batch.response_lengths[i])
+        if response * (len(batch.tokens[i]) - 1) > _MASK_OF_SAMPLE:
+            found.append(Siblings((i,)))
+        else:
+            by_prompt.setdefault(batch.tokens[i][:-response].tobytes(), []).append(i)
     for same in by_prompt.values():
-        for part in _parts(same, [len(tokens) for tokens in batch.tokens], costs, max_tokens, max_cost):
+        for part in _parts(batch, same, costs, max_tokens, max_cost):
             shared = _shared_tokens(batch, part)
             found += [Siblings(tuple(part), shared)] if shared else [Siblings((i,)) for i in part]
     return found
 
 
 def _parts(
-    samples: Sequence[int], lengths: Sequence[int], costs: Mapping[int, float], max_tokens: int, max_cost: float
-) -> Iterator[list[int]]:
+    batch: TrainBatch, samples: Sequence[int], costs: Mapping[int, float], max_tokens: int, max_cost: float
+) -> list[list[int]]:
     """The samples in parts within both limits, or of one sample."""
-    part: list[int] = []
+    parts: list[list[int]] = []
+    tokens, cost = math.inf, math.inf
     for i in samples:
-        longer = [*part, i]
-        if part and (_tokens(lengths, longer) > max_tokens or sum(costs[k] for k in longer) > max_cost):
-            yield part
-            longer = [i]
-        part = longer
-    yield part
+        tokens, cost = tokens + len(batch.tokens[i]), cost + costs[i]
+        if tokens <= max_tokens and cost <= max_cost:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            tokens, cost = len(batch.tokens[i]), costs[i]
+    return parts
 
 
 def _shared_tokens(batch: TrainBatch, samples: Sequence[int]) -> int:
@@ -311,12 +315,61 @@ def _shared_tokens(batch: TrainBatch, samples: Sequence[int]) -> int:
     responses = [int(batch.response_lengths[i]) for i in samples]
     shared = len(batch.tokens[samples[0]]) - responses[0] - 1
     saved = (len(samples) - 1) * shared
-    longest = max(responses)
-    pays = saved >= _LEAST_SAVED * sum(shared + length for length in responses)
-    return shared if saved and pays and longest * (shared + longest) <= _MASK_ELEMENTS else 0
+    return shared if saved and saved >= _LEAST_SAVED * (len(samples) * shared + sum(responses)) else 0
 
 
 # --- ranks and micro-batches -------------------------------------------------------------------------
+
+
+def plan_step(
+    batch: TrainBatch,
+    samples: Sequence[int],
+    operations: Callable[[int, int], float],
+    *,
+    share_prompts: bool,
+    num_ranks: int,
+    max_tokens: int,
+    micro_batch_size: int | None,
+) -> list[list[list[Siblings]]]:
+    """Plan one optimizer step, or the log-probs of some samples.
+
+    Samples that share their prompt are cheaper, but ranks are balanced worse by larger items. Of several sizes of
+    items, that is chosen with which the rank that computes most computes least.
+
+    Args:
+        batch: The rollout's samples.
+        samples: Which of them, by index.
+        operations: Of a sequence with so many tokens, of which so many are trained on.
+        share_prompts: Whether samples may be packed together so that the tokens of their prompt are computed once.
+        num_ranks: See `plan_micro_batches`.
+        max_tokens: See there.
+        micro_batch_size: See there.
+
+    Returns:
+        `plan[rank][micro_batch]`: what is packed into it.
+    """
+    costs = {i: operations(len(batch.tokens[i]), int(np.count_nonzero(batch.loss_masks[i]))) for i in samples}
+    ways = [[Siblings((i,)) for i in samples]]
+    for part in (_PARTS_OF_RANK if num_ranks > 1 else (math.inf,)) if share_prompts else ():
+        most = part * sum(costs.values()) / num_ranks
+        ways.append(group_by_prompt(batch, samples, costs, max_tokens=max_tokens, max_cost=most))
+
+    def planned(items: list[Siblings]) -> tuple[float, list[list[list[Siblings]]]]:
+        """Operations of the rank that has most of them, and the plan."""
+        of_items = [
+            sum(costs[i] for i in item.samples) - (len(item.samples) - 1) * operations(item.shared, 0) for item in items
+        ]
+        plan = plan_micro_batches(
+            [sum(len(batch.tokens[i]) for i in item.samples) for item in items],
+            num_ranks=num_ranks,
+            max_tokens=max_tokens,
+            micro_batch_size=micro_batch_size,
+            costs=of_items,
+        )
+        most = max(sum(of_items[k] for bin_ in rank for k in bin_) for rank in plan)
+        return most, [[[items[k] for k in bin_] for bin_ in rank] for rank in plan]
+
+    return min((planned(items) for items in ways), key=lambda found: found[0])[1]
 
 
 def plan_micro_batches(
@@ -327,26 +380,26 @@ def plan_micro_batches(
     micro_batch_size: int | None,
     costs: Sequence[float] | None = None,
 ) -> list[list[list[int]]]:
-    """Plan one optimizer step.
+    """Deal items, which are samples or several of one prompt, to ranks and micro-batches.
 
     - Every index appears exactly once.
     - Every rank has the same number of micro-batches, since data-parallel ranks wait for one another in
-      each. A rank with fewer samples than that has empty ones at its end.
-    - A micro-batch holds at most `max_tokens` tokens, or one sample that alone is longer.  With
-      `micro_batch_size` it holds at most that many samples instead, whatever their tokens.
-    - Costs of two ranks differ by at most that of the dearest sample, without `micro_batch_size`. Tokens limit the
+      each. A rank with fewer items than that has empty ones at its end.
+    - A micro-batch holds at most `max_tokens` tokens, or one item that alone is longer.  With
+      `micro_batch_size` it holds at most that many items instead, whatever their tokens.
+    - Costs of two ranks differ by at most that of the dearest item, without `micro_batch_size`. Tokens limit the
       memory of a micro-batch; time is balanced by cost, since attention grows with the square of a sample's length.
     - So are the micro-batches of a rank, unless that breaks the limit of tokens or needs more of them: pipeline stages
       wait for the dearest one, and ranks that divide experts wait for one another in each.
-    - The largest micro-batches come first, so that a step that does not fit into memory fails at once.
+    - Micro-batches with the most tokens come first, so that a step that does not fit into memory fails at once.
     - The same input always gives the same plan.
 
     Args:
-        lengths: Tokens of each sample.
+        lengths: Tokens of each item, as `max_tokens` counts them.
         num_ranks: Data-parallel ranks.
         max_tokens: Most tokens of a micro-batch.
-        micro_batch_size: Samples of a micro-batch, in place of `max_tokens`.
-        costs: Time that each sample takes, in any unit; its tokens by default.
+        micro_batch_size: Items of a micro-batch, in place of `max_tokens`.
+        costs: Time that each item takes, in any unit; its tokens by default.
 
     Returns:
         `plan[rank][micro_batch]`: indices into `lengths`.

@@ -1,7 +1,7 @@
 """From samples to log-probs: micro-batches of packed sequences, run through Megatron's pipeline schedule.
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
-P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.data.group_by_prompt`).
+P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.data.train_batch`).
 Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
 total a multiple of the tensor-parallel size).
 
@@ -10,6 +10,7 @@ A head turns the last stage's output into log-probs (`slime.train.output_layer`)
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
-from slime.train.modules import NO_CONTEXT, Context, PackedSequences, packed_positions, state_positions
+from slime.train.modules import NO_CONTEXT, Context, PackedSequences, packed_positions
 from slime.train.router import NO_ROUTES, RoutedRows, is_mixture, routers_of
 from slime.train.settings import TrainSettings
 
@@ -82,10 +83,12 @@ class PackingRule:
             routes: Of each sample of the batch the experts that the engine chose, [P + T - 1, layers, K], if the
                 routers are to take them.
         """
+        whole_prompts = self.cp_size > 1 or routes is not None
+        assert not (whole_prompts and any(unit.shared for unit in siblings)), "these need each prompt by itself"
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1
         inputs, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], []
-        runs: list[int] = []  # tokens of each packed sequence, and the same with its padding
-        lengths: list[int] = []
+        runs: list[int] = []  # tokens of each packed sequence
+        lengths: list[int] = []  # the same with its padding
         contexts: list[Context] = []
         samples: list[int] = []
         begins = np.cumsum(batch.response_lengths) - batch.response_lengths
@@ -168,7 +171,7 @@ class PackingRule:
         padded = ends if self.cp_size > 1 else None
         continues = any(context.length for context in contexts)
         if continues:
-            state_positions(ends, positions)
+            ends.slime_positions = positions  # type: ignore[attr-defined]  # `rotary_thd` reads it
         return PackedSequences(
             qkv_format="thd",
             cu_seqlens_q=ends,
@@ -293,6 +296,9 @@ class Pipeline:
         self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
         self._cp_group = parallel_state.get_context_parallel_group()
         self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        #: the last micro-batches that were run: as many as may still be needed, by a backward pass or another chunk
+        self._in_flight: deque[MicroBatch] = deque(maxlen=1 if stages == 1 else 2 * stages * len(chunks))
 
     def score(self, micro_batches: list[MicroBatch]) -> list[Tensor]:
         """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
@@ -335,6 +341,10 @@ class Pipeline:
     def _run(self, model: Any, micro_batch: MicroBatch) -> Any:
         for router in self._routers[id(model)]:
             router.expect(micro_batch.routed)
+        if micro_batch not in self._in_flight:
+            if len(self._in_flight) == self._in_flight.maxlen:
+                self._in_flight[0].packed.plan = None  # its masks would take memory until the end of the step
+            self._in_flight.append(micro_batch)
         return model(
             micro_batch.tokens,
             micro_batch.positions,

@@ -24,7 +24,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 from torch.optim.adam import adam
 
-from slime.data import Siblings, group_by_prompt, plan_micro_batches
+from slime.data import Siblings, plan_step
 from slime.errors import ConfigError, TrainerError
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
@@ -379,23 +379,16 @@ class TrainableModel:
     ) -> list[MicroBatch]:
         """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
         algorithm, transformer = self._config.algorithm, self._settings.transformer
-        ranks = parallel_state.get_data_parallel_world_size()
-        max_tokens = algorithm.max_tokens_per_gpu * self._packing.cp_size
-        costs = {i: self._flops(len(batch.tokens[i]), int(np.count_nonzero(batch.loss_masks[i]))) for i in samples}
-        siblings = [Siblings((i,)) for i in samples]
-        if self._shares_prompts:
-            siblings = group_by_prompt(batch, samples, costs, max_tokens=max_tokens, num_ranks=ranks)
-        plan = plan_micro_batches(
-            [sum(len(batch.tokens[i]) for i in unit.samples) for unit in siblings],
-            num_ranks=ranks,
-            max_tokens=max_tokens,
+        plan = plan_step(
+            batch,
+            samples,
+            self._flops,
+            share_prompts=self._shares_prompts,
+            num_ranks=parallel_state.get_data_parallel_world_size(),
+            max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
             micro_batch_size=algorithm.micro_batch_size,
-            costs=[
-                sum(costs[i] for i in unit.samples) - (len(unit.samples) - 1) * self._flops(unit.shared, 0)
-                for unit in siblings
-            ],
         )
-        mine = [[siblings[k] for k in group] for group in plan[parallel_state.get_data_parallel_rank()]]
+        mine = plan[parallel_state.get_data_parallel_rank()]
         # The interleaved schedule needs a multiple of the number of pipeline stages.
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
@@ -415,7 +408,8 @@ def can_share_prompts(settings: TrainSettings, chunks: Sequence[Any], device_typ
     """Whether attention, and whatever else looks at several tokens, knows of contexts (`slime.train.modules`).
 
     TransformerEngine and layers of a model family's own do not, nor does context parallelism. Routers of experts count
-    tokens for their losses, and multi-token prediction looks at the next ones. On GPUs it has not been measured.
+    tokens for their losses, and multi-token prediction looks at the next ones. On GPUs it has not been measured. The
+    answer is the same on every rank, as pipeline stages must run the same micro-batches.
     """
     transformer = settings.transformer
     return (
@@ -424,7 +418,7 @@ def can_share_prompts(settings: TrainSettings, chunks: Sequence[Any], device_typ
         and settings.layer_specs is None
         and transformer.context_parallel_size == 1
         and transformer.num_moe_experts is None
-        and not any(hasattr(chunk, "mtp") for chunk in chunks)
+        and not any(isinstance(chunk, PredictingModel) for chunk in chunks)
     )
 
 

@@ -5,11 +5,11 @@ operations, the same on CPU and GPU; with TransformerEngine its modules are used
 
 Attention over many short sequences is dominated by the overhead of one call per sequence, and a single
 block-diagonal call by its quadratic waste. So sequences of similar length are padded to a common length and
-attended together, a few calls in all. This plan depends only on the lengths, and is made once per micro-batch
-for all layers.
+attended together, a few calls in all. This plan depends only on the lengths and contexts, and is made once per
+micro-batch for all layers.
 
 A sequence can continue another one, its context, which is packed once for all that do so: the samples of a prompt
-(`slime.data.group_by_prompt`). Its queries see the keys of the context before its own.
+(`slime.data.train_batch`). Its queries see the keys of the context before its own.
 
 Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
 2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so
@@ -36,8 +36,8 @@ from torch import Tensor
 _SIMILAR = 0.75
 #: ... or not more than this many tokens shorter
 _CLOSE = 16
-#: elements of the mask of a bucket whose contexts differ in length
-_MASK_ELEMENTS = 1 << 20
+#: most elements of the masks of a bucket whose contexts differ in length
+_MASKS_OF_BUCKET = 1 << 20
 
 
 def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
@@ -82,7 +82,8 @@ class Bucket:
     count: int
     queries: int
     keys: int
-    #: [count or 1, 1, queries, keys] bool, True where a query may look; None means plainly causal
+    #: [count or 1, 1, queries, keys] bool, True where a query may look, or numbers to add to scores; None means plainly
+    #: causal
     mask: Tensor | None
 
 
@@ -96,7 +97,7 @@ class Gather:
     slot_of_row: Tensor
     #: [E] int64 the empty slots
     empty: Tensor
-    #: int64, the slots that repeat a row of a context
+    #: [D] int64, the slots that repeat a row of a context
     repeats: Tensor
     #: whether slot i holds row i, as for sequences of one length: there is nothing to move
     identity: bool
@@ -117,7 +118,7 @@ def plan_attention(
     contexts: Sequence[Context] | None = None,
     cp_size: int = 1,
     cp_rank: int = 0,
-    device: torch.device,
+    like: Tensor,
 ) -> AttentionPlan:
     """A plan for packed sequences.
 
@@ -126,8 +127,10 @@ def plan_attention(
         contexts: What each of them continues; None if all start anew. Not under context parallelism.
         cp_size: Context-parallel ranks.
         cp_rank: Which of them this is.
-        device: Where the plan's tensors go.
+        like: A tensor on the device, in the precision of the queries. Masks of contexts have it, since torch would copy
+            boolean ones in every layer.
     """
+    device = like.device
     contexts = contexts or [NO_CONTEXT] * len(lengths)
     starts = [0, *itertools.accumulate(lengths)]
     local_total = starts[-1] // cp_size
@@ -147,7 +150,8 @@ def plan_attention(
             key_rows.append(torch.where(span < before, context_begins + span, own).flatten())
             seen = before if (before != before[0]).any() else before[:1]
             mask = span.unsqueeze(1) <= seen.unsqueeze(2) + torch.arange(longest).view(1, -1, 1)
-            buckets.append(Bucket(len(group), longest, span.size(1), mask.unsqueeze(1).to(device)))
+            added = torch.zeros(mask.shape, dtype=like.dtype).masked_fill_(~mask, -math.inf)
+            buckets.append(Bucket(len(group), longest, span.size(1), added.unsqueeze(1).to(device)))
             continue
         if cp_size == 1:
             key_rows.append(query_rows[-1])
@@ -177,16 +181,16 @@ def _similar_sequences(lengths: Sequence[int], contexts: Sequence[Context]) -> l
     """Indices of the sequences of each bucket: they have about the same length, and contexts of about the same length.
 
     Contexts of different length need a mask for each sequence, so there are few such sequences in a bucket if the
-    masks are large. Sequences without a context, which may be that of others, come first.
+    masks are large. Sequences without a context come first: they may be that of others, and `_gather` takes the first
+    slot of a row as its own.
     """
     by_length: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: (contexts[i].length > 0, -lengths[i])):
         first = by_length[-1][0] if by_length else i
         alike = (contexts[i].length > 0) == (contexts[first].length > 0) and _about(lengths[i], lengths[first])
-        if by_length and alike:
-            by_length[-1].append(i)
-        else:
-            by_length.append([i])
+        if not (by_length and alike):
+            by_length.append([])
+        by_length[-1].append(i)
     groups: list[list[int]] = []
     for of_length in by_length:
         longest = lengths[of_length[0]]
@@ -194,10 +198,9 @@ def _similar_sequences(lengths: Sequence[int], contexts: Sequence[Context]) -> l
         for i in sorted(of_length, key=lambda i: -contexts[i].length):
             own, first = contexts[i].length, contexts[groups[-1][0]].length if groups[-1] else contexts[i].length
             masks = (len(groups[-1]) + 1) * longest * (first + longest)
-            if own == first or (_about(own, first) and masks <= _MASK_ELEMENTS):
-                groups[-1].append(i)
-            else:
-                groups.append([i])
+            if own != first and not (_about(own, first) and masks <= _MASKS_OF_BUCKET):
+                groups.append([])
+            groups[-1].append(i)
     return groups
 
 
@@ -213,14 +216,14 @@ def _gather(rows: Tensor, device: torch.device) -> Gather:
     repeats = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, slot_of_row, False) & (rows >= 0)
     parts = rows.clamp(min=0), slot_of_row, (rows < 0).nonzero().squeeze(1), repeats.nonzero().squeeze(1)
     slots, own, empty, repeated = (part.to(device) for part in parts)
-    return Gather(slots, own, empty, repeated, identity=torch.equal(rows, torch.arange(len(slot_of_row))))
+    return Gather(slots, own, empty, repeated, torch.equal(rows, torch.arange(len(slot_of_row))))
 
 
 class PackedAttention(torch.nn.Module):
     """Causal core attention over packed ("thd") sequences with torch SDPA.
 
     query [T, Hq, D], key [T, Hk, D] and value [T, Hk, V] -> [T, Hq * V], with T the packed tokens of this rank;
-    sequences are those of `packed_seq_params` and see nothing else but what they continue. Under context parallelism
+    sequences are those of `packed_seq_params` and see only themselves and what they continue. Under context parallelism
     keys and values are gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
     """
 
@@ -253,7 +256,7 @@ class PackedAttention(torch.nn.Module):
     ) -> Tensor:
         """See the class."""
         assert packed_seq_params is not None, "every micro-batch is packed"
-        plan = self._plan(packed_seq_params, query.device)
+        plan = self._plan(packed_seq_params, query)
         if self.cp_group is not None:
             key, value = (_AllGatherRows.apply(t, self.cp_group) for t in (key, value))  # type: ignore[no-untyped-call]  # torch does not type it
         q = _to_slots(query, plan.queries)
@@ -275,13 +278,13 @@ class PackedAttention(torch.nn.Module):
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _to_rows(padded, plan.queries).flatten(1)
 
-    def _plan(self, packed: PackedSequences, device: torch.device) -> AttentionPlan:
+    def _plan(self, packed: PackedSequences, query: Tensor) -> AttentionPlan:
         """The plan of this micro-batch; layers after the first find it on `packed`."""
         if packed.plan is None:
             ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
             size, rank = (1, 0) if self.cp_group is None else (self.cp_group.size(), self.cp_group.rank())
             packed.plan = plan_attention(
-                ends.diff().tolist(), contexts=packed.contexts, cp_size=size, cp_rank=rank, device=device
+                ends.diff().tolist(), contexts=packed.contexts, cp_size=size, cp_rank=rank, like=query
             )
         return packed.plan
 
@@ -315,7 +318,9 @@ class _ToSlots(torch.autograd.Function):
         rows = grad.index_select(0, gather.slot_of_row)
         if gather.repeats.numel():
             repeated = gather.row_of_slot.index_select(0, gather.repeats)
-            rows.index_add_(0, repeated, grad.index_select(0, gather.repeats))
+            # In float32, as gradients of samples alone would be added up in the weights' sums.
+            total = rows.float().index_add_(0, repeated, grad.index_select(0, gather.repeats).float())
+            rows = total.to(grad.dtype)
         return rows, None
 
 
@@ -408,11 +413,6 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
 
 
-def state_positions(cu_seqlens: Tensor, positions: Tensor) -> None:
-    """Make `rotary_thd` use these positions [T] int64 for packed sequences that do not all begin at position 0."""
-    cu_seqlens.slime_positions = positions  # type: ignore[attr-defined]  # Megatron passes on only this tensor
-
-
 def rotary_thd(
     t: Tensor,
     cu_seqlens: Tensor,
@@ -441,6 +441,7 @@ def rotary_thd(
     made_for = (rotary_interleaved, mscale, t.dtype)
     known = getattr(cu_seqlens, "slime_rotary_tables", None)
     if known is None or known[0] is not freqs or known[1] != made_for:
+        # Of sequences that do not all begin at position 0. Megatron passes on only this tensor.
         positions = getattr(cu_seqlens, "slime_positions", None)
         if positions is None:
             ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())

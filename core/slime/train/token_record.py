@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 _ELSEWHERE = re.compile(r"^clip_fraction_|_max$")
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The columns of a micro-batch, and what is needed of it, which is little, to know whose they are."""
+
+    samples: tuple[int, ...]
+    sequence_ids: Tensor  #: [R]
+    token_ids: Tensor  #: [R]
+    columns: dict[str, Tensor]  #: name -> [R]
+
+
 class TokenRecord:
     """Collects the columns of the micro-batches of one rollout on this rank.
 
@@ -32,7 +43,7 @@ class TokenRecord:
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[MicroBatch, dict[str, Tensor]]] = []
+        self._parts: list[_Part] = []
         self._own: dict[str, None] = {}
 
     def add(
@@ -58,7 +69,7 @@ class TokenRecord:
                 self._own[name] = None
                 mine[name] = values
         used = {name: torch.where(mask > 0, values.detach().float(), torch.nan) for name, values in mine.items()}
-        self._parts.append((micro_batch, used))
+        self._parts.append(_Part(micro_batch.samples, micro_batch.sequence_ids, micro_batch.token_ids, used))
 
     def collect(
         self, batch: TrainBatch, everywhere: Mapping[str, Tensor | None], mask: Tensor, options: RunOptions
@@ -76,7 +87,7 @@ class TokenRecord:
         }
         device = mask.device
         parts = self._parts if counts_tokens() else []
-        names = dict.fromkeys(name for _, columns in parts for name in columns)
+        names = dict.fromkeys(name for part in parts for name in part.columns)
         marks = _marks(parts, batch)
         if dist.get_world_size() > 1:
             # Stages without the output layer have seen neither names nor values.
@@ -101,12 +112,12 @@ class TokenRecord:
             count += length
         goes = goes.to(device)
         gathered = torch.zeros((len(names), count), device=device)
-        for micro_batch, columns in parts:
-            to = goes[micro_batch.token_ids]
+        for part in parts:
+            to = goes[part.token_ids]
             logged = to >= 0
             for row, name in enumerate(names):
-                if name in columns:
-                    gathered[row, to[logged]] = columns[name][logged]
+                if name in part.columns:
+                    gathered[row, to[logged]] = part.columns[name][logged]
         if dist.get_world_size() > 1:
             # One rank has each entry and the others have 0, so the sum is a copy.
             dist.all_reduce(gathered)
@@ -118,15 +129,15 @@ class TokenRecord:
         return LoggedTokens(samples, flags, steps, found, tuple(self._own))
 
 
-def _marks(parts: list[tuple[MicroBatch, dict[str, Tensor]]], batch: TrainBatch) -> Marks:
+def _marks(parts: list[_Part], batch: TrainBatch) -> Marks:
     """Of the samples whose tokens this rank has; 0 for others."""
     marks = Marks(np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens)))
     engine = None if batch.rollout_log_probs is None else np.concatenate(batch.rollout_log_probs)
-    for micro_batch, columns in parts:
-        samples = np.asarray(micro_batch.samples)[micro_batch.sequence_ids.cpu().numpy()]
+    for part in parts:
+        samples = np.asarray(part.samples)[part.sequence_ids.cpu().numpy()]
         if engine is not None:
-            gap = np.abs(columns["trainer_logprob"].cpu().numpy() - engine[micro_batch.token_ids.cpu().numpy()])
+            gap = np.abs(part.columns["trainer_logprob"].cpu().numpy() - engine[part.token_ids.cpu().numpy()])
             np.maximum.at(marks.gap, samples, np.nan_to_num(gap))
-        if "clipped" in columns:
-            np.add.at(marks.clipped, samples, np.nan_to_num(columns["clipped"].cpu().numpy()))
+        if "clipped" in part.columns:
+            np.add.at(marks.clipped, samples, np.nan_to_num(part.columns["clipped"].cpu().numpy()))
     return marks
