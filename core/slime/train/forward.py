@@ -96,7 +96,9 @@ class PackingRule:
 
         def add(tokens: np.ndarray[Any, Any], context: Context) -> int:
             padded = -(-len(tokens) // multiple) * multiple
-            inputs.append(np.pad(tokens, (0, padded - len(tokens))))
+            inputs.append(tokens)
+            if padded > len(tokens):
+                inputs.append(np.zeros(padded - len(tokens), dtype=np.int32))
             runs.append(len(tokens))
             lengths.append(padded)
             contexts.append(context)
