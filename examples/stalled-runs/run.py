@@ -27,13 +27,14 @@ RUNS = {
     "reward-bug": ["--custom-rm-path", "examples/stalled-runs/sum_reward.py"],
     # A sum of three digits does not fit.
     "truncation": ["--rollout-max-response-len", "2"],
-    # A temperature for answering and not for exploring, a high learning rate and no KL, where most labels are the same.
+    # A temperature for answering and not for exploring, and no KL, where most labels are the same. The learning rate is
+    # not higher than that of the others: with three times as much, a single step can end all answers at the limit.
     # Adam's beta2 has a long memory, so that a gradient after many zeros is not a large step.
     "entropy-collapse": [
         *("--prompt-data", f"{YES_NO}/train.jsonl", "--hf-checkpoint", f"{YES_NO}/model"),
         *("--eval-prompt-data", "held_out", f"{YES_NO}/held_out.jsonl"),
-        *("--rollout-temperature", "0.3", "--lr", "3e-4", "--kl-loss-coef", "0"),
-        *("--adam-beta2", "0.999", "--num-rollout", "40"),
+        *("--rollout-temperature", "0.3", "--kl-loss-coef", "0"),
+        *("--adam-beta2", "0.999", "--num-rollout", "80"),
     ],
 }
 

@@ -1,0 +1,86 @@
+"""Takes the pictures of docs/reading-a-run.md from the runs of examples/stalled-runs, in a headless Chromium.
+
+python -m scripts.docs.stalled_runs outputs/reward-bug-TIME outputs/truncation-TIME outputs/entropy-collapse-TIME
+
+Needs `chromium-headless-shell` (Debian) and `playwright`. For each run, one picture of its page and one of the samples
+behind the alert that the page tells to open. Keys are used as a reader would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+#: name of a run -> that of its pictures, the height of the first one, how many alerts it has once all samples are
+#: indexed, and which alert's samples the second picture shows
+RUNS = {
+    "reward-bug": ("reward", 430, 2, 2),
+    "truncation": ("truncation", 430, 2, 2),
+    "entropy-collapse": ("entropy", 530, 3, 1),
+}
+WIDTH, SAMPLES_HEIGHT, TIMEOUT_MS = 1000, 430, 60_000
+
+
+def take(page: Page, run: Path) -> None:
+    """Serve a run, and take its two pictures."""
+    name, height, alerts, alert = next(how for start, how in RUNS.items() if run.name.startswith(start))
+    command = [str(Path(sys.executable).with_name("slime")), "view", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
+        try:
+            assert viewer.stdout is not None
+            lines = (re.match(r"open (\S+)", line) for line in viewer.stdout)
+            address = next((found[1] for found in lines if found), None)
+            if address is None:
+                sys.exit(f"`{' '.join(command)}` ended before it had an address; its error is above")
+            page.set_viewport_size({"width": WIDTH, "height": height})
+            page.goto(address)
+            page.wait_for_selector(f"ol.alerts > li:nth-child({alerts}) a", timeout=TIMEOUT_MS)
+            page.wait_for_load_state("networkidle", timeout=TIMEOUT_MS)
+            save(page, f"stalled-{name}-run.png")
+            page.set_viewport_size({"width": WIDTH, "height": SAMPLES_HEIGHT})
+            for key in [*"j" * alert, "Enter"]:
+                page.keyboard.press(key)
+            page.wait_for_selector("table tbody tr", timeout=TIMEOUT_MS)
+            page.wait_for_function("!document.body.innerText.includes('are indexed')", timeout=TIMEOUT_MS)
+            page.wait_for_load_state("networkidle", timeout=TIMEOUT_MS)
+            save(page, f"stalled-{name}-samples.png")
+        finally:
+            viewer.terminate()
+
+
+def save(page: Page, name: str) -> None:
+    """Write what is seen of the page, in 64 colours: a third of the bytes."""
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(64).save(PICTURES / name, optimize=True)
+
+
+def main() -> None:
+    """Take the pictures of all runs that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    runs = parser.parse_args().runs
+    if strange := [str(run) for run in runs if not run.name.startswith(tuple(RUNS))]:
+        parser.error(f"{', '.join(strange)}: expected runs whose names begin with {', '.join(RUNS)}")
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if chromium is None:
+        parser.error("there is no Chromium (Debian: apt-get install chromium-headless-shell)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for run in runs:
+            page = browser.new_page()
+            take(page, run)
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
