@@ -98,6 +98,7 @@ def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: li
     weight = torch.randn(start, 32)
     ends = torch.tensor([0, *lengths]).cumsum(0)
     packed = PackedSequences(cu_seqlens_q=ends, contexts=contexts)
+    ends.slime_positions = None  # type: ignore[attr-defined]  # nothing is rotated here
     out = PackedAttention(CONFIG, 1, None, "self")(q, k, v, None, packed_seq_params=packed)
     want = torch.zeros(start, 32)
     for whole, length in zip(wholes, lengths, strict=True):
@@ -109,6 +110,14 @@ def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: li
     got, expected = (torch.autograd.grad((one * weight).sum(), (q, k, v)) for one in (out, want))
     for a, b in zip(got, expected, strict=True):
         assert (a - b).abs().max() < 1e-5
+
+
+def test_contexts_without_positions_are_refused() -> None:
+    """Positions are kept on the tensor of ends; a copy of it has none, and everything would be rotated from 0 on."""
+    packed = PackedSequences(cu_seqlens_q=torch.tensor([0, 3, 5]), contexts=[Context(), Context(0, 3)])
+    rows = torch.randn(5, 2, 8)
+    with pytest.raises(AssertionError, match="count from 0"):
+        PackedAttention(CONFIG, 1, None, "self")(rows, rows, rows, None, packed_seq_params=packed)
 
 
 def test_samples_of_many_prompts_share_a_bucket_unless_their_masks_are_large() -> None:
@@ -165,8 +174,10 @@ def whole_groups(batch: TrainBatch) -> list[Siblings]:
 
 def test_prompts_are_shared_only_where_they_are_a_good_part_of_the_tokens() -> None:
     def shared(prompt: int, response: int) -> int:
-        lengths = {"prompt": (prompt, prompt), "response": (response, response)}
-        return whole_groups(make_batch(samples=4, group=2, same_prompts=True, **lengths))[0].shared  # type: ignore[arg-type]  # pairs
+        batch = make_batch(
+            samples=4, group=2, prompt=(prompt, prompt), response=(response, response), same_prompts=True
+        )
+        return whole_groups(batch)[0].shared
 
     assert shared(64, 128) == 63
     assert shared(64, 1000) == 0, "attention with a mask would cost more than the other layers save"

@@ -82,8 +82,7 @@ class Bucket:
     count: int
     queries: int
     keys: int
-    #: [count or 1, 1, queries, keys] bool, True where a query may look, or numbers to add to scores; None means plainly
-    #: causal
+    #: [count or 1, 1, queries, keys] True where a query may look, or numbers to add to scores; None: plainly causal
     mask: Tensor | None
 
 
@@ -282,6 +281,7 @@ class PackedAttention(torch.nn.Module):
         """The plan of this micro-batch; layers after the first find it on `packed`."""
         if packed.plan is None:
             ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+            assert packed.contexts is None or hasattr(ends, "slime_positions"), "`rotary_thd` would count from 0"
             size, rank = (1, 0) if self.cp_group is None else (self.cp_group.size(), self.cp_group.rank())
             packed.plan = plan_attention(
                 ends.diff().tolist(), contexts=packed.contexts, cp_size=size, cp_rank=rank, like=query
@@ -443,9 +443,8 @@ def rotary_thd(
     if known is None or known[0] is not freqs or known[1] != made_for:
         # Of sequences that do not all begin at position 0. Megatron passes on only this tensor.
         positions = getattr(cu_seqlens, "slime_positions", None)
-        if positions is None:
-            ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
-            positions = packed_positions(cu_seqlens, *ranks)
+        ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
+        positions = packed_positions(cu_seqlens, *ranks) if positions is None else positions
         known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
         cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
     cos, sin = known[2]
