@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import pytest
 import ray
 
@@ -82,6 +83,14 @@ def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: s
     assert time.monotonic() - started < 10
     assert "Check --ray-address" in str(caught.value)
     assert not ray.is_initialized()
+
+
+@pytest.mark.engine
+def test_a_local_ray_has_no_process_that_a_run_on_one_machine_does_not_need() -> None:
+    with ray_session(RunConfig(cluster=ClusterOptions(device="cpu"))):
+        started = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    names = {name for name in ("gcs_server", "raylet", "monitor.py") for command in started if name in command}
+    assert names == {"gcs_server", "raylet"}
 
 
 def test_folders_of_killed_runs_are_removed_and_no_others(tmp_path: Path) -> None:

@@ -20,12 +20,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import ray
+from ray._private import parameter as ray_parameter
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
 from ray._private.services import canonicalize_bootstrap_address
@@ -111,7 +113,7 @@ def _start(config: RunConfig, folder: Path) -> None:
     num_cpus = None if config.on_gpu else 1
     options = {"num_cpus": num_cpus, "include_dashboard": False, "configure_logging": False, "_temp_dir": str(folder)}
     try:
-        with _loopback():
+        with _loopback(), _without_helpers():
             _connect(address="local", **options)
     except Exception as error:
         raise ClusterStartError(
@@ -186,6 +188,22 @@ def _loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_helpers() -> Iterator[None]:
+    """In the body, Ray starts no process that a run on one machine has no use for.
+
+    They are the one that asks a cloud for more machines, and the one that prints what workers write, which slime has in
+    logs of its own. `ray.init` has no parameter for this, as `ray start` has. Each costs a second of imports at a
+    moment when the run waits for Ray alone.
+    """
+    everything = ray_parameter.RayParams
+    ray_parameter.RayParams = partial(everything, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        ray_parameter.RayParams = everything
 
 
 @contextmanager
