@@ -119,6 +119,9 @@ def living_members(group: int) -> list[int]:
         if not name.isdigit():
             continue
         try:
+            # Asked first, because reading a file of each of hundreds of processes takes many times as long.
+            if os.getpgid(int(name)) != group:
+                continue
             status = Path("/proc", name, "stat").read_text()
         except OSError:  # it has ended in the meantime
             continue
