@@ -15,6 +15,7 @@ import pytest
 
 from slime.plugin import Context, Generation, NoOptions, PolicyClient, Sample, SamplingParams, SpecInfo, Status
 from slime.plugins.contracts import Snapshot, check_generated
+from slime.testing.samples import make_tokenizer
 from slime_generators.options import SupervisedOptions
 from slime_generators.single_turn import SingleTurn
 from slime_generators.supervised import Supervised
@@ -194,6 +195,15 @@ def test_supervised_refuses_samples_without_label_or_prompt(fields: dict[str, An
 def test_single_turn_refuses_a_sample_without_prompt_tokens() -> None:
     with pytest.raises(ValueError, match="sample 5 has no prompt tokens"):
         single_turn(Scripted(), pending(tokens=[]))
+
+
+@pytest.mark.parametrize("label", ["42", " 6 * 7\n", "ünknown ☃", ""])
+def test_a_supervised_label_has_the_tokens_that_transformers_gives(label: str) -> None:
+    tokenizer = make_tokenizer()
+    generator = Supervised(SupervisedOptions(), context(tokenizer))
+    [sample] = asyncio.run(generator.generate(pending(label=label), SamplingParams(max_new_tokens=16), Unasked()))
+    told = [*tokenizer.encode(label, add_special_tokens=False), tokenizer.eos_token_id]
+    assert sample.tokens[-sample.response_length :] == told
 
 
 def test_supervised_needs_an_end_token_by_default() -> None:
