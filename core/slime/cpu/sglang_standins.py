@@ -175,6 +175,14 @@ def install() -> frozenset[str]:
     return names
 
 
+def hide_megatron() -> None:
+    """Let SGLang find no Megatron, which its dumper of tensors asks for ranks if it is installed.
+
+    An engine has no such ranks, and importing Megatron takes a second of CPU.
+    """
+    sys.modules.setdefault("megatron.core", None)  # type: ignore[arg-type]  # how Python marks what must not be imported
+
+
 def compile_nothing() -> None:
     """Let `torch.compile` pass functions through, for a process with `TORCHDYNAMO_DISABLE=1`, which compiles nothing.
 
