@@ -58,6 +58,14 @@ from slime.config.run_config import nvidia_devices
             "--deterministic excludes --threads-per-engine 2: how attention is cut into parts for the threads depends",
         ),
         ("--device cuda --threads-per-engine 2", "--threads-per-engine has no effect on GPUs"),
+        # prompts once in training
+        ("--share-prompts --micro-batch-size 4", "--share-prompts has no effect with --micro-batch-size 4. Drop one"),
+        (
+            "--share-prompts --context-parallel-size 2 --actor-num-gpus-per-node 2",
+            "--share-prompts has no effect with --context-parallel-size 2. Drop one of them",
+        ),
+        ("--share-prompts --enable-mtp-training", "--share-prompts has no effect with --enable-mtp-training. Drop one"),
+        ("--share-prompts --device cuda", "--share-prompts has no effect on GPUs: it is for training on CPU. Drop it"),
         ("--async-save --save ckpt", "--async-save has no effect without --save-interval"),
         # kept checkpoints
         ("--save c --save-keep-last 0", "--save-keep-last: got '0', expected at least 1"),
@@ -223,6 +231,11 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         # the continued run's frozen reference still starts from the initial weights
         "--load a --initial-megatron-checkpoint b",
         "--rollout-top-k 1",
+        "--share-prompts --context-parallel-size 1",
+        # unstated or off, it is no contradiction
+        "--micro-batch-size 4 --enable-mtp-training",
+        "--no-share-prompts --micro-batch-size 4",
+        "--device cuda",
     ],
 )
 def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
@@ -300,6 +313,11 @@ def test_the_kl_loss_does_not_read_the_kl_type_of_the_reward() -> None:
 def test_a_policy_that_is_never_trained_is_noted(steps: str, noted: int) -> None:
     notes = config_notes(read_config([*GOOD, "--num-critic-only-steps", steps, "--num-rollout", "10"]))
     assert [note for note in notes if "leaves the policy untrained" in note] == notes and len(notes) == noted
+
+
+def test_a_saved_configuration_does_not_state_shared_prompts(load: Load) -> None:
+    saved = config_from_toml(load("--micro-batch-size", "4").to_toml())
+    assert config_problems(saved) == []
 
 
 def test_resolving_twice_changes_nothing(load: Load) -> None:

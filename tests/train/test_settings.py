@@ -153,6 +153,18 @@ def test_unsupported_settings_are_refused(world_size: int, flags: dict[str, Any]
         settings(world_size, **flags)
 
 
+def test_prompts_cannot_be_shared_in_a_model_that_does_not_know_how() -> None:
+    """Unstated they are not shared there, without a word; stated it is refused."""
+    experts = ModelShape(FOLDER.transformer | {"num_moe_experts": 8, "moe_ffn_hidden_size": 32}, FOLDER.gpt)
+    with pytest.raises(ConfigError, match="--share-prompts has no effect: the model has experts"):
+        train_settings(make_config(None, share_prompts=True), experts)
+    with pytest.raises(ConfigError, match="--share-prompts has no effect: the model's family has modules of its own"):
+        train_settings(make_config(None, share_prompts=True), FOLDER, layer_specs=print)
+    for share in (None, False):
+        train_settings(make_config(None, share_prompts=share), experts, layer_specs=print)
+    train_settings(make_config(None, share_prompts=True), FOLDER)
+
+
 def test_agreeing_flags_are_accepted() -> None:
     built = settings(
         num_layers=4,

@@ -187,6 +187,19 @@ def gpu_only(config: RunConfig) -> Iterator[str]:
             yield f"{stated} needs a GPU, and this run is on CPU (--device). Drop it"
 
 
+def shared_prompts(config: RunConfig) -> Iterator[str]:
+    """--share-prompts where the trainer computes each sample's prompt. Unstated, it is off there without a word."""
+    if not config.algorithm.share_prompts:
+        return
+    beside = config.stated("micro_batch_size", "enable_mtp_training")
+    if (size := config.megatron.get("context_parallel_size", 1)) > 1:
+        beside.append(f"--context-parallel-size {size}")
+    for flag in beside:
+        yield f"--share-prompts has no effect with {flag}. Drop one of them"
+    if config.on_gpu:
+        yield "--share-prompts has no effect on GPUs: it is for training on CPU. Drop it"
+
+
 def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterator[str]:
     """Parallel layouts that do not fit the model.
 
@@ -232,6 +245,8 @@ def _expert_problems(config: RunConfig, transformer: Mapping[str, Any], tensor: 
     stated = config.megatron
     expert = stated.get("expert_model_parallel_size", 1)
     divided = stated.get("expert_tensor_parallel_size") or tensor
+    if config.algorithm.share_prompts:
+        yield "--share-prompts has no effect: the model has experts, whose routers count each sample's tokens. Drop it"
     width = transformer.get("moe_ffn_hidden_size") or transformer.get("ffn_hidden_size")
     if expert > 0 and experts % expert:
         yield f"--expert-model-parallel-size {expert} does not divide the model's {experts} experts"
@@ -253,4 +268,4 @@ TRAINER_CHECKS: tuple[Check, ...] = (
     parameter_gather,
     precision,
 )
-MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only)
+MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only, shared_prompts)

@@ -359,9 +359,9 @@ class AlgorithmOptions(Section):
     """Maximum tokens in a packed micro-batch (without --micro-batch-size)."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Samples per micro-batch, instead of --max-tokens-per-gpu."""
-    share_prompts: bool = True
-    """Compute the tokens of a prompt once for all its samples in training. It works on CPUs, with dense models, and
-    without --context-parallel-size, --enable-mtp-training and --micro-batch-size."""
+    share_prompts: bool | None = None
+    """Compute the tokens of a prompt once for all its samples in training; default: where that works, which is on CPUs,
+    with dense models, and without --context-parallel-size, --enable-mtp-training and --micro-batch-size."""
 
 
 class RewardTerm(ComponentChoice):

@@ -248,7 +248,7 @@ class TrainableModel:
         self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
         self._replays = replays_routes
         self._shares_prompts = (
-            config.algorithm.share_prompts
+            config.algorithm.share_prompts is not False
             and config.algorithm.micro_batch_size is None
             and can_share_prompts(settings, chunks, device.type)
         )

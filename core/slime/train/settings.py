@@ -89,6 +89,10 @@ def train_settings(
     """
     stated = dict(config.megatron)
     shape = merge_architecture(hf, stated, post_norms=post_norms)
+    if config.algorithm.share_prompts and layer_specs is not None:
+        raise ConfigError(
+            "--share-prompts has no effect: the model's family has modules of its own (`layer_specs`). Drop the flag."
+        )
     use_te = _use_transformer_engine(config, stated)
     if not config.on_gpu:
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
