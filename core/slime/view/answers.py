@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.errors import DataError
 from slime.view import queries
-from slime.view.alerts import Counts, alerts
+from slime.view.alerts import Alert, Counts, alerts
 from slime.view.compare import config_differences, flat, metric_ends, plugin_differences, prompts_compared
 from slime.view.filters import read_filter
 from slime.view.index import IndexState, RunIndex
@@ -29,9 +29,23 @@ _WHOLE_TEXT = 2_000_000
 
 
 def run_answer(
-    folder: RunFolder, state: IndexState, index: str, trouble: str = "", counts: Counts | None = None
+    folder: RunFolder,
+    state: IndexState,
+    index: str,
+    trouble: str = "",
+    counts: Counts | None = None,
+    found: Sequence[Alert] | None = None,
 ) -> dict[str, Any]:
-    """A run without its curves. `index`: where its index lies; `trouble`: why it is not continued."""
+    """A run without its curves.
+
+    Args:
+        folder: The run.
+        state: How far its index is.
+        index: Where the index lies.
+        trouble: Why it is not continued.
+        counts: What its samples show.
+        found: What is worth a look, if it is known already.
+    """
     metrics = folder.metrics
     used = folder.plugins().get("used", {})
     known = metrics.names
@@ -41,7 +55,7 @@ def run_answer(
         "state": folder.state(),
         "steps": metrics.steps[-1:],
         "best": None if counts is None else counts.best,
-        "alerts": [asdict(alert) for alert in alerts(metrics, counts)],
+        "alerts": [asdict(alert) for alert in (alerts(metrics, counts) if found is None else found)],
         "events": [asdict(event) for event in reversed(folder.events())],
         "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
         "panels": [asdict(panel) for panel in panels(metrics)],

@@ -171,17 +171,17 @@ class RunIndex:
         added, present = 0, set()
         try:
             self._leave_room()
+            # One question for all files: a long run has ten thousand, and this is asked again every second.
+            known = {name: tuple(rest) for name, *rest in self.query("SELECT name, changed, size, trouble FROM files")}
             for file in self.files():
                 present.add(file.path.name)
-                for batch in self._read(file):
+                for batch in self._read(file, known.get(file.path.name)):
                     added += batch
                     self._leave_room()
                     if stopped():
                         return added
-            for file in self.files():
-                self._read_tokens(file)
-                if stopped():
-                    return added
+            if self._read_all_tokens(stopped):
+                return added
             if self._files is None:
                 self._forget(present)
         except sqlite3.Error as error:
@@ -205,12 +205,16 @@ class RunIndex:
         """The sample files that the index covers."""
         return list(self.folder.sample_files()) if self._files is None else self._files
 
-    def _read(self, file: SampleFile) -> Iterator[int]:
-        """Add the new lines of a file; yields how many after each batch. A file that cannot be read is told."""
+    def _read(self, file: SampleFile, known: tuple[Any, ...] | None = None) -> Iterator[int]:
+        """Add the new lines of a file; yields how many after each batch. A file that cannot be read is told.
+
+        Args:
+            file: The file.
+            known: When it had last changed, its size and what was wrong with it, if it is in the index.
+        """
         try:
-            now = file.path.stat()
-            known = self.query("SELECT changed, size, trouble FROM files WHERE name = ?", [file.path.name])
-            if known == [(now.st_ctime_ns, now.st_size, None)]:
+            now = os.stat(file.path)
+            if known == (now.st_ctime_ns, now.st_size, None):
                 return
             with open_regular(file.path) as opened:
                 yield from self._read_on(file, opened)
@@ -218,7 +222,7 @@ class RunIndex:
             return  # deleted meanwhile
         except OSError as error:
             trouble = error.strerror or str(error)
-            if self.query("SELECT trouble FROM files WHERE name = ?", [file.path.name]) != [(trouble,)]:
+            if known is None or known[-1] != trouble:
                 self._db.execute(
                     "INSERT INTO files (name, trouble) VALUES (?, ?)"
                     " ON CONFLICT (name) DO UPDATE SET trouble = excluded.trouble",
@@ -308,21 +312,29 @@ class RunIndex:
         for table in ("samples", "extremes", "token_files"):
             self._db.execute(f"DELETE FROM {table} WHERE file = ?", [number])
 
-    def _read_tokens(self, file: SampleFile) -> None:
-        """Take over what the file of tokens beside a file of samples says, if it is new. Damage is told."""
-        path = tokens_path(file.path)
+    def _read_all_tokens(self, stopped: Callable[[], bool]) -> bool:
+        """Take over what the files of tokens beside the files of samples say, if it is new; whether it was stopped."""
+        there = self.folder.sample_names()
+        select = "SELECT name, files.id, token_files.changed FROM files LEFT JOIN token_files ON file = files.id"
+        known = {name: (number, changed) for name, number, changed in self.query(select)}
+        for file in self.files():
+            name, path = file.path.name, tokens_path(file.path)
+            # Most files have none.
+            if path.name in there and name in known:
+                self._read_tokens(path, *known[name])
+            if stopped():
+                return True
+        return False
+
+    def _read_tokens(self, path: Path, number: int, known: int | None) -> None:
+        """Read the tokens of a file of samples with a number, unless they are those of before. Damage is told."""
+        trouble = None
         try:
-            changed = path.stat().st_ctime_ns
+            changed = os.stat(path).st_ctime_ns
         except OSError:
-            return  # most files have none
-        known = self.query(
-            "SELECT files.id, changed_tokens FROM files LEFT JOIN"
-            " (SELECT file, changed AS changed_tokens FROM token_files) ON file = files.id WHERE name = ?",
-            [file.path.name],
-        )
-        if not known or known[0][1] == changed:
+            return  # deleted meanwhile
+        if changed == known:
             return
-        number, trouble = known[0][0], None
         try:
             extremes, flagged = read_extremes(path)
         except (OSError, DataError) as error:
@@ -365,7 +377,7 @@ class RunIndex:
             if trouble:
                 problems.append(f"{file.path.name} cannot be read: {trouble}")
             try:
-                now = file.path.stat()
+                now = os.stat(file.path)
             except OSError:
                 continue
             if S_ISREG(now.st_mode) and not trouble:

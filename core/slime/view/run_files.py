@@ -83,7 +83,7 @@ class Metrics:
 
     def refresh(self) -> bool:
         """Read on; returns whether anything was new. A file that was replaced is read anew."""
-        before, trouble = (self._inode, self._done), self.trouble
+        before, trouble = self.read, self.trouble
         try:
             with open_regular(self.path) as file:
                 self._read_on(file)
@@ -92,7 +92,7 @@ class Metrics:
             self.trouble = ""
         except OSError as error:
             self.trouble = error.strerror or str(error)
-        return (self._inode, self._done) != before or self.trouble != trouble
+        return self.read != before or self.trouble != trouble
 
     def _read_on(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
@@ -114,6 +114,11 @@ class Metrics:
             if name not in ("step", "unix_time") and (number or value is None):
                 merged[name] = None if value is None else float(value)
                 self._names[name] = None
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """What was read of which file: the same as long as nothing is new."""
+        return self._inode, self._done
 
     @property
     def names(self) -> list[str]:
@@ -156,6 +161,8 @@ class RunFolder:
         self.path = path
         self.name = path.resolve().name
         self.metrics = Metrics(path / METRICS)
+        #: what the names in `rollouts/` mean: there may be ten thousand, and they are looked at every second
+        self._sample_files: dict[str, SampleFile | None] = {}
 
     # --- what the run was told to do ---------------------------------------------------------------
 
@@ -230,12 +237,21 @@ class RunFolder:
 
     def sample_files(self) -> Iterator[SampleFile]:
         """The files of samples, by step."""
-        try:
-            paths = list((self.path / SAMPLES).iterdir())
-        except OSError:
-            return
-        found = [file for path in paths if (file := SampleFile.of(path)) is not None]
+        known = self._sample_files
+        found = []
+        for name in self.sample_names():
+            if name not in known:
+                known[name] = SampleFile.of(self.path / SAMPLES / name)
+            if (file := known[name]) is not None:
+                found.append(file)
         yield from sorted(found, key=lambda file: (file.step is None, file.step or 0, file.kind, file.name))
+
+    def sample_names(self) -> frozenset[str]:
+        """The names of all files in `rollouts/`."""
+        try:
+            return frozenset(os.listdir(self.path / SAMPLES))
+        except OSError:
+            return frozenset()
 
     def problems(self) -> list[str]:
         """What of the folder could not be read, in words. Of metrics, what `metrics.refresh` has met."""

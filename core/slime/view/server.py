@@ -24,7 +24,7 @@ from aiohttp import web
 
 from slime.errors import ConfigError, DataError, SlimeError, one_line
 from slime.view import answers, queries
-from slime.view.alerts import Counts
+from slime.view.alerts import Alert, Counts, alerts
 from slime.view.index import open_index
 from slime.view.lines import dumped
 from slime.view.page import live_page, static_files
@@ -33,8 +33,10 @@ from slime.view.report import export_page
 from slime.view.run_files import RunFolder
 
 HOST = "127.0.0.1"
-#: seconds between two looks at the files of a run
-_LOOK_EVERY_S = 1.0
+#: seconds between two looks at the files of a run, and the most
+_LOOK_EVERY_S, _LOOK_WITHIN_S = 1.0, 10.0
+#: how many times as long as a look, or a count, took is waited after it
+_REST = 4.0
 #: seconds between two counts of what the samples of a run that goes on show
 _COUNT_EVERY_S = 10.0
 
@@ -63,7 +65,10 @@ class WatchedRun:
         self.trouble = ""
         #: what the samples show, and when it was counted: that takes a moment
         self._counts: Counts | None = None
-        self._counted, self._counts_due = -math.inf, True
+        self._count_at, self._counts_due = -math.inf, True
+        #: what is worth a look, and what it was found in: with ten thousand steps that takes a moment too
+        self._alerts: list[Alert] = []
+        self._alerts_of: tuple[object, ...] = ()
         self._state = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"slime-view-{self.folder.name}", daemon=True)
@@ -88,6 +93,7 @@ class WatchedRun:
 
     def _watch(self) -> None:
         while not self._ended.is_set():
+            started = time.monotonic()
             try:
                 told, news = "", self._look()
             except Exception as error:  # noqa: BLE001 - it is told on the page, and tried again
@@ -98,7 +104,8 @@ class WatchedRun:
                     logger.warning("%s", told)
             if news:
                 self.version += 1
-            self._ended.wait(_LOOK_EVERY_S)
+            # With many files, looking is work of its own, which should leave the machine to the run.
+            self._ended.wait(min(max(_LOOK_EVERY_S, _REST * (time.monotonic() - started)), _LOOK_WITHIN_S))
 
     def _look(self) -> bool:
         """Read what is new; returns whether anything is. The metrics come first: they take a moment."""
@@ -110,8 +117,10 @@ class WatchedRun:
         added = self._index.refresh(self._batch_added) > 0
         if added:
             self._counts_due = True
-        if self._counts_due and time.monotonic() > self._counted + _COUNT_EVERY_S:
-            self._counts, self._counted, self._counts_due = queries.counts(self._index), time.monotonic(), False
+        if self._counts_due and (started := time.monotonic()) > self._count_at:
+            self._counts, self._counts_due = queries.counts(self._index), False
+            ended = time.monotonic()
+            self._count_at = ended + max(_COUNT_EVERY_S, _REST * (ended - started))
             return True
         return added
 
@@ -122,8 +131,11 @@ class WatchedRun:
     def answer(self) -> dict[str, Any]:
         """What the page shows of the run as a whole."""
         with self.lock:
+            counts, read = self._counts, self.folder.metrics.read
+            if self._alerts_of != (read, counts):
+                self._alerts, self._alerts_of = alerts(self.folder.metrics, counts), (read, counts)
             return answers.run_answer(
-                self.folder, self.reader.state(), str(self.reader.path), self.trouble, self._counts
+                self.folder, self.reader.state(), str(self.reader.path), self.trouble, counts, self._alerts
             )
 
 
