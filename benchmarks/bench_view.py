@@ -1,10 +1,13 @@
 """`slime view` on a run of a million samples: building the index, opening the page, searching.
 
-    python benchmarks/bench_view.py [--samples 1000000] [--steps 1000] [--folder /tmp] [--repeat 5] [--keep]
+    python benchmarks/bench_view.py [--samples 1000000] [--steps 1000] [--folder /tmp] [--repeat 5] [--keep] [--live]
 
 It writes a run folder of that size (about 500 bytes a sample), indexes it, and asks a real server on the loopback
 address what the page asks. Each question is asked `--repeat` times; the table has the median and the slowest. With a
 Chromium, it also times the page from its address to the last curve, and from the Enter of a filter to the new table.
+
+With `--live` the index is built by a process of `slime view`, which is asked meanwhile, and which then finds a step
+that the run adds: how long a user waits, and how much memory and time the process takes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -124,6 +130,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--keep", action="store_true", help="use the run and the index of before, and leave them")
+    parser.add_argument("--live", action="store_true", help="let `slime view` build the index, and ask it meanwhile")
     stated = parser.parse_args()
     work = stated.folder / "slime-bench-view"
     if not stated.keep:
@@ -135,9 +142,82 @@ def main() -> None:
         size = write_run(run, stated.samples, stated.steps)
         print(f"{stated.samples:,} samples in {stated.steps:,} files, {size / 2**20:.0f} MiB", end="")
         print(f" (written in {time.monotonic() - started:.0f} s)", flush=True)
+    if stated.live:
+        shutil.rmtree(work / "cache", ignore_errors=True)
+        watch(run)
     measure(run, stated.repeat)
     if not stated.keep:
         shutil.rmtree(work)
+
+
+#: seconds between two rounds of questions while the index is built, and after which an idle process is looked at
+_ASK_EVERY_S, _IDLE_S = 15.0, 10.0
+#: what is asked of a run while its index is built
+WHILE_BUILT = {
+    "open: the run": ("runs", {}),
+    "table": ("samples", {"run": 0, "sort": "step"}),
+    "search: a word in one of a thousand": ("samples", {"run": 0, "q": "unusual", "sort": "step"}),
+    "search: a word in one of seven": ("samples", {"run": 0, "q": WORDS[0], "sort": "step"}),
+    "search: numbers": ("samples", {"run": 0, "q": "reward<0.5 step>20", "sort": "step"}),
+    "sort by reward": ("samples", {"run": 0, "q": "kind:train", "sort": "-reward"}),
+}
+
+
+def watch(run: Path) -> None:
+    """Start `slime view` on a run without an index; ask it until all is indexed, and then add a step."""
+    import psutil
+
+    started = time.monotonic()
+    command = [sys.executable, "-m", "slime.cli.main", "view", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            address = next(line.split()[1] for line in child.stdout if line.startswith("open "))
+            print(f"live: the address after {time.monotonic() - started:.1f} s", flush=True)
+            port, token = address.removeprefix("http://127.0.0.1:").split("/")[:2]
+            process, link = psutil.Process(child.pid), http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
+
+            def ask(question: str, parameters: dict[str, Any]) -> Any:
+                link.request("GET", f"/{token}/api/{question}?{urlencode(parameters)}")
+                answer = json.loads(link.getresponse().read())
+                assert "error" not in answer, answer
+                return answer
+
+            taken: dict[str, list[float]] = {what: [] for what in WHILE_BUILT}
+            done, shown = False, False
+            while not done:
+                for what, (question, parameters) in WHILE_BUILT.items():
+                    asked = time.monotonic()
+                    answer = ask(question, parameters)
+                    taken[what].append(1000 * (time.monotonic() - asked))
+                    if "runs" in answer:
+                        index = answer["runs"][0]["index"]
+                        done = index["samples"] > 0 and index["done"] == index["total"]
+                    elif answer["rows"] and not shown:
+                        shown = True
+                        print(f"live: the first samples after {time.monotonic() - started:.1f} s", flush=True)
+                time.sleep(0 if done else _ASK_EVERY_S if shown else 0.1)
+            cpu = sum(process.cpu_times()[:2])
+            size = Path(index["path"]).stat().st_size / 2**20
+            print(f"live: {index['samples']:,} samples indexed in {time.monotonic() - started:.0f} s", end="")
+            print(f" ({cpu:.0f} s of a core), {size:.0f} MiB", flush=True)
+            for what, times in taken.items():
+                print(f"{'live: ' + what:42}{statistics.median(times):>10.0f}{max(times):>10.0f}")
+            time.sleep(2 * _IDLE_S)
+            cpu = sum(process.cpu_times()[:2])
+            time.sleep(_IDLE_S)
+            print(f"live: idle, {(sum(process.cpu_times()[:2]) - cpu) / _IDLE_S:.0%} of a core", flush=True)
+            files = sorted((run / "rollouts").glob("*.jsonl"))
+            added = files[-1].read_text().replace('"response": "', '"response": "lately ')
+            (run / "rollouts" / f"{int(files[-1].stem) + 1:06d}.jsonl").write_text(added)
+            written, count = time.monotonic(), added.count("\n")
+            while ask("samples", {"run": 0, "q": "lately", "sort": "step"})["total"] < min(count, 10_000):
+                time.sleep(0.05)
+            print(f"live: {count:,} samples of a new step found after {time.monotonic() - written:.1f} s")
+            peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{child.pid}/status").read_text())
+            print(f"live: {int(peak[1]) / 1024 if peak else 0:.0f} MiB of memory at most", flush=True)
+        finally:
+            child.send_signal(signal.SIGINT)
 
 
 def measure(run: Path, repeat: int) -> None:
