@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import slime.cli.demo
+from slime.cli.demo import main as making
 from slime.cli.main import main
 from slime.cli.view_demo import Demo
 from slime.errors import SlimeError
@@ -116,9 +116,26 @@ def test_a_run_that_does_not_heed_signals_is_killed(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_files_of_the_demo_are_in_the_package() -> None:
-    folder = Path(slime.cli.demo.__file__).parent
+    folder = Path(making.__file__).parent
     assert tomllib.loads((folder / "run.toml").read_text())["rollout"]["num-rollout"] <= 100
     assert (folder / "model.json").is_file()
+
+
+def test_the_model_is_made_by_one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two threads that wait for each other took minutes for it on a busy machine."""
+    import torch
+
+    used: list[int] = []
+    step, before = torch.optim.AdamW.step, torch.get_num_threads()
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *about: used.append(torch.get_num_threads()) or step(*about))
+    monkeypatch.setattr(making, "_STEPS", 3)
+    try:
+        torch.set_num_threads(2)
+        making._teach(tmp_path / "model", [(38, 7), (45, 6)])
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 1, 1]
+    assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def _teach(folder: Path, sums: Sequence[Sum]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    # Beside other work, threads that wait for each other in every step of so small a model take minutes for seconds.
+    torch.set_num_threads(1)
     folder.mkdir(parents=True)
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
