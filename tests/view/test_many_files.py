@@ -96,18 +96,19 @@ def test_what_is_worth_a_look_is_found_once_for_the_same_numbers(
     run.end()
 
 
-def test_a_look_that_takes_long_is_followed_by_a_longer_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_look_without_news_is_followed_by_a_longer_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = WatchedRun(make_run(tmp_path / "run", steps=1))
     now, rests = [0.0], []
-    takes = iter([0.01, 1.0, 100.0])
+    looks = iter([(0.01, False), (1.0, False), (100.0, False), (100.0, True)])
 
     def look() -> bool:
-        now[0] += next(takes)
-        return False
+        takes, news = next(looks)
+        now[0] += takes
+        return news
 
     def rest(seconds: float) -> bool:
         rests.append(seconds)
-        if len(rests) == 3:
+        if len(rests) == 4:
             run._ended.set()
         return True
 
@@ -115,6 +116,6 @@ def test_a_look_that_takes_long_is_followed_by_a_longer_rest(tmp_path: Path, mon
     monkeypatch.setattr(run, "_look", look)
     monkeypatch.setattr(run._ended, "wait", rest)
     run._watch()
-    assert rests == [1.0, 4.0, 10.0]
+    assert rests == [1.0, 4.0, 10.0, 1.0]
     run.interrupt()
     run.end()

@@ -35,7 +35,7 @@ from slime.view.run_files import RunFolder
 HOST = "127.0.0.1"
 #: seconds between two looks at the files of a run, and the most
 _LOOK_EVERY_S, _LOOK_WITHIN_S = 1.0, 10.0
-#: how many times as long as a look, or a count, took is waited after it
+#: how many times as long as a look without news, or a count, took is waited after it
 _REST = 4.0
 #: seconds between two counts of what the samples of a run that goes on show
 _COUNT_EVERY_S = 10.0
@@ -104,8 +104,9 @@ class WatchedRun:
                     logger.warning("%s", told)
             if news:
                 self.version += 1
-            # With many files, looking is work of its own, which should leave the machine to the run.
-            self._ended.wait(min(max(_LOOK_EVERY_S, _REST * (time.monotonic() - started)), _LOOK_WITHIN_S))
+            # With many files, even a look that finds nothing is work, which should leave the machine to the run.
+            rest = 0.0 if news else min(_REST * (time.monotonic() - started), _LOOK_WITHIN_S)
+            self._ended.wait(max(_LOOK_EVERY_S, rest))
 
     def _look(self) -> bool:
         """Read what is new; returns whether anything is. The metrics come first: they take a moment."""
