@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -77,14 +78,15 @@ class Part:
 
 
 PARTS = (
-    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, needs=_TRAINER),
-    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, needs=_TRAINER),
+    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 300, _TRAINER),
+    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, 300, _TRAINER),
     Part("training", "training step, 0.5B", "training:training_step", {"shape": "0.5B"}, 90, _TRAINER),
     Part("training", "training step, 7B", "training:training_step", {"shape": "7B"}, 120, _TRAINER),
     # NCCL refuses two ranks on one GPU; a handle of CUDA IPC can be opened only by a process that sees the same GPU.
-    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 100, (*_TRAINER, "sglang")),
+    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 300, (*_TRAINER, "sglang")),
     Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 100, (*_TRAINER, "sglang"), gpus=2),
-    Part("engine", "engine alone", "serving:engine_alone", {}, 100, (*BASE, "torch", "transformers", "sglang")),
+    Part("engine", "engine alone", "serving:engine_alone", {}, 300, (*BASE, "torch", "transformers", "sglang")),
+    Part("colocated", "colocated loop", "serving:colocated", {}, 360, (*_TRAINER, "sglang", "sglang_router", "ray")),
     Part("loop", "engine in the loop", "serving:loop", {}, 150, (*_TRAINER, "sglang", "sglang_router", "ray"), gpus=2),
 )
 CAPTIONS = {
@@ -93,7 +95,9 @@ CAPTIONS = {
     " passes of a model without recomputation; TFLOP/s also counts the forward pass that full recomputation adds.",
     "sync": "Weights from the trainer to one engine, median of three after the first; checksums of all tensors compared"
     " afterwards.",
-    "engine": "Generation by one engine without training.",
+    "engine": "Generation by one engine without training: prompts of 8 requests each.",
+    "colocated": "`slime train --colocate` on one GPU with the model and lengths of the engine alone: medians of the"
+    " rollouts after the first. Memory is what trainer and engine hold in the turn of each.",
     "loop": "`slime train` with the run file and the model of the quickstart, median of the rollouts after the first.",
 }
 
@@ -107,6 +111,8 @@ def main() -> int:
     names = [*CAPTIONS, *(part.name for part in PARTS)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help="; ".join(names))
     parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16, if its name is not known")
+    parser.add_argument("--sglang", default="", metavar="FLAGS", help="for all engines, as one word")
+    parser.add_argument("--family", choices=("llama", "qwen2", "qwen3"), help="of the models of all engines")
     parser.add_argument("--limit-s", type=float, default=TOTAL_S, help="seconds for everything (default: %(default)g)")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu_proof.md", help="where the table goes")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
@@ -194,6 +200,7 @@ class Proof:
         task, rows, log = (self._work / f"{name}.{end}" for end in ("json", "rows", "log"))
         options = {"device": self._options.device, "small": self._options.small, "work": str(self._work)}
         options |= {"peak_tflops": self._options.peak_tflops, "rows": str(rows), "settings": dict(part.settings)}
+        options |= {"sglang": shlex.split(self._options.sglang), "family": self._options.family}
         task.write_text(json.dumps({**options, "function": part.function}), encoding="utf-8")
         limit_s = max(1.0, min(part.limit_s, self._deadline - time.monotonic()))
         began = time.monotonic()
@@ -214,8 +221,20 @@ class Proof:
                 outcome = f"no answer within {limit_s:.0f} s: {last_lines(log)}"
             finally:
                 end_group(process)
+        if outcome != "ok":  # the end of the log, in the table, is rarely enough
+            self._keep([log, *self._work.glob("engine-*.log")], part)
+        for engine in self._work.glob("engine-*.log"):
+            engine.unlink()
         found = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
         return outcome, [json.loads(line) for line in found], time.monotonic() - began
+
+    def _keep(self, logs: Sequence[Path], part: Part) -> None:
+        """Copy the logs of a part that failed to a folder beside the table."""
+        kept = self._options.out.with_suffix("")
+        kept.mkdir(parents=True, exist_ok=True)
+        for log in logs:
+            shutil.copyfile(log, kept / f"{part.name.replace(' ', '-').replace(',', '')}-{log.name}")
+        print(f"{part.name} did not succeed; its logs are in {kept}", flush=True)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

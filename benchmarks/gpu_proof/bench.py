@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ class Bench:
         work: Folder that all parts of one proof share.
         rows: File of the part's rows.
         peak_tflops: What the user says that the GPU can do in dense bfloat16.
+        sglang: Flags for every engine.
+        family: Of the models of all engines; None: what each part uses.
     """
 
     device: str
@@ -24,6 +27,8 @@ class Bench:
     work: str
     rows: str
     peak_tflops: float | None = None
+    sglang: Sequence[str] = ()
+    family: str | None = None
 
     @property
     def on_gpu(self) -> bool:

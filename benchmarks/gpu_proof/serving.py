@@ -6,15 +6,19 @@ import asyncio
 import json
 import random
 import statistics
+import string
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.gpu_proof.bench import Bench
-from benchmarks.gpu_proof.training import engine, serving, start_rank
+from benchmarks.gpu_proof.training import READY_S, engine, start_rank
+from tests.support.engines import running
 from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import make_config
 
@@ -37,6 +41,7 @@ _HALF_BILLION = {
 }
 _TIMED_SENDS = 3
 _ROLLOUTS = 4
+_TRAIN = (sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", "train")
 
 
 def model(bench: Bench) -> Path:
@@ -44,7 +49,7 @@ def model(bench: Bench) -> Path:
     folder = bench.folder / "model"
     if not folder.is_dir():
         new = bench.folder / f"model-{time.monotonic_ns()}"
-        make_tiny_model(new, "qwen2", seed=0, tied=True, **({} if bench.small else _HALF_BILLION))
+        make_tiny_model(new, bench.family or "qwen2", seed=0, tied=True, **({} if bench.small else _HALF_BILLION))
         new.rename(folder)
     return folder
 
@@ -56,7 +61,7 @@ def sync(bench: Bench, transport: str) -> None:
     server = engine(bench, folder, dtype="bfloat16", gpu=1 if other_gpu else 0, compared=True)
     options = {"update_weight_transport": transport, "check_weight_update_equal": True}
     config = make_config(folder, device=bench.device, megatron={"bf16": True}, **options)
-    with serving(server):
+    with running(server, ready_s=READY_S):
         rank = start_rank(config)
         with torch.no_grad():
             for chunk in rank.policy.chunks:
@@ -105,29 +110,91 @@ def checksums(control: EngineControl) -> dict[str, Any]:
 
 def engine_alone(bench: Bench) -> None:
     """Tokens per second of one engine with many requests at once."""
-    requests, prompt, response = (8, 16, 16) if bench.small else (256, 128, 256)
+    shape = Shape.of(bench)
     server = engine(bench, model(bench), dtype="bfloat16")
     draw = random.Random(0)
-    prompts = [[draw.randrange(4, 100) for _ in range(prompt)] for _ in range(requests)]
+    prompts = [[draw.randrange(4, 100) for _ in range(shape.prompt)] for _ in range(shape.prompts)]
 
     async def generate(wanted: list[list[int]]) -> int:
-        sampling = SamplingParams(max_new_tokens=response)
-        async with HttpPolicyClient(server.url, timeout_s=60.0, concurrency=requests) as client:
+        sampling = SamplingParams(max_new_tokens=shape.response)
+        async with HttpPolicyClient(server.url, timeout_s=60.0, concurrency=len(wanted)) as client:
             answers = await asyncio.gather(*(client.generate(tokens, sampling) for tokens in wanted))
         return sum(len(answer.tokens) for answer in answers)
 
-    with serving(server):
+    with running(server, ready_s=READY_S):
         asyncio.run(generate(prompts[:4]))
-        began = time.perf_counter()
-        tokens = asyncio.run(generate(prompts))
-        seconds = time.perf_counter() - began
+        seconds, tokens = [], []
+        for _ in range(_TIMED_SENDS):
+            began = time.perf_counter()
+            tokens.append(asyncio.run(generate([prompt for prompt in prompts for _ in range(shape.siblings)])))
+            seconds.append(time.perf_counter() - began)
+    speed = statistics.median(count / took for count, took in zip(tokens, seconds, strict=True))
     bench.row(
-        requests_at_once=str(requests),
-        prompt_tokens=str(prompt),
-        generated_tokens=f"{tokens:,}",
-        seconds=f"{seconds:.2f}",
-        tokens_per_s=f"{tokens / seconds:,.0f}",
+        requests_at_once=str(shape.prompts * shape.siblings),
+        prompt_tokens=str(shape.prompt),
+        generated_tokens=f"{tokens[-1]:,}",
+        seconds=f"{statistics.median(seconds):.2f}",
+        tokens_per_s=f"{speed:,.0f}",
     )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much is generated at once."""
+
+    prompts: int
+    siblings: int
+    prompt: int
+    response: int
+
+    @classmethod
+    def of(cls, bench: Bench) -> Shape:
+        """The same for the engine alone and in the loop."""
+        return cls(2, 4, 16, 16) if bench.small else cls(32, 8, 128, 256)
+
+
+def colocated(bench: Bench) -> None:
+    """The loop on one GPU, which engine and trainer use in turn."""
+    shape, folder, work = Shape.of(bench), model(bench), bench.folder / "colocated"
+    work.mkdir()
+    draw = random.Random(0)
+    letters = string.ascii_letters + string.digits  # one token each
+    lines = (
+        {"prompt": "".join(draw.choices(letters, k=shape.prompt)), "label": "0"}
+        for _ in range(_ROLLOUTS * shape.prompts)
+    )
+    (work / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    sizes = {"num-rollout": _ROLLOUTS, "rollout-batch-size": shape.prompts, "n-samples-per-prompt": shape.siblings}
+    sizes |= {"global-batch-size": shape.prompts * shape.siblings, "rollout-max-response-len": shape.response}
+    command = [*_TRAIN, "--device", bench.device, "--colocate", "--bf16", "--check-weight-update-equal"]
+    command += [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    command += ["--hf-checkpoint", str(folder), "--prompt-data", str(work / "prompts.jsonl"), "--lr", "1e-6"]
+    command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--max-tokens-per-gpu", "16384"]
+    command += ["--sglang-preferred-sampling-params", json.dumps({"ignore_eos": True}), "--output-dir", str(work)]
+    command += ["--sglang-dtype", "bfloat16", "--sglang-max-running-requests", "256", *_prefixed(bench.sglang)]
+    if not bench.small:
+        command += ["--sglang-mem-fraction-static", "0.5"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    steps = [row for row in _metrics(work) if "time/step" in row][1:]
+
+    def usual(name: str) -> float:
+        return statistics.median(row[name] for row in steps)
+
+    seconds = {"generate": "wait_rollout", "train": "train", "sync": "sync_weights", "turns": "colocate"}
+    memory = {"generating": "memory/held_generating", "training": "memory/held_training"}
+    bench.row(
+        rollouts=str(len(steps)),
+        tokens_per_s=f"{usual('rollout/tokens_per_s'):,.0f}",
+        step_s=f"{usual('time/step'):.2f}",
+        **{f"{title}_s": f"{usual(f'time/{name}'):.2f}" for title, name in seconds.items()},
+        **{f"GiB_{title}": f"{usual(name) / 2**30:.2f}" for title, name in memory.items()},
+        largest_gap=f"{max(row['train/logprob_gap_max'] for row in steps):.1e}",
+    )
+
+
+def _prefixed(flags: Sequence[str]) -> list[str]:
+    """SGLang's flags as `slime train` takes them."""
+    return [flag.replace("--", "--sglang-", 1) if flag.startswith("--") else flag for flag in flags]
 
 
 def loop(bench: Bench) -> None:
@@ -135,14 +202,17 @@ def loop(bench: Bench) -> None:
     quickstart, work = ROOT / "examples" / "quickstart", bench.folder
     for script, target in (("make_model.py", work / "loop-model"), ("make_data.py", work / "loop-data")):
         subprocess.run([sys.executable, str(quickstart / script), str(target)], cwd=ROOT, check=True)
-    command = [sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", "train"]
-    command += [str(quickstart / "grpo.toml"), "--device", bench.device, "--num-rollout", str(_ROLLOUTS)]
+    command = [*_TRAIN, str(quickstart / "grpo.toml"), "--device", bench.device, "--num-rollout", str(_ROLLOUTS)]
     command += ["--hf-checkpoint", str(work / "loop-model"), "--prompt-data", str(work / "loop-data" / "train.jsonl")]
     command += ["--eval-prompt-data", "held_out", str(work / "loop-data" / "held_out.jsonl")]
     command += ["--save", str(work / "loop-saved"), "--save-hf", str(work / "loop-trained")]
-    command += ["--output-dir", str(work / "loop-run")]
+    command += ["--output-dir", str(work / "loop-run"), *_prefixed(bench.sglang)]
     subprocess.run(command, cwd=ROOT, check=True)
-    (metrics,) = (work / "loop-run").rglob("metrics.jsonl")
-    rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    speeds = [row["rollout/tokens_per_s"] for row in rows if "rollout/tokens_per_s" in row]
+    speeds = [row["rollout/tokens_per_s"] for row in _metrics(work / "loop-run") if "rollout/tokens_per_s" in row]
     bench.row(rollouts=str(len(speeds)), tokens_per_s=f"{statistics.median(speeds[1:]):,.0f}")
+
+
+def _metrics(output: Path) -> list[dict[str, Any]]:
+    """The metrics of the only run in a folder."""
+    (metrics,) = output.rglob("metrics.jsonl")
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]

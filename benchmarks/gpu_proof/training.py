@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,11 +58,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 _SMALL = {"num_layers": 2, "hidden_size": 112, "ffn_hidden_size": 304, "vocab_size": 512}
 _TIMED_STEPS = 3
+#: for the first engine on a GPU, which compiles kernels
+READY_S = 240.0
 
 
 def engine(bench: Bench, folder: Path, *, dtype: str, gpu: int = 0, **spec: Any) -> EngineServer:
     """An engine that is not started yet; on a GPU it leaves most of the memory to a trainer."""
-    extra = ["--dtype", dtype, "--max-running-requests", "256"]
+    extra = ["--dtype", dtype, "--max-running-requests", "256", *bench.sglang]
     if bench.on_gpu:
         extra += ["--mem-fraction-static", "0.3", "--base-gpu-id", str(gpu)]
         if dtype == "float32":  # SGLang's own kernels compute it in lower precision, or not at all
@@ -75,17 +76,6 @@ def engine(bench: Bench, folder: Path, *, dtype: str, gpu: int = 0, **spec: Any)
     return EngineServer(
         EngineSpec(model_path=str(folder), device=bench.device, log_path=log_path, extra_args=extra, **spec)
     )
-
-
-@contextlib.contextmanager
-def serving(server: EngineServer) -> Iterator[None]:
-    """The engine runs in the body; if that fails, the end of its log is printed, since the cause is often there."""
-    try:
-        with running(server):
-            yield
-    except BaseException:
-        print(server.log_path.read_text(encoding="utf-8", errors="replace")[-4000:], flush=True)
-        raise
 
 
 def start_rank(config: Any) -> MegatronRank:
@@ -103,10 +93,10 @@ def three_way(bench: Bench, dtype: str) -> None:
 
     Without SGLang the answers are random, and only trainer and transformers are compared.
     """
-    folder = make_tiny_model(bench.folder / f"three-way-{dtype}", "qwen3", seed=3, head_dim=64)
+    folder = make_tiny_model(bench.folder / f"three-way-{dtype}", bench.family or "qwen3", seed=3, head_dim=64)
     if importlib.util.find_spec("sglang") is not None:
         server = engine(bench, folder, dtype=dtype)
-        with serving(server):
+        with running(server, ready_s=READY_S):
             batch = generated_batch(server.url, PROMPTS, temperature=TEMPERATURE)
     else:
         batch = make_batch(masked=False)

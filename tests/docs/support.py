@@ -84,10 +84,10 @@ MODES = {
 _HEAD = """\
 # Support matrix
 
-What is tested on a CPU names its test; what is not tested says so. **Nothing here was measured on a GPU yet**: the code
-paths exist, and `make gpu-proof` is the program that will measure them. The models are small and random, with every
-feature of the published ones ([what is checked](models.md#what-is-checked)). `python -m tests.docs.support` writes this
-page.
+What is tested on a CPU names its test; what is not tested says so. **On a GPU, only training steps of one
+rank were measured** ([their speed](measurements.md#gpu), not their numbers): the other code paths exist, and `make
+gpu-proof` is the program that will measure them. The models are small and random, with every feature of the published
+ones ([what is checked](models.md#what-is-checked)). `python -m tests.docs.support` writes this page.
 """
 
 

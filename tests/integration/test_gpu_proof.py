@@ -18,7 +18,10 @@ PEAK_TFLOPS = 0.1
 
 
 def proof(tmp_path: Path, *, device: str = "cpu", seconds: float = 300.0) -> Proof:
-    options = argparse.Namespace(wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds)
+    options = argparse.Namespace(
+        wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds, sglang="", family=None
+    )
+    options.out = tmp_path / "proof.md"
     return Proof(tmp_path, options, time.monotonic() + seconds)
 
 
@@ -42,10 +45,11 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "proof.md"
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--small", "--out", str(out)]
     command += ["--peak-tflops", str(PEAK_TFLOPS), "--only", "three-way, float32", "training", "sync"]
+    command += ["engine", "colocated", "--family", "qwen3", "--sglang", "--schedule-policy fcfs"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    parts, agreement, steps, syncs = tables(out.read_text(encoding="utf-8"))
-    assert [row["result"] for row in parts] == ["ok"] * 5
+    parts, agreement, steps, syncs, [alone], [shared] = tables(out.read_text(encoding="utf-8"))
+    assert [row["result"] for row in parts] == ["ok"] * 7
 
     local, other = agreement
     for pair in ("trainer and transformers", "engine and transformers", "engine and trainer"):
@@ -70,6 +74,11 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
         assert float(row["MB"]) > 0.1
         assert 0 < float(row["later syncs s"]) < 60
 
+    assert alone["requests at once"] == "8"
+    assert 0 < float(shared["generate s"]) < float(shared["step s"])
+    assert 0 < float(shared["sync s"]) < float(shared["step s"])
+    assert 0 < float(shared["largest gap"]) < 0.1  # of bfloat16
+
 
 def test_a_part_that_fails_is_a_row_with_the_end_of_its_error(tmp_path: Path) -> None:
     failing = Part("engine", "engine alone", "bench:json")
@@ -78,6 +87,8 @@ def test_a_part_that_fails_is_a_row_with_the_end_of_its_error(tmp_path: Path) ->
     assert failed
     assert row["result"].startswith("failed (code 1)")
     assert "TypeError: 'module' object is not callable" in row["result"]
+    [kept] = (tmp_path / "proof").iterdir()  # the whole of it
+    assert "Traceback" in kept.read_text(encoding="utf-8")
 
 
 def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def cpu_engine(
 
 
 @contextlib.contextmanager
-def running(*servers: EngineServer) -> Iterator[None]:
+def running(*servers: EngineServer, ready_s: float = READY_S) -> Iterator[None]:
     """Start `servers` together, and stop them at the end. If the body fails, the ends of their logs are printed."""
     try:
         for server in servers:
             server.start()
         for server in servers:
-            server.wait_ready(READY_S)
+            server.wait_ready(ready_s)
         yield
     except BaseException:
         for server in servers:
