@@ -50,7 +50,7 @@ KIT: dict[str, frozenset[str]] = {
     "kit.processes": frozenset({"types", "errors", "raised"}),
     "kit.sandbox": _BASE | {"kit.processes"},
     "kit.models": frozenset({"errors", "architecture"}),
-    "kit.chat": _BASE | {"plugins", "cpu"},
+    "kit.chat": _BASE | {"plugins", "cpu", "kit.readers"},
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
     "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train", "engine", "view"},

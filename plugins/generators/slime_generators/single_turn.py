@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime.kit.chat import Answers
+from slime.kit.readers.tokenize import Codec
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 
 
@@ -18,7 +19,7 @@ class SingleTurn:
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
-        self._tokenizer = context.tokenizer
+        self._codec = Codec(context.tokenizer)
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
         """The sample with its response. Raises `ValueError` for a sample without prompt tokens."""
@@ -36,7 +37,7 @@ class SingleTurn:
         sample.tokens = sample.tokens + answer.tokens
         sample.response_length = begun + len(answer.tokens)
         response = answer.tokens if not begun else sample.tokens[sample.prompt_length :]
-        sample.response = self._tokenizer.decode(response, skip_special_tokens=True)
+        sample.response = self._codec.decode(response, skip_special_tokens=True)
         answers.add(answer)
         answers.fill(sample)
         return [sample]

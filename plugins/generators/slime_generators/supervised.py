@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.kit.readers.tokenize import batch_backend
+from slime.kit.readers.tokenize import Codec
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.options import SupervisedOptions
 
@@ -19,14 +19,12 @@ class Supervised:
         Raises:
             ValueError: `append_eos` is set and the tokenizer has no end-of-sequence token.
         """
-        self._tokenizer = context.tokenizer
-        #: gives the same tokens without what transformers does around it, which takes six times as long for a label
-        self._backend = batch_backend(context.tokenizer)
+        self._codec = Codec(context.tokenizer)
         self._end: list[int] = []
         if options.append_eos:
-            if self._tokenizer.eos_token_id is None:
+            if context.tokenizer.eos_token_id is None:
                 raise ValueError("the tokenizer has no end-of-sequence token; set append_eos to false")
-            self._end = [self._tokenizer.eos_token_id]
+            self._end = [context.tokenizer.eos_token_id]
 
     async def generate(
         self,
@@ -39,18 +37,13 @@ class Supervised:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
         if sample.label is None:
             raise ValueError(f"sample {sample.index} has no label to learn from; check --label-key")
-        whole = self._encode(sample.label) + self._end
+        whole = self._codec.encode(sample.label) + self._end
         response = whole[: sampling.max_new_tokens]
         cut = len(response) < len(whole)
         sample.tokens = sample.tokens + response
         sample.response_length = len(response)
-        sample.response = sample.label if not cut else self._tokenizer.decode(response, skip_special_tokens=True)
+        sample.response = sample.label if not cut else self._codec.decode(response, skip_special_tokens=True)
         sample.loss_mask = [1] * len(response)
         sample.finish_reason = "length" if cut else "stop"
         sample.status = Status.TRUNCATED if cut else Status.COMPLETED
         return [sample]
-
-    def _encode(self, text: str) -> list[int]:
-        encoded = (self._backend or self._tokenizer).encode(text, add_special_tokens=False)
-        ids: list[int] = encoded if self._backend is None else encoded.ids
-        return ids

@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
+from slime.kit.readers.tokenize import Codec
+
 #: placeholder for an answer when only the text after it is used; private-use characters, which mean nothing to
 #: templates and tokenizers
 _ANSWER = "\ue000answer\ue001"
@@ -36,6 +38,7 @@ class ChatTemplate:
                 " in its tokenizer_config.json"
             )
         self._tokenizer = tokenizer
+        self._codec = Codec(tokenizer)
         self._variables = variables
 
     def prompt(
@@ -56,7 +59,7 @@ class ChatTemplate:
             ValueError: If the template refuses the messages.
         """
         if trusted:
-            return self._encode(self._render(messages, tools=tools))
+            return self._codec.encode(self._render(messages, tools=tools))
         return self._encode_guarded(messages, lambda guarded: self._render(guarded, tools=tools))
 
     def continuation(self, messages: Sequence[Mapping[str, Any]], after: Sequence[int]) -> list[int]:
@@ -86,13 +89,13 @@ class ChatTemplate:
 
     def text(self, tokens: Sequence[int]) -> str:
         """An answer as text for parsers, with all special tokens except the one that ends it."""
-        return self._decode(tokens[: self._without_stops(tokens)], skip_special_tokens=False)
+        return self._codec.decode(tokens[: self._without_stops(tokens)], skip_special_tokens=False)
 
     def plain_text(self, tokens: Sequence[int], text: str | None = None) -> str:
         """An answer as text for people and rewards, without special tokens. `text`: its `text()`, if known."""
         if text is not None and self._special_ids.isdisjoint(tokens[: self._without_stops(tokens)]):
             return text
-        return self._decode(tokens, skip_special_tokens=True)
+        return self._codec.decode(tokens, skip_special_tokens=True)
 
     # --- rendering -----------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class ChatTemplate:
 
     @cached_property
     def _end_tokens(self) -> list[int]:
-        return self._encode(self._end)
+        return self._codec.encode(self._end)
 
     def _without_stops(self, tokens: Sequence[int]) -> int:
         """The number of tokens without those that end the answer."""
@@ -177,19 +180,6 @@ class ChatTemplate:
 
     # --- encoding ------------------------------------------------------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def _decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        # transformers' `decode` checks each token in Python first, which doubles the time. One from a model folder may
-        # do more than its backend.
-        tokenizer = self._tokenizer
-        own = type(tokenizer).__module__.startswith("transformers_modules.")
-        direct = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces and not own
-        decode = tokenizer.backend_tokenizer.decode if direct else tokenizer.decode
-        return str(decode(list(tokens), skip_special_tokens=skip_special_tokens))
-
     def _encode_guarded(self, messages: Sequence[Mapping[str, Any]], render: Any) -> list[int]:
         """Render and encode messages, with special tokens inside them as plain text.
 
@@ -199,7 +189,7 @@ class ChatTemplate:
         """
         special = self._special
         if special is None or not any(special.search(text) for message in messages for text in _texts(message)):
-            return self._encode(render(messages))
+            return self._codec.encode(render(messages))
         everything = "".join(text for message in messages for text in _texts(message))
         mark = next(mark for n in count() if (mark := f"\ue000{n}\ue001") not in everything)
 
@@ -209,7 +199,7 @@ class ChatTemplate:
             return text
 
         pieces = render([_mapped(message, cut) for message in messages]).split(mark)
-        return [token for piece in pieces if piece for token in self._encode(piece)]
+        return [token for piece in pieces if piece for token in self._codec.encode(piece)]
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
