@@ -95,7 +95,7 @@ CAPTIONS = {
     " passes of a model without recomputation; TFLOP/s also counts the forward pass that full recomputation adds.",
     "sync": "Weights from the trainer to one engine, median of three after the first; checksums of all tensors compared"
     " afterwards.",
-    "engine": "Generation by one engine without training: prompts of 8 requests each.",
+    "engine": "Generation by one engine without training; several requests have the same prompt.",
     "colocated": "`slime train --colocate` on one GPU with the model and lengths of the engine alone: medians of the"
     " rollouts after the first. Memory is what trainer and engine hold in the turn of each.",
     "loop": "`slime train` with the run file and the model of the quickstart, median of the rollouts after the first.",
@@ -111,7 +111,9 @@ def main() -> int:
     names = [*CAPTIONS, *(part.name for part in PARTS)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help="; ".join(names))
     parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16, if its name is not known")
-    parser.add_argument("--sglang", default="", metavar="FLAGS", help="for all engines, as one word")
+    parser.add_argument(
+        "--sglang", default="", metavar="'FLAGS'", help="for all engines: --sglang='--disable-cuda-graph'"
+    )
     parser.add_argument("--family", choices=("llama", "qwen2", "qwen3"), help="of the models of all engines")
     parser.add_argument("--limit-s", type=float, default=TOTAL_S, help="seconds for everything (default: %(default)g)")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu_proof.md", help="where the table goes")
@@ -146,6 +148,9 @@ class Proof:
 
     def __init__(self, work: Path, options: argparse.Namespace, deadline: float) -> None:
         self._work, self._options, self._deadline = work, options, deadline
+        #: logs of parts that failed
+        self._kept: Path = options.out.with_name(f"{options.out.stem}-logs")
+        shutil.rmtree(self._kept, ignore_errors=True)
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths(work / "site", options.wheels))}
 
     def machine(self) -> dict[str, str]:
@@ -221,19 +226,20 @@ class Proof:
                 outcome = f"no answer within {limit_s:.0f} s: {last_lines(log)}"
             finally:
                 end_group(process)
+        others = [*self._work.glob("engine-*.log"), *self._work.glob("*/*/logs/*.log")]
         if outcome != "ok":  # the end of the log, in the table, is rarely enough
-            self._keep([log, *self._work.glob("engine-*.log")], part)
-        for engine in self._work.glob("engine-*.log"):
-            engine.unlink()
+            self._keep([log, *others], part)
+        for other in others:
+            other.unlink()
         found = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
         return outcome, [json.loads(line) for line in found], time.monotonic() - began
 
     def _keep(self, logs: Sequence[Path], part: Part) -> None:
-        """Copy the logs of a part that failed to a folder beside the table."""
-        kept = self._options.out.with_suffix("")
-        kept.mkdir(parents=True, exist_ok=True)
+        """Copy the logs of a part that failed, and of what it started, to a folder beside the table."""
+        kept = self._kept / part.name.replace(" ", "-").replace(",", "")
+        kept.mkdir(parents=True)
         for log in logs:
-            shutil.copyfile(log, kept / f"{part.name.replace(' ', '-').replace(',', '')}-{log.name}")
+            shutil.copyfile(log, kept / log.name)
         print(f"{part.name} did not succeed; its logs are in {kept}", flush=True)
 
 

@@ -149,7 +149,7 @@ class Shape:
 
     @classmethod
     def of(cls, bench: Bench) -> Shape:
-        """The same for the engine alone and in the loop."""
+        """The same for the engine alone and in the colocated loop."""
         return cls(2, 4, 16, 16) if bench.small else cls(32, 8, 128, 256)
 
 
@@ -171,9 +171,10 @@ def colocated(bench: Bench) -> None:
     command += ["--hf-checkpoint", str(folder), "--prompt-data", str(work / "prompts.jsonl"), "--lr", "1e-6"]
     command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--max-tokens-per-gpu", "16384"]
     command += ["--sglang-preferred-sampling-params", json.dumps({"ignore_eos": True}), "--output-dir", str(work)]
-    command += ["--sglang-dtype", "bfloat16", "--sglang-max-running-requests", "256", *_prefixed(bench.sglang)]
+    command += ["--sglang-dtype", "bfloat16", "--sglang-max-running-requests", "256"]
     if not bench.small:
         command += ["--sglang-mem-fraction-static", "0.5"]
+    command += _prefixed(bench.sglang)
     subprocess.run(command, cwd=ROOT, check=True)
     steps = [row for row in _metrics(work) if "time/step" in row][1:]
 

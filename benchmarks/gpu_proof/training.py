@@ -58,19 +58,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 _SMALL = {"num_layers": 2, "hidden_size": 112, "ffn_hidden_size": 304, "vocab_size": 512}
 _TIMED_STEPS = 3
-#: for the first engine on a GPU, which compiles kernels
+#: for an engine: the first on a GPU compiles kernels
 READY_S = 240.0
 
 
 def engine(bench: Bench, folder: Path, *, dtype: str, gpu: int = 0, **spec: Any) -> EngineServer:
     """An engine that is not started yet; on a GPU it leaves most of the memory to a trainer."""
-    extra = ["--dtype", dtype, "--max-running-requests", "256", *bench.sglang]
+    extra = ["--dtype", dtype, "--max-running-requests", "256"]
     if bench.on_gpu:
         extra += ["--mem-fraction-static", "0.3", "--base-gpu-id", str(gpu)]
         if dtype == "float32":  # SGLang's own kernels compute it in lower precision, or not at all
             extra += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
     else:
         extra += ["--max-total-tokens", "16384"]
+    extra += bench.sglang  # of two that contradict each other, SGLang takes the later
     log_path = bench.folder / f"engine-{time.monotonic_ns()}.log"
     log_path.touch()
     return EngineServer(

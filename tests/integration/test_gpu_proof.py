@@ -45,7 +45,7 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "proof.md"
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--small", "--out", str(out)]
     command += ["--peak-tflops", str(PEAK_TFLOPS), "--only", "three-way, float32", "training", "sync"]
-    command += ["engine", "colocated", "--family", "qwen3", "--sglang", "--schedule-policy fcfs"]
+    command += ["engine", "colocated", "--family", "qwen3", "--sglang=--schedule-policy fcfs"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     parts, agreement, steps, syncs, [alone], [shared] = tables(out.read_text(encoding="utf-8"))
@@ -87,8 +87,23 @@ def test_a_part_that_fails_is_a_row_with_the_end_of_its_error(tmp_path: Path) ->
     assert failed
     assert row["result"].startswith("failed (code 1)")
     assert "TypeError: 'module' object is not callable" in row["result"]
-    [kept] = (tmp_path / "proof").iterdir()  # the whole of it
+    kept = tmp_path / "proof-logs" / "engine-alone" / "engine-alone.log"  # the whole of it
     assert "Traceback" in kept.read_text(encoding="utf-8")
+
+
+def test_logs_of_what_a_failed_part_started_are_kept_and_those_of_the_proof_before_are_not(tmp_path: Path) -> None:
+    (tmp_path / "proof-logs" / "engine-alone").mkdir(parents=True)
+    for log in (tmp_path / "engine-1.log", tmp_path / "colocated" / "a-run" / "logs" / "engine-0.log"):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("the kernel does not fit")
+    again = proof(tmp_path)
+    again.table(
+        machine("none"), [Part("colocated", "colocated loop", "bench:json"), Part("engine", "next", "bench:json")]
+    )
+    kept = {path.relative_to(tmp_path / "proof-logs").as_posix() for path in (tmp_path / "proof-logs").rglob("*.log")}
+    assert kept == {f"colocated-loop/{name}.log" for name in ("colocated-loop", "engine-1", "engine-0")} | {
+        "next/next.log"
+    }
 
 
 def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
