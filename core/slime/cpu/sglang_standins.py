@@ -20,7 +20,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
@@ -175,12 +175,20 @@ def install() -> frozenset[str]:
     return names
 
 
-def hide_megatron() -> None:
-    """Let SGLang find no Megatron, which its dumper of tensors asks for ranks if it is installed.
+@contextlib.contextmanager
+def without_megatron() -> Iterator[None]:
+    """In the body, SGLang finds no Megatron, which its dumper of tensors imports to ask for ranks if it is installed.
 
     An engine has no such ranks, and importing Megatron takes a second of CPU.
     """
-    sys.modules.setdefault("megatron.core", None)  # type: ignore[arg-type]  # how Python marks what must not be imported
+    if "megatron.core" in sys.modules:
+        yield
+        return
+    sys.modules["megatron.core"] = None  # type: ignore[assignment]  # how Python marks what must not be imported
+    try:
+        yield
+    finally:
+        del sys.modules["megatron.core"]
 
 
 def compile_nothing() -> None:

@@ -44,20 +44,20 @@ def prepare_cpu_host() -> Literal[True]:
     gc.disable()  # nothing imported here ever becomes garbage; looking for some takes a second
     sglang_standins.install()
     sglang_standins.compile_nothing()
-    sglang_standins.hide_megatron()
-    for module in (
-        "sglang.srt.entrypoints.http_server",
-        "sglang.srt.managers.detokenizer_manager",
-        "sglang.srt.managers.scheduler",
-    ):
-        importlib.import_module(module)
+    with sglang_standins.without_megatron():
+        for module in (
+            "sglang.srt.entrypoints.http_server",
+            "sglang.srt.managers.detokenizer_manager",
+            "sglang.srt.managers.scheduler",
+        ):
+            importlib.import_module(module)
 
-    from slime.cpu import sglang_models, sglang_patches
+        from slime.cpu import sglang_models, sglang_patches
 
-    sglang_models.import_on_demand()
-    sglang_patches.apply()
-    # Otherwise each scheduler does so after it was forked. It must see the patches.
-    importlib.import_module("sglang.srt.model_executor.model_runner")
+        sglang_models.import_on_demand()
+        sglang_patches.apply()
+        # Otherwise each scheduler does so after it was forked. It must see the patches.
+        importlib.import_module("sglang.srt.model_executor.model_runner")
     _fork_instead_of_spawn()
     # Left to the collector, the imported objects cost every server process pauses of half a second while it serves, and
     # memory that forked processes otherwise share.
