@@ -172,7 +172,9 @@ def watch(run: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            address = next(line.split()[1] for line in child.stdout if line.startswith("open "))
+            address = next((line.split()[1] for line in child.stdout if line.startswith("open ")), None)
+            if address is None:
+                raise SystemExit("`slime view` ended before it printed its address")
             print(f"live: the address after {time.monotonic() - started:.1f} s", flush=True)
             port, token = address.removeprefix("http://127.0.0.1:").split("/")[:2]
             process, link = psutil.Process(child.pid), http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
@@ -209,11 +211,13 @@ def watch(run: Path) -> None:
             print(f"live: idle, {(sum(process.cpu_times()[:2]) - cpu) / _IDLE_S:.0%} of a core", flush=True)
             files = sorted((run / "rollouts").glob("*.jsonl"))
             added = files[-1].read_text().replace('"response": "', '"response": "lately ')
-            (run / "rollouts" / f"{int(files[-1].stem) + 1:06d}.jsonl").write_text(added)
+            new = run / "rollouts" / f"{int(files[-1].stem) + 1:06d}.jsonl"
+            new.write_text(added)
             written, count = time.monotonic(), added.count("\n")
             while ask("samples", {"run": 0, "q": "lately", "sort": "step"})["total"] < min(count, 10_000):
                 time.sleep(0.05)
             print(f"live: {count:,} samples of a new step found after {time.monotonic() - written:.1f} s")
+            new.unlink()
             peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{child.pid}/status").read_text())
             print(f"live: {int(peak[1]) / 1024 if peak else 0:.0f} MiB of memory at most", flush=True)
         finally:

@@ -117,7 +117,7 @@ def test_batches_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_BATCH_BYTES", 1000)
     index = open_index(RunFolder(folder))
     [file] = [file for file in index.files() if file.kind == "train"]
-    added = list(index._read(file))
+    added = list(index._read(file, None))
     assert added == [4, 4, 4]  # each line has about 300 bytes
 
 
@@ -185,7 +185,7 @@ def test_files_that_are_deleted_while_they_are_read_end_nothing(
 def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=3)
     one, other = open_index(RunFolder(folder)), open_index(RunFolder(folder))
-    first = iter(one._read(next(iter(one.files()))))
+    first = iter(one._read(next(iter(one.files())), None))
     next(first)
     other.refresh()
     list(first)

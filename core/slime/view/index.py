@@ -205,7 +205,7 @@ class RunIndex:
         """The sample files that the index covers."""
         return list(self.folder.sample_files()) if self._files is None else self._files
 
-    def _read(self, file: SampleFile, known: tuple[Any, ...] | None = None) -> Iterator[int]:
+    def _read(self, file: SampleFile, known: tuple[Any, ...] | None) -> Iterator[int]:
         """Add the new lines of a file; yields how many after each batch. A file that cannot be read is told.
 
         Args:

@@ -83,7 +83,7 @@ class Metrics:
 
     def refresh(self) -> bool:
         """Read on; returns whether anything was new. A file that was replaced is read anew."""
-        before, trouble = self.read, self.trouble
+        before, trouble = self.position, self.trouble
         try:
             with open_regular(self.path) as file:
                 self._read_on(file)
@@ -92,7 +92,7 @@ class Metrics:
             self.trouble = ""
         except OSError as error:
             self.trouble = error.strerror or str(error)
-        return self.read != before or self.trouble != trouble
+        return self.position != before or self.trouble != trouble
 
     def _read_on(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
@@ -116,8 +116,8 @@ class Metrics:
                 self._names[name] = None
 
     @property
-    def read(self) -> tuple[int, int]:
-        """What was read of which file: the same as long as nothing is new."""
+    def position(self) -> tuple[int, int]:
+        """Which file was read, and how far: the same as long as nothing is new."""
         return self._inode, self._done
 
     @property

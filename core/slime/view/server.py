@@ -33,9 +33,9 @@ from slime.view.report import export_page
 from slime.view.run_files import RunFolder
 
 HOST = "127.0.0.1"
-#: seconds between two looks at the files of a run, and the most
+#: seconds from a look at the files of a run to the next: at least, and at most
 _LOOK_EVERY_S, _LOOK_WITHIN_S = 1.0, 10.0
-#: how many times as long as a look without news, or a count, took is waited after it
+#: a look without news, or a count, is followed by a rest this many times as long
 _REST = 4.0
 #: seconds between two counts of what the samples of a run that goes on show
 _COUNT_EVERY_S = 10.0
@@ -113,17 +113,16 @@ class WatchedRun:
         with self.lock:
             news = self.folder.metrics.refresh()
         before, self._state = self._state, self.folder.state()
-        if news or before != self._state:
+        if news := news or before != self._state:
             self.version += 1
-        added = self._index.refresh(self._batch_added) > 0
-        if added:
-            self._counts_due = True
+        if self._index.refresh(self._batch_added) > 0:
+            news = self._counts_due = True
         if self._counts_due and (started := time.monotonic()) > self._count_at:
             self._counts, self._counts_due = queries.counts(self._index), False
             ended = time.monotonic()
             self._count_at = ended + max(_COUNT_EVERY_S, _REST * (ended - started))
-            return True
-        return added
+            news = True
+        return news
 
     def _batch_added(self) -> bool:
         self.version += 1
@@ -132,7 +131,7 @@ class WatchedRun:
     def answer(self) -> dict[str, Any]:
         """What the page shows of the run as a whole."""
         with self.lock:
-            counts, read = self._counts, self.folder.metrics.read
+            counts, read = self._counts, self.folder.metrics.position
             if self._alerts_of != (read, counts):
                 self._alerts, self._alerts_of = alerts(self.folder.metrics, counts), (read, counts)
             return answers.run_answer(

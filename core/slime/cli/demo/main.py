@@ -64,7 +64,7 @@ def _teach(folder: Path, sums: Sequence[Sum]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # Beside other work, threads that wait for each other in every step of so small a model take minutes for seconds.
+    # Beside other work, several threads wait for each other in each of these tiny steps: minutes instead of seconds.
     torch.set_num_threads(1)
     folder.mkdir(parents=True)
     tokenizer = _tokenizer()
