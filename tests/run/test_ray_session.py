@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -88,7 +88,10 @@ def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: s
 @pytest.mark.engine
 def test_a_local_ray_has_no_process_that_a_run_on_one_machine_does_not_need() -> None:
     with ray_session(RunConfig(cluster=ClusterOptions(device="cpu"))):
-        started = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        started = []
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                started.append(" ".join(child.cmdline()))
     names = {name for name in ("gcs_server", "raylet", "monitor.py") for command in started if name in command}
     assert names == {"gcs_server", "raylet"}
 

@@ -197,7 +197,7 @@ def shared_prompts(config: RunConfig) -> Iterator[str]:
     for flag in beside:
         yield f"--share-prompts has no effect with {flag}. Drop one of them"
     if config.on_gpu:
-        yield "--share-prompts has no effect on GPUs: it is for training on CPU. Drop it"
+        yield "--share-prompts has no effect on GPUs: it is for training on CPU. Drop it, or add --no-share-prompts"
 
 
 def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterator[str]:
@@ -246,7 +246,10 @@ def _expert_problems(config: RunConfig, transformer: Mapping[str, Any], tensor: 
     expert = stated.get("expert_model_parallel_size", 1)
     divided = stated.get("expert_tensor_parallel_size") or tensor
     if config.algorithm.share_prompts:
-        yield "--share-prompts has no effect: the model has experts, whose routers count each sample's tokens. Drop it"
+        yield (
+            "--share-prompts has no effect: the model has experts, whose routers count each sample's tokens. Drop it,"
+            " or add --no-share-prompts"
+        )
     width = transformer.get("moe_ffn_hidden_size") or transformer.get("ffn_hidden_size")
     if expert > 0 and experts % expert:
         yield f"--expert-model-parallel-size {expert} does not divide the model's {experts} experts"

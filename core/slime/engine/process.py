@@ -111,7 +111,7 @@ class SupervisedProcess(ABC):
             return None
         how = describe_exit(status)
         if status == -signal.SIGKILL:
-            how += " (by a person, by the kernel for lack of memory, or by itself after an error)"
+            how += " (by a person, by the kernel for lack of memory, or by its own processes after an error)"
         assert self._ended_at is not None
         seconds = self._ended_at - self._started_at
         return f"{self.name} (pid {self._child.pid}) {how} after {seconds:.0f} s. {self._log_excerpt()}"
