@@ -89,13 +89,13 @@ class ChatTemplate:
 
     def text(self, tokens: Sequence[int]) -> str:
         """An answer as text for parsers, with all special tokens except the one that ends it."""
-        return self._codec.decode(tokens[: self._without_stops(tokens)], skip_special_tokens=False)
+        return self._codec.decode(list(tokens[: self._without_stops(tokens)]), skip_special_tokens=False)
 
     def plain_text(self, tokens: Sequence[int], text: str | None = None) -> str:
         """An answer as text for people and rewards, without special tokens. `text`: its `text()`, if known."""
         if text is not None and self._special_ids.isdisjoint(tokens[: self._without_stops(tokens)]):
             return text
-        return self._codec.decode(tokens, skip_special_tokens=True)
+        return self._codec.decode(list(tokens), skip_special_tokens=True)
 
     # --- rendering -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,13 +170,17 @@ class Codec:
 
     What transformers does around the backend of a tokenizer takes several times as long as the backend itself if a text
     is short. So the backend is used, unless it may give something else.
+
+    Attributes:
+        decode: The text of a list of token ids; takes `skip_special_tokens`. The library's own function.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._encoder = batch_backend(tokenizer)
         plain = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces
-        self._decoder = backend_of(tokenizer) if plain else None
+        backend = backend_of(tokenizer) if plain else None
+        self.decode: Callable[..., str] = (tokenizer if backend is None else backend).decode
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it; those in it become control tokens."""
@@ -185,11 +189,6 @@ class Codec:
         else:
             ids = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of token ids."""
-        decode = (self._decoder or self._tokenizer).decode
-        return str(decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
 
 def _render(
