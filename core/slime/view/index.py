@@ -206,7 +206,7 @@ class RunIndex:
         return list(self.folder.sample_files()) if self._files is None else self._files
 
     def _read(self, file: SampleFile, known: tuple[Any, ...] | None) -> Iterator[int]:
-        """Add the new lines of a file; yields how many after each batch. A file that cannot be read is told.
+        """Add the new lines of a file, and yield after each batch how many. The page shows why one cannot be read.
 
         Args:
             file: The file.
@@ -327,7 +327,7 @@ class RunIndex:
         return False
 
     def _read_tokens(self, path: Path, number: int, known: int | None) -> None:
-        """Read the tokens of a file of samples with a number, unless they are those of before. Damage is told."""
+        """Index a file of tokens, unless it is as it was at `known`; `number`: id of its file of samples."""
         trouble = None
         try:
             changed = os.stat(path).st_ctime_ns

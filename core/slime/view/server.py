@@ -96,7 +96,7 @@ class WatchedRun:
             started = time.monotonic()
             try:
                 told, news = "", self._look()
-            except Exception as error:  # noqa: BLE001 - it is told on the page, and tried again
+            except Exception as error:  # noqa: BLE001 - the page shows it, and the next look tries again
                 told, news = str(error) if isinstance(error, SlimeError) else one_line(error), False
             if told != self.trouble and not self._ended.is_set():
                 self.trouble, news = told, True
