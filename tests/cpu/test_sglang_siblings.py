@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import InitVar, dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -163,11 +165,16 @@ class Waiting:
     extra_key: str | None = None
     cache_salt: str | None = None
     return_logprob: bool = True
-    logprob_start_len: int = -1
+    #: None: as SGLang sets it where log-probs of the answer, but none of the prompt, are asked for
+    logprob_start_len: int | None = None
     positional_embed_overrides: object = None
+    sampling_params: Any = field(default_factory=lambda: SimpleNamespace(max_new_tokens=100))
+    skip_radix_cache_insert: bool = False
 
     def __post_init__(self, prompt: list[int]) -> None:
         self.origin_input_ids = array("q", prompt)
+        if self.logprob_start_len is None:
+            self.logprob_start_len = len(prompt) if self.return_logprob else -1
 
 
 @dataclass
@@ -274,6 +281,19 @@ def test_others_wait_for_a_prompt_that_is_computed_in_chunks() -> None:
 def test_requests_that_do_not_wait(waiting: list[Waiting]) -> None:
     choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
     assert choose(Scheduler(list(waiting)), None, Batch())[0] == waiting
+
+
+@pytest.mark.parametrize(("new_tokens", "left_out"), [(16, True), (17, False)])
+def test_short_answers_of_all_but_the_first_are_not_kept_in_the_cache(new_tokens: int, left_out: bool) -> None:
+    first = group(1)
+    for one in first:
+        one.sampling_params = SimpleNamespace(max_new_tokens=new_tokens)
+    scheduler, running = Scheduler(list(first)), Batch()
+    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
+    choose(scheduler, None, running)
+    first[0].output_ids.append(5)
+    assert choose(scheduler, None, Batch(first[:1]))[0] == first[1:]
+    assert [one.skip_radix_cache_insert for one in first] == [False] + [left_out] * 7
 
 
 def test_samples_of_a_prompt_run_together_where_room_is_scarce() -> None:

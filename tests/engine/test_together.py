@@ -81,6 +81,27 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it(engine: Engi
     assert [len(answers[i].tokens) for i in (0, 2, 3)] == [4, 4, 4]
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize(("new_tokens", "kept"), [(4, False), (24, True)])
+def test_samples_of_a_prompt_find_it_in_the_cache(engine: EngineServer, new_tokens: int, kept: bool) -> None:
+    """One computes it. The answers of the others are kept too, unless they are so short that this would take longer."""
+    prompt = [10 + (new_tokens * i + i // 90) % 90 for i in range(300)]
+    sampling = [SamplingParams(max_new_tokens=new_tokens, sampling_seed=i) for i in range(8)]
+    group = [(prompt, one, rid) for one, rid in zip(sampling, names(8), strict=True)]
+    answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, together=True), group))
+    # A prompt of another test may begin with the same few tokens.
+    assert sorted(answer.meta["cached_tokens"] // 10 for answer in answers) == [0] + [29] * 7
+
+    others = [answer for answer in answers if answer.meta["cached_tokens"] == 299]
+    continued = [([*prompt, *answer.tokens, 7], sampling[0], rid) for answer, rid in zip(others, names(7), strict=True)]
+    found = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60), continued))
+    held = [300 + (len(answer.tokens) - 1 if kept else 0) for answer in others]  # the last token was never an input
+    # Two answers, or an answer and that of the first, may begin with the same tokens.
+    assert all(one.meta["cached_tokens"] >= least for one, least in zip(found, held, strict=True))
+    if not kept:
+        assert min(one.meta["cached_tokens"] for one in found) <= 301
+
+
 def test_requests_that_an_engine_still_works_on_are_sent_again_under_other_names(
     faulty_engine: Callable[..., FaultyEngine],
 ) -> None:

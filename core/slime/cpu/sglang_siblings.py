@@ -24,6 +24,8 @@ _MAX_FILLED = 2
 
 #: prompt tokens that must be saved for requests to wait: the additional forward pass costs as much as some hundred
 _LEAST_SAVED = 256
+#: an answer of so few tokens is not kept in the cache: to add it takes longer than to compute it again
+_NOT_KEPT = 16
 #: a first request that has been out of the queue for so many calls without a token was aborted: nobody waits for it
 _PATIENCE = 3
 
@@ -136,6 +138,8 @@ class Firsts:
     def divide(self, waiting: Sequence[Any], in_chunks: Any) -> tuple[list[Any], list[Any]]:
         """The requests that may be computed now, and those that have to wait for the first of their prompt.
 
+        SGLang will not add short answers of others than the first to the cache.
+
         Args:
             waiting: Requests of SGLang (`Req`), in the order in which they are computed.
             in_chunks: The request of which a part of the prompt is computed, if there is one.
@@ -153,6 +157,8 @@ class Firsts:
             if first is request or first is in_chunks or first.output_ids:
                 self._first[key] = first, self._calls
             (now if first is request or first.output_ids else later).append(request)
+            if first is not request and request.sampling_params.max_new_tokens <= _NOT_KEPT:
+                request.skip_radix_cache_insert = True
         if sum(len(request.origin_input_ids) - 1 for request in later) < _LEAST_SAVED:
             return list(waiting), []
         return now, later
@@ -160,7 +166,8 @@ class Firsts:
 
 def _can_use_cache(request: Any) -> bool:
     """Whether the whole prompt can come from the cache. A request that has begun to answer is like no other."""
-    wants_prompt = request.return_logprob and request.logprob_start_len >= 0
+    # SGLang sets the start to the length of the prompt where no log-probs of it are asked for.
+    wants_prompt = request.return_logprob and 0 <= request.logprob_start_len < len(request.origin_input_ids) - 1
     return not (request.output_ids or wants_prompt or request.positional_embed_overrides is not None)
 
 
