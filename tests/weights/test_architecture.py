@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from tests.support.families import architecture
 from tests.support.tiny_models import published, write_tiny_tokenizer
+from transformers import AutoTokenizer
+from transformers.models.auto import tokenization_auto as tables
 
 from slime.errors import ConfigError, SlimeError
 from slime.weights import read_hf_config
-from slime.weights.hf_config import read_tokenizer
+from slime.weights.hf_config import OWN_CLASS, PLAIN_CLASSES, read_tokenizer
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -142,3 +144,31 @@ def test_the_tokenizer_is_read_whether_or_not_transformers_knows_the_model(famil
     tokenizer = read_tokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode("1+1=", add_special_tokens=False)) == "1+1="
     assert "<|im_start|>" in tokenizer.chat_template
+
+
+@pytest.mark.parametrize("stated", PLAIN_CLASSES)
+def test_a_tokenizer_without_code_of_a_model_is_read_without_torch(stated: str, tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": stated}))
+    (tmp_path / "config.json").write_text(json.dumps(published("qwen3")))
+    code = (
+        "import pathlib, sys; from slime.weights.hf_config import read_tokenizer;"
+        f" print(read_tokenizer(pathlib.Path({str(tmp_path)!r})), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=240, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{AutoTokenizer.from_pretrained(tmp_path)} False\n"
+
+
+def test_models_with_a_tokenizer_class_of_their_own_are_those_of_transformers() -> None:
+    """For all other types, AutoTokenizer takes the plain class where the folder names it."""
+    own = {name: tables.TOKENIZER_MAPPING_NAMES.get(name) for name in tables.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS}
+    assert sorted(OWN_CLASS) == sorted(name for name, kind in own.items() if kind not in (None, *PLAIN_CLASSES))
+    assert "MistralCommonBackend" not in tables.TOKENIZER_MAPPING_NAMES.values()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "deepseek_v3", "mistral"])
+def test_the_class_of_a_tokenizer_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    assert type(read_tokenizer(tmp_path)) is type(AutoTokenizer.from_pretrained(tmp_path))

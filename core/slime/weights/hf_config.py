@@ -14,6 +14,11 @@ from typing import Any
 
 from slime.errors import ConfigError
 
+#: names of the class of transformers that reads any tokenizer.json
+PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+#: types of models whose tokenizers transformers reads with a class of their own even if their folder names another
+OWN_CLASS = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp")
+
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` of a model folder.
@@ -103,6 +108,12 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     if code is not None:
         require_own_code(folder)
 
+    if code is None and _has_plain_tokenizer(folder):
+        # AutoTokenizer would import torch and the models of transformers first: seconds, and hundreds of megabytes.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+
     from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 
     # AutoTokenizer reads config.json only for the model type, and fails at the other keys of a type it does not know.
@@ -119,6 +130,17 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         place = folder.resolve()
         copyreg.pickle(type(tokenizer), lambda _: (_read_trusted, (place,)))
     return tokenizer
+
+
+def _has_plain_tokenizer(folder: Path) -> bool:
+    """Whether AutoTokenizer would read the folder's tokenizer.json with the class that is no model's own."""
+    path = folder / "tokenizer_config.json"
+    if not all(file.is_file() for file in (path, folder / "tokenizer.json", folder / "config.json")):
+        return False
+    stated = read_json(path)
+    if not isinstance(stated, dict) or stated.get("tokenizer_class") not in PLAIN_CLASSES:
+        return False
+    return read_hf_config(folder).get("model_type") not in OWN_CLASS
 
 
 def _read_trusted(folder: Path) -> Any:
