@@ -21,7 +21,7 @@ from slime.observe.timing import COMPUTE_PHASES, ENGINE_PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP_STEPS = 3
-LIMITS = {"seconds": 300.0, "GiB": 8.0, "seconds to the first training step": 60.0, "kernel overhead %": 15.0}
+LIMITS = {"seconds": 90.0, "GiB": 8.0, "seconds to the first training step": 60.0, "kernel overhead %": 15.0}
 
 
 def step_table(run_dir: Path) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import InitVar, dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slime.cpu import sglang_attention, sglang_siblings
 from slime.cpu.sglang_attention import Places, Running, batched_decode
-from slime.cpu.sglang_siblings import Firsts, find_siblings, prompts_once
+from slime.cpu.sglang_siblings import Firsts, find_siblings, prompts_once, without_short_answers
 
 HEADS, KV_HEADS, HEAD, ROWS, WIDTH = 4, 2, 8, 40, 400
 
@@ -168,8 +167,6 @@ class Waiting:
     #: None: as SGLang sets it where log-probs of the answer, but none of the prompt, are asked for
     logprob_start_len: int | None = None
     positional_embed_overrides: object = None
-    sampling_params: Any = field(default_factory=lambda: SimpleNamespace(max_new_tokens=100))
-    skip_radix_cache_insert: bool = False
 
     def __post_init__(self, prompt: list[int]) -> None:
         self.origin_input_ids = array("q", prompt)
@@ -228,6 +225,12 @@ def test_the_first_of_each_prompt_is_computed_before_the_others() -> None:
     assert choose(scheduler, None, running)[0] == second[1:]
 
 
+def test_requests_without_log_probs_of_their_prompt_wait() -> None:
+    waiting = [Waiting([1] * 100, logprob_start_len=99) for _ in range(8)]
+    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
+    assert choose(Scheduler(list(waiting)), None, Batch())[0] == waiting[:1]
+
+
 def test_requests_keep_their_order_and_none_is_lost() -> None:
     first, second, other = group(1), group(2), group(3, size=1)
     scheduler = Scheduler([*first[:4], *second, *first[4:], *other], most=2)
@@ -273,7 +276,7 @@ def test_others_wait_for_a_prompt_that_is_computed_in_chunks() -> None:
         [Waiting([1] * 100, extra_key=str(i)) for i in range(8)],
         [Waiting([1] * 100, cache_salt=str(i)) for i in range(8)],
         [Waiting([1] * 100, output_ids=[i]) for i in range(8)],  # answers that were interrupted
-        [Waiting([1] * 100, logprob_start_len=0) for _ in range(8)],  # log-probs of the prompt are not in the cache
+        [Waiting([1] * 100, logprob_start_len=98) for _ in range(8)],  # log-probs of the prompt are not in the cache
         [Waiting([1] * 100, positional_embed_overrides=object()) for _ in range(8)],
     ],
     ids=["short", "keys", "salts", "interrupted", "log-probs", "embeddings"],
@@ -283,17 +286,25 @@ def test_requests_that_do_not_wait(waiting: list[Waiting]) -> None:
     assert choose(Scheduler(list(waiting)), None, Batch())[0] == waiting
 
 
-@pytest.mark.parametrize(("new_tokens", "left_out"), [(16, True), (17, False)])
-def test_short_answers_of_all_but_the_first_are_not_kept_in_the_cache(new_tokens: int, left_out: bool) -> None:
-    first = group(1)
-    for one in first:
-        one.sampling_params = SimpleNamespace(max_new_tokens=new_tokens)
-    scheduler, running = Scheduler(list(first)), Batch()
-    choose = prompts_once(Scheduler.choose, Firsts(), shared=lambda: True)
-    choose(scheduler, None, running)
-    first[0].output_ids.append(5)
-    assert choose(scheduler, None, Batch(first[:1]))[0] == first[1:]
-    assert [one.skip_radix_cache_insert for one in first] == [False] + [left_out] * 7
+@pytest.mark.parametrize(
+    ("new_tokens", "in_cache", "output_ids", "left_out"),
+    [(16, 99, [], True), (17, 99, [], False), (16, 98, [], False), (16, 99, [5], False)],
+    ids=["short", "longer", "prompt not found", "interrupted"],
+)
+def test_short_answers_to_known_prompts_are_not_kept(
+    new_tokens: int, in_cache: int, output_ids: list[int], left_out: bool
+) -> None:
+    request = SimpleNamespace(
+        origin_input_ids=[1] * 100,
+        output_ids=output_ids,
+        prefix_len=in_cache,
+        sampling_params=SimpleNamespace(max_new_tokens=new_tokens),
+        skip_radix_cache_insert=False,
+    )
+    batch = SimpleNamespace(reqs=[request])
+    assert without_short_answers(lambda *_: (batch, "running"))(None, None, None) == (batch, "running")
+    assert request.skip_radix_cache_insert == left_out
+    assert without_short_answers(lambda *_: (None, "running"))(None, None, None) == (None, "running")
 
 
 def test_samples_of_a_prompt_run_together_where_room_is_scarce() -> None:

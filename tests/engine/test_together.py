@@ -84,7 +84,7 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it(engine: Engi
 @pytest.mark.engine
 @pytest.mark.parametrize(("new_tokens", "kept"), [(4, False), (24, True)])
 def test_samples_of_a_prompt_find_it_in_the_cache(engine: EngineServer, new_tokens: int, kept: bool) -> None:
-    """One computes it. The answers of the others are kept too, unless they are so short that this would take longer."""
+    """One computes it. The answers of the others are kept too, unless it takes longer to add than to compute them."""
     prompt = [10 + (new_tokens * i + i // 90) % 90 for i in range(300)]
     sampling = [SamplingParams(max_new_tokens=new_tokens, sampling_seed=i) for i in range(8)]
     group = [(prompt, one, rid) for one, rid in zip(sampling, names(8), strict=True)]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as tables
 
 from slime.errors import ConfigError, SlimeError
-from slime.weights import read_hf_config
-from slime.weights.hf_config import OWN_CLASS, PLAIN_CLASSES, read_tokenizer
+from slime.weights import hf_config, read_hf_config
+from slime.weights.hf_config import PLAIN_CLASSES, read_tokenizer
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -147,7 +148,7 @@ def test_the_tokenizer_is_read_whether_or_not_transformers_knows_the_model(famil
 
 
 @pytest.mark.parametrize("stated", PLAIN_CLASSES)
-def test_a_tokenizer_without_code_of_a_model_is_read_without_torch(stated: str, tmp_path: Path) -> None:
+def test_a_tokenizer_of_a_plain_class_is_read_without_torch(stated: str, tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": stated}))
@@ -160,11 +161,20 @@ def test_a_tokenizer_without_code_of_a_model_is_read_without_torch(stated: str, 
     assert done.stdout == f"{AutoTokenizer.from_pretrained(tmp_path)} False\n"
 
 
-def test_models_with_a_tokenizer_class_of_their_own_are_those_of_transformers() -> None:
-    """For all other types, AutoTokenizer takes the plain class where the folder names it."""
-    own = {name: tables.TOKENIZER_MAPPING_NAMES.get(name) for name in tables.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS}
-    assert sorted(OWN_CLASS) == sorted(name for name, kind in own.items() if kind not in (None, *PLAIN_CLASSES))
-    assert "MistralCommonBackend" not in tables.TOKENIZER_MAPPING_NAMES.values()
+def test_the_table_of_wrong_classes_is_that_of_transformers() -> None:
+    assert hf_config._types_with_wrong_class() == tables.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+
+
+@pytest.mark.parametrize("source", [None, "X = {1}", "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS: set = made()", "{"])
+def test_without_the_table_transformers_chooses(
+    source: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
+    if source is not None:
+        (tmp_path / "models" / "auto").mkdir(parents=True)
+        (tmp_path / "models" / "auto" / "tokenization_auto.py").write_text(source)
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    assert hf_config._types_with_wrong_class() is None
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "deepseek_v3", "mistral"])

@@ -24,7 +24,7 @@ _MAX_FILLED = 2
 
 #: prompt tokens that must be saved for requests to wait: the additional forward pass costs as much as some hundred
 _LEAST_SAVED = 256
-#: an answer of so few tokens is not kept in the cache: to add it takes longer than to compute it again
+#: answers of at most so many tokens are not kept in the cache: to add one takes longer than to compute it again
 _NOT_KEPT = 16
 #: a first request that has been out of the queue for so many calls without a token was aborted: nobody waits for it
 _PATIENCE = 3
@@ -138,8 +138,6 @@ class Firsts:
     def divide(self, waiting: Sequence[Any], in_chunks: Any) -> tuple[list[Any], list[Any]]:
         """The requests that may be computed now, and those that have to wait for the first of their prompt.
 
-        SGLang will not add short answers of others than the first to the cache.
-
         Args:
             waiting: Requests of SGLang (`Req`), in the order in which they are computed.
             in_chunks: The request of which a part of the prompt is computed, if there is one.
@@ -157,8 +155,6 @@ class Firsts:
             if first is request or first is in_chunks or first.output_ids:
                 self._first[key] = first, self._calls
             (now if first is request or first.output_ids else later).append(request)
-            if first is not request and request.sampling_params.max_new_tokens <= _NOT_KEPT:
-                request.skip_radix_cache_insert = True
         if sum(len(request.origin_input_ids) - 1 for request in later) < _LEAST_SAVED:
             return list(waiting), []
         return now, later
@@ -166,7 +162,8 @@ class Firsts:
 
 def _can_use_cache(request: Any) -> bool:
     """Whether the whole prompt can come from the cache. A request that has begun to answer is like no other."""
-    # SGLang sets the start to the length of the prompt where no log-probs of it are asked for.
+    # Where only log-probs of the answer are asked for, SGLang sets the start to the length of the prompt. The
+    # last token never comes from the cache.
     wants_prompt = request.return_logprob and 0 <= request.logprob_start_len < len(request.origin_input_ids) - 1
     return not (request.output_ids or wants_prompt or request.positional_embed_overrides is not None)
 
@@ -206,5 +203,22 @@ def prompts_once(
             taken = set(map(id, now)) - set(map(id, self.waiting_queue))
             arrived = self.waiting_queue[len(now) - len(taken) :]
             self.waiting_queue = [request for request in everything if id(request) not in taken] + arrived
+
+    return choose
+
+
+def without_short_answers(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """`Scheduler._get_new_batch_prefill_raw`, marking requests that SGLang need not add to the cache.
+
+    They are those whose prompt was found in the cache, and whose answer will be short.
+    """
+
+    def choose(self: Any, prefill_delayer_single_pass: Any, running_batch: Any) -> tuple[Any, Any]:
+        batch, running = original(self, prefill_delayer_single_pass, running_batch)
+        for request in () if batch is None else batch.reqs:
+            found = not request.output_ids and request.prefix_len >= len(request.origin_input_ids) - 1
+            if found and request.sampling_params.max_new_tokens <= _NOT_KEPT:
+                request.skip_radix_cache_insert = True
+        return batch, running
 
     return choose

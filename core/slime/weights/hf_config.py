@@ -5,6 +5,7 @@ Of the Python files that a model folder may have, at most the tokenizer's run he
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import json
 import re
@@ -16,8 +17,8 @@ from slime.errors import ConfigError
 
 #: names of the class of transformers that reads any tokenizer.json
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-#: types of models whose tokenizers transformers reads with a class of their own even if their folder names another
-OWN_CLASS = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp")
+#: a set in transformers' `tokenization_auto.py`: types of models whose folders name a class that may be wrong
+_WRONG_CLASS = "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS"
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
@@ -133,14 +134,31 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def _has_plain_tokenizer(folder: Path) -> bool:
-    """Whether AutoTokenizer would read the folder's tokenizer.json with the class that is no model's own."""
+    """Whether AutoTokenizer would read the folder's tokenizer.json with the class that belongs to no model."""
     path = folder / "tokenizer_config.json"
     if not all(file.is_file() for file in (path, folder / "tokenizer.json", folder / "config.json")):
+        return False
+    if (folder / "tekken.json").exists():  # read by another library where that is installed
         return False
     stated = read_json(path)
     if not isinstance(stated, dict) or stated.get("tokenizer_class") not in PLAIN_CLASSES:
         return False
-    return read_hf_config(folder).get("model_type") not in OWN_CLASS
+    wrong = _types_with_wrong_class()
+    return wrong is not None and str(read_hf_config(folder).get("model_type")) not in wrong
+
+
+def _types_with_wrong_class() -> frozenset[str] | None:
+    """The set of transformers, from its source: importing the module imports what is to be avoided. None: not found."""
+    import transformers
+
+    source = Path(transformers.__file__).parent / "models" / "auto" / "tokenization_auto.py"
+    try:
+        for node in ast.parse(source.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == _WRONG_CLASS and node.value:
+                return frozenset(ast.literal_eval(node.value))
+    except (OSError, ValueError, SyntaxError):
+        pass
+    return None
 
 
 def _read_trusted(folder: Path) -> Any:
