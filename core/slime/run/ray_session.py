@@ -27,6 +27,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import ray
+from ray._private import node as ray_node
 from ray._private import parameter as ray_parameter
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
@@ -194,16 +195,17 @@ def _loopback() -> Iterator[None]:
 def _without_helpers() -> Iterator[None]:
     """In the body, Ray starts no process that a run on one machine has no use for.
 
-    They are the one that asks a cloud for more machines, and the one that prints what workers write, which slime has in
-    logs of its own. `ray.init` has no parameter for this, as `ray start` has. Each costs a second of imports at a
-    moment when the run waits for Ray alone.
+    They are the one that asks a cloud for more machines, the one that prints what workers write, which slime has in
+    logs of its own, and the dashboard's server, which Ray starts without a dashboard too, to report usage. `ray.init`
+    has no parameters for this. Each costs a second of imports at a moment when the run waits for Ray alone.
     """
-    everything = ray_parameter.RayParams
+    everything, serve = ray_parameter.RayParams, ray_node.Node.start_api_server
     ray_parameter.RayParams = partial(everything, no_monitor=True, include_log_monitor=False)
+    ray_node.Node.start_api_server = lambda _node, **_options: None
     try:
         yield
     finally:
-        ray_parameter.RayParams = everything
+        ray_parameter.RayParams, ray_node.Node.start_api_server = everything, serve
 
 
 @contextmanager
