@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slime.cpu import sglang_attention, sglang_siblings
 from slime.cpu.sglang_attention import Places, Running, batched_decode
-from slime.cpu.sglang_siblings import Firsts, find_siblings, prompts_once, without_short_answers
+from slime.cpu.sglang_siblings import Firsts, find_siblings, keep_out_short_answers, prompts_once
 
 HEADS, KV_HEADS, HEAD, ROWS, WIDTH = 4, 2, 8, 40, 400
 
@@ -302,9 +302,9 @@ def test_short_answers_to_known_prompts_are_not_kept(
         skip_radix_cache_insert=False,
     )
     batch = SimpleNamespace(reqs=[request])
-    assert without_short_answers(lambda *_: (batch, "running"))(None, None, None) == (batch, "running")
+    assert keep_out_short_answers(lambda *_: (batch, "running"))(None, None, None) == (batch, "running")
     assert request.skip_radix_cache_insert == left_out
-    assert without_short_answers(lambda *_: (None, "running"))(None, None, None) == (None, "running")
+    assert keep_out_short_answers(lambda *_: (None, "running"))(None, None, None) == (None, "running")
 
 
 def test_samples_of_a_prompt_run_together_where_room_is_scarce() -> None:

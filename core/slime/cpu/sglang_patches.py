@@ -18,7 +18,7 @@ from slime.cpu.sglang_attention import Places, Running, batched_decode, batched_
 from slime.cpu.sglang_layers import one_norm, short_rotation
 from slime.cpu.sglang_memory import open_shared_weights, release_memory_for_real
 from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
-from slime.cpu.sglang_siblings import Firsts, prompts_once, without_short_answers
+from slime.cpu.sglang_siblings import Firsts, keep_out_short_answers, prompts_once
 
 #: keeps the definition registered: torch drops an operator when its Library object goes away
 _registered: list[Any] = []
@@ -127,7 +127,7 @@ def _without_prefix_cache() -> bool:
 def compute_prompts_once() -> None:
     """Equal prompts that wait together are computed once: the prefix cache only knows those of earlier passes."""
     scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
-    choose = without_short_answers(scheduler._get_new_batch_prefill_raw)
+    choose = keep_out_short_answers(scheduler._get_new_batch_prefill_raw)
 
     def shared() -> bool:
         options = _options()

@@ -207,7 +207,7 @@ def prompts_once(
     return choose
 
 
-def without_short_answers(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+def keep_out_short_answers(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
     """`Scheduler._get_new_batch_prefill_raw`, marking requests that SGLang need not add to the cache.
 
     They are those whose prompt was found in the cache, and whose answer will be short.

@@ -148,7 +148,7 @@ def _has_plain_tokenizer(folder: Path) -> bool:
 
 
 def _types_with_wrong_class() -> frozenset[str] | None:
-    """The set of transformers, from its source: importing the module imports what is to be avoided. None: not found."""
+    """Transformers' own set, or None if it is not found. Read from the source: importing the module imports torch."""
     import transformers
 
     source = Path(transformers.__file__).parent / "models" / "auto" / "tokenization_auto.py"
