@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from slime.kit.processes import collect_seldom, keep_out_of_collections
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
@@ -156,6 +157,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    # As in the process that generates.
+    keep_out_of_collections()
+    collect_seldom()
     costs = {
         name: statistics.median(cpu_ms_per_sample(args.samples, args.tokens, slime=slime) for _ in range(args.repeats))
         for name, slime in (("bare tasks", False), ("rollout code", True))

@@ -26,6 +26,7 @@ from slime.config import RunConfig
 from slime.config.options import DataOptions, RolloutOptions
 from slime.engine.client import HttpPolicyClient
 from slime.engine.ports import free_port
+from slime.kit.processes import collect_seldom, keep_out_of_collections
 from slime.plugin import Context, Generator, NoOptions, Sample, SamplingParams
 from slime.testing import make_context
 from slime_generators.options import ToolLoopOptions
@@ -180,6 +181,8 @@ def main() -> None:
     argv = [sys.executable, __file__, "--serve-stub", str(port)]
     stub = subprocess.Popen([*argv, "--tokens", str(options.tokens), "--turns", str(options.turns)])
     try:
+        keep_out_of_collections()  # as the process that generates does
+        collect_seldom()
         asyncio.run(bench(f"http://127.0.0.1:{port}", options))
     finally:
         stub.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import json
 import os
 import resource
@@ -21,7 +20,7 @@ from benchmarks.fleet.stub_engines import Fleet, Served, StubFleet
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
-from slime.kit.processes import Call
+from slime.kit.processes import Call, collect_seldom, keep_out_of_collections
 from slime.plugin import Context, NoOptions, Reward, RewardSpec, Sample
 from slime.plugins.component import Component
 from slime.plugins.plugin_set import PluginSet, load_plugins
@@ -217,8 +216,8 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
         )
         await manager.start()
         pids = [] if workers is None else workers.pids
-        gc.collect()
-        gc.freeze()  # as the processes of a run do
+        keep_out_of_collections()  # as the process that generates does
+        collect_seldom()
         before, in_flight, lag = resident_mib(), 0.0, Lag()
         cpu, cpu_workers, started, batches = time.process_time(), cpu_seconds(pids), time.monotonic(), []
         tokens = trained = 0

@@ -142,7 +142,7 @@ def test_common_tokens_are_held_once() -> None:
     engine.grow()
     engine.decode(running)
     common = 128 * 2
-    own = 8 * (sglang_attention._KEYS + sglang_attention._ROOM) * 2
+    own = 8 * (sglang_attention._KEYS + sglang_attention._KEYS) * 2
     assert running._kept_elements == len(engine.layers) * (common + own) * KV_HEADS * HEAD
 
 

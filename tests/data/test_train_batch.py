@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slime.data import Group, Sample, Status, TrainBatch
 from slime.errors import PluginContractError
@@ -70,6 +77,55 @@ def test_routed_experts_are_a_column_of_one_type() -> None:
         assert [one.dtype for one in batch.routed_experts] == [expected] * 2
         assert all(np.array_equal(one, array) for one, array in zip(batch.routed_experts, arrays, strict=True))
         assert TrainBatch.from_groups([group], rollout=0, num_steps=1).routed_experts is None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two fields of a batch are equal, type and bits."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def many(count: int, lengths: Sequence[int]) -> list[Group]:
+    """Samples that have everything that a sample can have."""
+    samples = [
+        sample(
+            n // 8,
+            n,
+            tokens=list(range(n, n + 2 + length)),
+            response_length=length,
+            reward={"score": 1.0, "fmt": float(n)},
+            rollout_log_probs=[-0.5] * length,
+            rollout_routed_experts=routed(2 + length),
+            columns={"values": [float(n)] * length} if n % 2 else {},
+            metadata={"level": n},
+        )
+        for n, length in zip(range(count), cycle(lengths))
+    ]
+    return [Group(g, samples[8 * g : 8 * g + 8]) for g in range(-(-count // 8))]
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 5), min_size=1, max_size=8), st.booleans())
+def test_a_batch_is_the_same_in_another_process(count: int, lengths: list[int], with_experts: bool) -> None:
+    batch = TrainBatch.from_groups(many(count, lengths), rollout=3, num_steps=1, routed_experts=with_experts)
+    buffers: list[pickle.PickleBuffer] = []
+    there = pickle.loads(pickle.dumps(batch, 5, buffer_callback=buffers.append), buffers=buffers)
+    assert vars(there).keys() == vars(batch).keys()
+    assert all(same(getattr(there, name), value) for name, value in vars(batch).items())
+
+
+def test_a_batch_crosses_processes_in_few_buffers() -> None:
+    counts = []
+    for samples in (16, 512):
+        buffers: list[pickle.PickleBuffer] = []
+        batch = TrainBatch.from_groups(many(samples, [3]), rollout=0, num_steps=1, routed_experts=True)
+        pickle.dumps(batch, 5, buffer_callback=buffers.append)
+        counts.append(len(buffers))
+    assert counts[0] == counts[1] < 30
 
 
 def test_missing_routed_experts_are_an_error_that_names_the_sample() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.engine.server import EngineSpec, server_arguments, server_environment
+from slime.kit.processes import COLLECT_AFTER
 
 
 def spec(**changes: object) -> EngineSpec:
@@ -62,6 +63,12 @@ def test_the_memory_saver_of_an_engine_on_gpus_covers_cuda_graphs() -> None:
     assert name not in server_environment(spec(releases_memory=True))
     [folder] = find_spec("sglang").submodule_search_locations  # without importing it
     assert f" {name} = " in Path(folder, "srt/environ.py").read_text()  # SGLang knows it
+
+
+def test_an_engine_looks_for_garbage_as_seldom_as_the_processes_that_ask_it() -> None:
+    for device in ("cpu", "cuda"):
+        assert value_of("--gc-threshold", server_arguments(spec(device=device), 1)) == [str(COLLECT_AFTER)]
+    assert value_of("--gc-threshold", server_arguments(spec(extra_args=["--gc-threshold", "700", "10"]), 1)) == ["700"]
 
 
 def test_an_alias_counts_as_set() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import signal
 import time
@@ -20,7 +22,7 @@ from tests.rollout.stub_engines import StubEngines
 from slime.config.options import ClusterOptions, DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import EngineError, ErrorBudgetError, PluginContractError, ProcessDiedError, SlimeError
-from slime.kit.processes import Call
+from slime.kit.processes import COLLECT_AFTER, Call
 from slime.plugin import Generation, SamplingParams
 from slime.plugins.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
@@ -108,6 +110,23 @@ def deadly(folder: Path, how: str, times: int) -> Deadly:
     return Deadly(folder, how, times)
 
 
+class Collecting(StubEngines):
+    """Writes down when its process looks for garbage."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1)
+        self._folder = folder
+
+    async def generate(self, tokens: Any, sampling: SamplingParams, **options: Any) -> Generation:
+        known = {"after": gc.get_threshold()[0], "exempt": gc.get_freeze_count()}
+        (self._folder / f"garbage-{os.getpid()}").write_text(json.dumps(known))
+        return await super().generate(tokens, sampling, **options)
+
+
+def collecting(folder: Path) -> Collecting:
+    return Collecting(folder)
+
+
 def broken() -> Any:
     raise SlimeError("no such policy")
 
@@ -166,6 +185,15 @@ async def two_rollouts(manager: RolloutManager, workers: RolloutWorkers) -> list
     rollouts = [await manager.generate(number) for number in range(2)]
     assert workers.restarts in (0, 1)
     return [group.index for rollout in rollouts for group in rollout.groups]
+
+
+def test_workers_look_for_garbage_seldom_and_not_in_what_they_loaded(
+    prompt_file: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    run(prompt_file, tokenizer, tmp_path, Call(f"{__name__}:collecting", (tmp_path,)), two_rollouts)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("garbage-*")]
+    assert [one["after"] for one in found] == [COLLECT_AFTER] * 2
+    assert min(one["exempt"] for one in found) > 50_000
 
 
 @pytest.mark.parametrize("how", ["exit", "hang"])

@@ -11,6 +11,7 @@ import pytest
 from slime import loop
 from slime.config import RunConfig
 from slime.config.options import RolloutOptions
+from slime.errors import SlimeError
 from slime.plugins.plugin_set import load_plugins
 from slime.run.run import Run
 
@@ -28,7 +29,7 @@ class Driven:
         self.begun_with: dict[int, int] = {}
         #: for each rollout trained on, how many others were begun
         self.ahead: list[int] = []
-        self.run._rollout = SimpleNamespace(call=lambda *_, **__: None)
+        self.run._rollout = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: None))
         self.run._trainer = SimpleNamespace(call=lambda *_, **__: [0])
         self.run.start_generation = self._begin
         self.run.wait_generation = lambda number: number
@@ -86,9 +87,40 @@ def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(
     saved_ages = {1: 0, 2: 2, 3: newest_trained_at}
     run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace(resumed=lambda *_: None))  # type: ignore[arg-type]
     calls: list[tuple[Any, ...]] = []
-    run._rollout = SimpleNamespace(call=lambda *call, **_: calls.append(call))
+    waited = SimpleNamespace(wait=lambda: None)
+    run._rollout = SimpleNamespace(
+        call=lambda *call, **_: calls.append(call), begin=lambda *call, **_: calls.append(call) or waited
+    )
     run._trainer = SimpleNamespace(call=lambda *_, **__: [0])
     saved = {"trainer_part": tmp_path, "rollout_part": tmp_path, "path": tmp_path, "rollouts_done": 4}
     run._load(SimpleNamespace(**saved, weight_version=3, trained_at=saved_ages))
     run.sync_weights()
     assert calls == [("load", tmp_path), ("weights_added", saved_ages), ("weights_added", first_sync)]
+
+
+@pytest.mark.parametrize("generating", [True, False])
+def test_the_rollout_process_knows_a_version_before_samples_of_it_can_be_finished(
+    tmp_path: Path, generating: bool
+) -> None:
+    config, events = RunConfig(), list[str]()
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    announced = SimpleNamespace(wait=lambda: events.append("known"))
+    run._rollout = SimpleNamespace(begin=lambda *_, **__: events.append("announced") or announced)
+    run._trainer = SimpleNamespace(call=lambda *_, **__: [events.append("sent") or 0])
+    run._generating = {0: "in flight"} if generating else {}
+    run.sync_weights()
+    # Where nothing is generated, both go on at the same time; the next rollout begins after both.
+    assert events == (["announced", "known", "sent", "known"] if generating else ["announced", "sent", "known"])
+
+
+def test_a_rollout_process_that_does_not_get_a_version_ends_the_run(tmp_path: Path) -> None:
+    config = RunConfig()
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise SlimeError("lost")
+
+    run._rollout = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=fail))
+    run._trainer = SimpleNamespace(call=lambda *_, **__: [0])
+    with pytest.raises(SlimeError, match="lost"):
+        run.sync_weights()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
+from slime.engine.keys import EngineKeys
+from slime.errors import SlimeError
+from slime.kit.processes import COLLECT_AFTER
 from slime.plugin import SamplingParams
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy
 from slime.run.rollout_part import read_rollout_part
-from slime.run.rollout_process import RolloutProcess, RunPolicy
+from slime.run.rollout_process import RolloutProcess, RunPolicy, build_rollout_process
 from slime.types import Group, Sample
 
 SAMPLING = SamplingParams(max_new_tokens=4)
@@ -167,3 +172,18 @@ def test_requests_that_are_aborted_while_no_engine_is_there_return(manager: Mana
         return {answer.finish_reason for answer in answers}
 
     assert asyncio.run(all_aborted()) == {"abort"}
+
+
+def test_the_rollout_process_looks_for_garbage_seldom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise SlimeError("far enough")
+
+    monkeypatch.setattr("slime.run.rollout_process.load_same_plugins", stop)
+    before, after = gc.get_threshold(), None
+    try:
+        with pytest.raises(SlimeError, match="far enough"):
+            asyncio.run(build_rollout_process(RunConfig(), tmp_path, None, None, EngineKeys.random(), False))  # type: ignore[arg-type]  # not looked at
+        after = gc.get_threshold()
+    finally:
+        gc.set_threshold(*before)
+    assert after == (COLLECT_AFTER, *before[1:])

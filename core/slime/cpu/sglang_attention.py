@@ -29,8 +29,8 @@ _MAX_WASTE = 2.0
 _MAX_GATHERED = 2**26
 #: keys and values of running sequences are kept up to this many elements, over all layers (1 GiB in float32)
 _MAX_KEPT = 2**28
-#: and get this much room to grow, in tokens
-_ROOM = 64
+#: and get room to grow: for as many tokens as there are, and at most this many
+_MOST_ROOM = 64
 #: the keys of a decoding batch are padded to a multiple of this; a sum over another number of keys is rounded otherwise
 _KEYS = 16
 
@@ -174,7 +174,8 @@ class Running:
             self._layers.clear()
             self._siblings = find_siblings(slots, lengths, key_size) if key_size else None
             self._measure(slots, lengths)
-            self._kept_elements, self._room = 0, self._valid.shape[1] + _ROOM
+            longest = self._valid.shape[1]
+            self._kept_elements, self._room = 0, longest + min(longest, _MOST_ROOM)
         self._rows, self._lengths = rows.clone(), lengths.clone()
 
     def _measure(self, slots: Tensor, lengths: Tensor) -> None:

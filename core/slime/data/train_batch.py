@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +108,39 @@ class TrainBatch:
             columns=_columns([row.sample for row in rows]),
             incomplete=np.asarray([row.group in lost for row in rows], dtype=bool),
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with one array for each column: those of a thousand samples would be thousands of buffers."""
+        fields = {name: _joined(value) for name, value in vars(self).items()}
+        columns = {name: _joined(values) for name, values in self.columns.items()}
+        return _unpickled, (fields | {"columns": columns},)
+
+
+class _Joined(NamedTuple):
+    """Arrays of a list, one after another."""
+
+    values: NDArray[Any]
+    ends: NDArray[np.int64]
+
+
+def _joined(value: Any) -> Any:
+    """A list of arrays as `_Joined`, anything else as it is."""
+    if not (isinstance(value, list) and value and isinstance(value[0], np.ndarray)):
+        return value
+    return _Joined(np.concatenate(value), np.cumsum([len(one) for one in value]))
+
+
+def _parted(value: Any) -> Any:
+    """What `_joined` was given; the arrays share their memory."""
+    if not isinstance(value, _Joined):
+        return value
+    ends = value.ends.tolist()
+    return [value.values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _unpickled(fields: dict[str, Any]) -> TrainBatch:
+    columns = {name: _parted(values) for name, values in fields["columns"].items()}
+    return TrainBatch(**{name: _parted(value) for name, value in fields.items()} | {"columns": columns})
 
 
 def _routed_experts(samples: Sequence[Sample]) -> list[NDArray[np.integer[Any]]]:

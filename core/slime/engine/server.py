@@ -23,7 +23,7 @@ from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.engine.scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
-from slime.kit.processes import SHORT_SPINS, Call, Child, ForkedChild, ForkServer, living_members
+from slime.kit.processes import COLLECT_AFTER, SHORT_SPINS, Call, Child, ForkedChild, ForkServer, living_members
 
 #: on every kind of machine
 _ENVIRONMENT = {
@@ -251,6 +251,7 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         "--skip-server-warmup": None,
         # One log line for each request costs more than parsing the request.
         "--log-level-http": "warning",
+        "--gc-threshold": str(COLLECT_AFTER),
     }
     if spec.random_seed is not None:
         defaults["--random-seed"] = str(spec.random_seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import os
 import socket
@@ -16,7 +15,7 @@ from typing import Any
 from slime.config import RunConfig
 from slime.engine.client import FairSlots
 from slime.errors import PluginContractError, SlimeError, UnexpectedError, one_line
-from slime.kit.processes import Call
+from slime.kit.processes import Call, collect_seldom, keep_out_of_collections
 from slime.plugin import SamplingParams
 from slime.raised import LOG_FORMAT, Raised
 from slime.rollout.components import ComponentBuilder
@@ -88,8 +87,8 @@ class _Worker:
             self.send("failed", _known(error))
             await writer.drain()
             return
-        gc.collect()
-        gc.freeze()  # what stays is not garbage
+        keep_out_of_collections()
+        collect_seldom()
         self.send("ready")
         beating = asyncio.ensure_future(self._beat())
         watch = StallWatch(

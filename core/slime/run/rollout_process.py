@@ -15,7 +15,7 @@ from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import CheckpointError, SlimeError, one_line
-from slime.kit.processes import Call
+from slime.kit.processes import Call, collect_seldom
 from slime.plugins.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
@@ -119,6 +119,7 @@ async def build_rollout_process(
         keys: Keys of the engines and the router.
         evaluates_only: Whether the run only evaluates, and needs no data source.
     """
+    collect_seldom()
     plugins = load_same_plugins(config, fingerprint)
     policy = None if engine_url is None else RunPolicy.of(config, keys, evaluates_only=evaluates_only)
     workers = None

@@ -21,6 +21,7 @@ from slime.errors import (
     SlimeError,
     writing,
 )
+from slime.kit.processes import keep_out_of_collections
 from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
 from slime.plugins.plugin_set import PluginSet
@@ -36,7 +37,7 @@ from slime.run.saving import Saver, save_model, writer_for
 from slime.run.signals import uninterrupted
 from slime.run.token_log import TokenLog
 from slime.run.watch import RunWatch
-from slime.run.workers import PendingCall, Watch, Workers, keep_out_of_collections
+from slime.run.workers import PendingCall, Watch, Workers
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -219,7 +220,7 @@ class Run:
         # sends these weights again, as the same version.
         synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
         self._weight_version = checkpoint.weight_version - synced
-        self._add_versions(checkpoint.trained_at)
+        self._add_versions(checkpoint.trained_at).wait()
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
         earlier: list[dict[str, Any]] = []
@@ -341,12 +342,15 @@ class Run:
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
         with self._timed("time/sync_weights"):
-            self._name_weights()
+            announced = self._name_weights()
+            if self._generating:  # the engines may finish samples with the new weights at once
+                announced.wait()
             self._send_weights()
+            announced.wait()
 
-    def _name_weights(self) -> None:
+    def _name_weights(self) -> PendingCall:
         self._weight_version += 1
-        self._add_versions({self._weight_version: self._rollouts_trained})
+        return self._add_versions({self._weight_version: self._rollouts_trained})
 
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[int]:
@@ -380,13 +384,13 @@ class Run:
             )
         if not ((deterministic or (newer and evaluating)) and self._recovery.any_serves):
             if newer:
-                self._name_weights()
+                self._name_weights().wait()
             self._send_weights()
 
-    def _add_versions(self, trained_at: dict[int, int]) -> None:
-        """Remember weight versions, and tell the rollout process before it can get samples of them."""
+    def _add_versions(self, trained_at: dict[int, int]) -> PendingCall:
+        """Remember weight versions, and tell the rollout process, which must know before it gets samples of them."""
         add_versions(self._trained_at, trained_at)
-        self._rollout.call("weights_added", trained_at, doing="announcing weights to the rollout process")
+        return self._rollout.begin("weights_added", trained_at, doing="announcing weights to the rollout process")
 
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""

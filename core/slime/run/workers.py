@@ -34,7 +34,7 @@ from slime.errors import (
     disk_full,
     is_disk_full,
 )
-from slime.kit.processes import SHORT_SPINS
+from slime.kit.processes import SHORT_SPINS, keep_out_of_collections
 from slime.kit.processes.pulse import PULSE
 from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.raised import LOG_FORMAT, Raised, log_of_this_process
@@ -53,15 +53,6 @@ OTHERS_S = 2.0
 
 #: how messages call one process of a role
 _NAMES = {"trainer": "trainer rank", "engines": "the supervisor of engine"}
-
-
-def keep_out_of_collections() -> None:
-    """Exempt what this process has loaded from garbage collection: what stays is not garbage.
-
-    A full collection looks at every object, hundreds of thousands after the imports, and stops the process for 0.2 s.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @contextmanager
