@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slime.cpu import sglang_attention, sglang_siblings
+from slime.cpu import sglang_siblings
 from slime.cpu.sglang_attention import Places, Running, batched_decode
 from slime.cpu.sglang_siblings import Firsts, find_siblings, keep_out_short_answers, prompts_once
 
@@ -134,15 +134,17 @@ def test_sequences_that_begin_alike(case: str) -> None:
         engine.decode(running)
 
 
-def test_common_tokens_are_held_once() -> None:
-    engine = Engine.of([("a", 128, 1)] * 8)
+@pytest.mark.parametrize(("others", "room"), [(1, 16 + 16), (100, 112 + 64)])
+def test_common_tokens_are_held_once(others: int, room: int) -> None:
+    """`room`: own tokens, in sixteens, and as many again, but at most 64."""
+    engine = Engine.of([("a", 128, others)] * 8)
     running = Running()
     engine.decode(running)
     assert running._kept_elements == 0  # the batch may be another one in the next pass
     engine.grow()
     engine.decode(running)
     common = 128 * 2
-    own = 8 * (sglang_attention._KEYS + sglang_attention._KEYS) * 2
+    own = 8 * room * 2
     assert running._kept_elements == len(engine.layers) * (common + own) * KV_HEADS * HEAD
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -126,6 +127,26 @@ def test_a_batch_crosses_processes_in_few_buffers() -> None:
         pickle.dumps(batch, 5, buffer_callback=buffers.append)
         counts.append(len(buffers))
     assert counts[0] == counts[1] < 30
+
+
+def test_large_arrays_are_not_copied_to_cross_processes() -> None:
+    group = Group(0, [sample(0, n, tokens=[1] * 40_000) for n in range(3)])
+    buffers: list[pickle.PickleBuffer] = []
+    batch = TrainBatch.from_groups([group], rollout=0, num_steps=1)
+    pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    sent = [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers if buffer.raw().nbytes]
+    assert all(any(np.shares_memory(tokens, one) for one in sent) for tokens in batch.tokens)
+
+
+def test_arrays_of_different_kinds_keep_their_kind_in_another_process() -> None:
+    batch = TrainBatch.from_groups(groups_of(2), rollout=0, num_steps=1)
+    odd = replace(
+        batch,
+        loss_masks=[np.ones(2, dtype=np.float32), np.ones(2, dtype=np.int64)],
+        routed_experts=[np.zeros((3, 2, 2), dtype=np.uint8), np.zeros((3, 2, 4), dtype=np.uint8)],
+    )
+    there = pickle.loads(pickle.dumps(odd))
+    assert same(there.loss_masks, odd.loss_masks) and same(there.routed_experts, odd.routed_experts)
 
 
 def test_missing_routed_experts_are_an_error_that_names_the_sample() -> None:

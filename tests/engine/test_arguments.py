@@ -65,7 +65,7 @@ def test_the_memory_saver_of_an_engine_on_gpus_covers_cuda_graphs() -> None:
     assert f" {name} = " in Path(folder, "srt/environ.py").read_text()  # SGLang knows it
 
 
-def test_an_engine_looks_for_garbage_as_seldom_as_the_processes_that_ask_it() -> None:
+def test_engines_are_told_to_look_for_garbage_seldom() -> None:
     for device in ("cpu", "cuda"):
         assert value_of("--gc-threshold", server_arguments(spec(device=device), 1)) == [str(COLLECT_AFTER)]
     assert value_of("--gc-threshold", server_arguments(spec(extra_args=["--gc-threshold", "700", "10"]), 1)) == ["700"]

@@ -29,7 +29,7 @@ _MAX_WASTE = 2.0
 _MAX_GATHERED = 2**26
 #: keys and values of running sequences are kept up to this many elements, over all layers (1 GiB in float32)
 _MAX_KEPT = 2**28
-#: and get room to grow: for as many tokens as there are, and at most this many
+#: room to grow: as many tokens as the longest sequence has of its own, but at most this many
 _MOST_ROOM = 64
 #: the keys of a decoding batch are padded to a multiple of this; a sum over another number of keys is rounded otherwise
 _KEYS = 16

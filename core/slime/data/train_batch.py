@@ -24,6 +24,8 @@ from slime.types import Group, Sample
 CHUNK_ELEMENTS = 1 << 26
 #: how many of them are worked on at a time: bounds the memory of float32 copies
 PIECE_ELEMENTS = 1 << 24
+#: bytes of arrays, in the mean, up to which they are joined to cross processes
+_MOST_JOINED = 1 << 16
 #: Samples share the tokens of their prompt if that saves at least this part of their tokens. With less, attention with
 #: a mask costs more than the other layers save.
 _LEAST_SAVED = 0.15
@@ -110,7 +112,7 @@ class TrainBatch:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with one array for each column: those of a thousand samples would be thousands of buffers."""
+        """Pickled with one array for each column of small ones: a thousand samples would be thousands of buffers."""
         fields = {name: _joined(value) for name, value in vars(self).items()}
         columns = {name: _joined(values) for name, values in self.columns.items()}
         return _unpickled, (fields | {"columns": columns},)
@@ -120,18 +122,21 @@ class _Joined(NamedTuple):
     """Arrays of a list, one after another."""
 
     values: NDArray[Any]
-    ends: NDArray[np.int64]
+    ends: NDArray[np.int64]  #: where each of them ends in `values`
 
 
 def _joined(value: Any) -> Any:
-    """A list of arrays as `_Joined`, anything else as it is."""
-    if not (isinstance(value, list) and value and isinstance(value[0], np.ndarray)):
+    """A list of small arrays of one kind as `_Joined`, anything else as it is. Joining copies."""
+    if not (isinstance(value, list) and value and all(isinstance(one, np.ndarray) for one in value)):
+        return value
+    kinds = {(one.dtype, one.shape[1:]) for one in value}
+    if len(kinds) > 1 or sum(one.nbytes for one in value) > _MOST_JOINED * len(value):
         return value
     return _Joined(np.concatenate(value), np.cumsum([len(one) for one in value]))
 
 
-def _parted(value: Any) -> Any:
-    """What `_joined` was given; the arrays share their memory."""
+def _split(value: Any) -> Any:
+    """What `_joined` was given. The arrays are views of one."""
     if not isinstance(value, _Joined):
         return value
     ends = value.ends.tolist()
@@ -139,8 +144,8 @@ def _parted(value: Any) -> Any:
 
 
 def _unpickled(fields: dict[str, Any]) -> TrainBatch:
-    columns = {name: _parted(values) for name, values in fields["columns"].items()}
-    return TrainBatch(**{name: _parted(value) for name, value in fields.items()} | {"columns": columns})
+    columns = {name: _split(values) for name, values in fields["columns"].items()}
+    return TrainBatch(**{name: _split(value) for name, value in fields.items()} | {"columns": columns})
 
 
 def _routed_experts(samples: Sequence[Sample]) -> list[NDArray[np.integer[Any]]]:

@@ -262,7 +262,7 @@ class RolloutManager:
             return await self._evaluation.evaluate(rollout)
 
     def weights_added(self, trained_at: Mapping[int, int]) -> None:
-        """Learn of weight versions: how many rollouts each had been trained on. Before any engine uses them."""
+        """Learn of weight versions: how many rollouts each had been trained on. Before their samples are looked at."""
         self._ages.add(trained_at)
 
     def trained(self, done: int) -> None:

@@ -173,7 +173,7 @@ class WeightAges:
     _trained: dict[int, int] = field(default_factory=dict, init=False)
 
     def add(self, trained_at: Mapping[int, int]) -> None:
-        """Remember how many rollouts these weight versions had been trained on; before any engine uses them."""
+        """Remember how many rollouts these weight versions had been trained on, before their samples are looked at."""
         add_versions(self._trained, trained_at)
 
     def staleness(self, sample: Sample, rollout: int) -> int | None:

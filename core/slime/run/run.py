@@ -14,13 +14,7 @@ from typing import Any, Literal
 
 from slime.config import RunConfig
 from slime.config.weight_options import SYNC_ANSWER_S
-from slime.errors import (
-    CheckpointError,
-    EngineError,
-    PreemptedError,
-    SlimeError,
-    writing,
-)
+from slime.errors import CheckpointError, EngineError, PreemptedError, SlimeError, writing
 from slime.kit.processes import keep_out_of_collections
 from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
@@ -220,7 +214,7 @@ class Run:
         # sends these weights again, as the same version.
         synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
         self._weight_version = checkpoint.weight_version - synced
-        self._add_versions(checkpoint.trained_at).wait()
+        self._add_versions(checkpoint.trained_at)
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
         earlier: list[dict[str, Any]] = []
@@ -342,15 +336,14 @@ class Run:
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
         with self._timed("time/sync_weights"):
-            announced = self._name_weights()
-            if self._generating:  # the engines may finish samples with the new weights at once
-                announced.wait()
+            # If samples are being generated, the engines may finish some with the new weights at once.
+            announcement = self._name_weights(wait=bool(self._generating))
             self._send_weights()
-            announced.wait()
+            announcement.wait()
 
-    def _name_weights(self) -> PendingCall:
+    def _name_weights(self, *, wait: bool = True) -> PendingCall:
         self._weight_version += 1
-        return self._add_versions({self._weight_version: self._rollouts_trained})
+        return self._add_versions({self._weight_version: self._rollouts_trained}, wait=wait)
 
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[int]:
@@ -384,13 +377,17 @@ class Run:
             )
         if not ((deterministic or (newer and evaluating)) and self._recovery.any_serves):
             if newer:
-                self._name_weights().wait()
+                self._name_weights()
             self._send_weights()
 
-    def _add_versions(self, trained_at: dict[int, int]) -> PendingCall:
-        """Remember weight versions, and tell the rollout process, which must know before it gets samples of them."""
+    def _add_versions(self, trained_at: dict[int, int], *, wait: bool = True) -> PendingCall:
+        """Remember weight versions and tell the rollout process, which must know before it gets samples of them."""
         add_versions(self._trained_at, trained_at)
-        return self._rollout.begin("weights_added", trained_at, doing="announcing weights to the rollout process")
+        doing = "announcing weights to the rollout process"
+        announcement = self._rollout.begin("weights_added", trained_at, doing=doing)
+        if wait:
+            announcement.wait()
+        return announcement
 
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
