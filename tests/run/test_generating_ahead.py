@@ -99,12 +99,16 @@ def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(
     assert calls == [("load", tmp_path), ("weights_added", saved_ages), known, ("weights_added", first_sync), known]
 
 
+def run_without_processes(tmp_path: Path) -> Any:
+    config, observer = RunConfig(), SimpleNamespace()
+    return Run(config, tmp_path, load_plugins(config.plugins), observer)  # type: ignore[arg-type]  # nothing is observed
+
+
 @pytest.mark.parametrize("generating", [True, False])
 def test_the_rollout_process_knows_a_version_before_samples_of_it_can_be_finished(
     tmp_path: Path, generating: bool
 ) -> None:
-    config, events = RunConfig(), list[str]()
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    run, events = run_without_processes(tmp_path), list[str]()
     announced = SimpleNamespace(wait=lambda: events.append("known"))
     run._rollout = SimpleNamespace(begin=lambda *_, **__: events.append("announced") or announced)
     run._trainer = SimpleNamespace(call=lambda *_, **__: [events.append("sent") or 0])
@@ -115,8 +119,7 @@ def test_the_rollout_process_knows_a_version_before_samples_of_it_can_be_finishe
 
 
 def test_weights_that_are_sent_later_are_known_at_once(tmp_path: Path) -> None:
-    config, events = RunConfig(), list[str]()
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    run, events = run_without_processes(tmp_path), list[str]()
     announced = SimpleNamespace(wait=lambda: events.append("known"))
     run._rollout = SimpleNamespace(begin=lambda *_, **__: events.append("announced") or announced)
     run._name_weights()  # as a colocated run does, and one whose engines were restarted
@@ -124,8 +127,7 @@ def test_weights_that_are_sent_later_are_known_at_once(tmp_path: Path) -> None:
 
 
 def test_a_rollout_process_that_does_not_get_a_version_ends_the_run(tmp_path: Path) -> None:
-    config = RunConfig()
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    run = run_without_processes(tmp_path)
 
     def fail() -> None:
         raise SlimeError("lost")

@@ -182,7 +182,8 @@ def test_the_rollout_process_looks_for_garbage_seldom(monkeypatch: pytest.Monkey
     before, after = gc.get_threshold(), None
     try:
         with pytest.raises(SlimeError, match="far enough"):
-            asyncio.run(build_rollout_process(RunConfig(), tmp_path, None, None, EngineKeys.random(), False))  # type: ignore[arg-type]  # not looked at
+            fingerprint: Any = None  # it is not looked at before the plugins are loaded
+            asyncio.run(build_rollout_process(RunConfig(), tmp_path, fingerprint, None, EngineKeys.random(), False))
         after = gc.get_threshold()
     finally:
         gc.set_threshold(*before)
