@@ -44,20 +44,20 @@ test-slow: install
 
 # Kills, stops and breaks every part of small real runs on a loaded machine; writes the table of docs/reliability.md (three quarters of an hour).
 faults: install
-	$(BIN)/python -m tests.faults --loaded --write
+	$(BIN)/python -m proofs.faults --loaded --write
 
 # Kills all processes of 20 small real runs at random moments and continues them; writes the table of docs/reproducibility.md (half an hour).
 kill-points: install
-	$(BIN)/python -m tests.kill_points --write
+	$(BIN)/python -m proofs.kill_points --write
 
 # 2,000 steps of a tiny run: does anything in it grow? The table of docs/measurements.md (ten minutes).
 soak: install
-	$(BIN)/python -m tests.soak
+	$(BIN)/python -m proofs.soak
 
 # A hundred faults in one run, which must end as the run without them; writes the other table of docs/reliability.md (about half an hour).
 # CHAOS="--seed 2 --count 200" chooses others.
 chaos: install
-	$(BIN)/python -m tests.chaos --write $(CHAOS)
+	$(BIN)/python -m proofs.chaos --write $(CHAOS)
 
 # The documentation as a site, into site/: open site/index.html. Links and anchors that lead nowhere are errors (a quarter of a minute).
 docs: install
@@ -74,7 +74,7 @@ check: lint types test
 
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install
-	nice $(BIN)/python -m tests.mutants $(MUTANTS)
+	nice $(BIN)/python -m proofs.mutants $(MUTANTS)
 
 # What only a GPU can show, at most ten minutes, without a network: the table of outputs/gpu_proof.md. It installs nothing here. Packages are those
 # of .venv, or else of $(PYTHON), and before them the wheels in the folder WHEELS. GPU_PROOF="--only training --peak-tflops 989" passes options on.

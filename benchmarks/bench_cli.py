@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime.plugins.kinds import KINDS
+from slime.registry.kinds import KINDS
 from slime.testing.scaffold import Names, package_files
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slime.kit.sandbox import Isolation, machine_isolation, python_argv, run_program_sync
 from slime.plugin import RewardModel
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
 #: a Python that unprivileged users may run; without namespaces they may not have access to one in a home folder

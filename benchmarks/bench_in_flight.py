@@ -31,7 +31,7 @@ from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.testing import make_tokenizer
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from slime.config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import RewardSpec
-from slime.plugins.resolve import Use
+from slime.registry.resolve import Use
 from slime.rollout.failures import Health
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 from slime.types import Sample, Status

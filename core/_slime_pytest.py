@@ -65,7 +65,7 @@ def slime_component(slime_context: Context) -> Callable[..., Any]:
 
     It raises what a run would: `PluginNotFoundError`, `PluginLoadError` or `ConfigError`.
     """
-    from slime.plugins.plugin_set import survey_plugins
+    from slime.registry.plugin_set import survey_plugins
 
     plugins = survey_plugins()
 

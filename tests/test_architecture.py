@@ -14,50 +14,46 @@ CORE = ROOT / "core" / "slime"
 PLUGIN_PACKAGES = sorted(path for path in ROOT.glob("plugins/*/slime_*") if path.is_dir())
 SOURCES = sorted(
     path
-    for folder in ("core", "plugins", "tests", "examples", "benchmarks", "scripts")
+    for folder in ("core", "plugins", "tests", "proofs", "examples", "benchmarks", "scripts")
     for path in (ROOT / folder).rglob("*.py")
 )
 CORE_SOURCES = sorted(CORE.rglob("*.py"))
 
-_BASE = frozenset({"types", "errors", "raised", "redaction", "plugin", "architecture", "watching"})
-_CONFIGURED = _BASE | {"plugins", "config"}
-_ENGINES = _CONFIGURED | {"data", "observe", "cpu", "kit.readers", "kit.processes"}
+#: the bottom: the data, what is raised, and the face for authors of plugins
+_BASE = frozenset({"types", "errors", "plugin"})
+_CONFIGURED = _BASE | {"registry", "config"}
+_ENGINES = _CONFIGURED | {"observe", "cpu", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
-#: because they load nothing. `plugins` may not import `config`, so that plugins can be loaded without a run.
+#: because they load nothing. `registry` may not import `config`, so that plugins can be loaded without a run.
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
-    "redaction": frozenset(),
-    "errors": frozenset({"redaction"}),
-    "raised": frozenset({"errors", "redaction"}),
-    "architecture": frozenset(),
-    "watching": frozenset(),
-    "plugin": frozenset({"types", "errors", "architecture", "watching"}),
-    "hookspecs": _BASE,
-    "plugins": _BASE | {"hookspecs"},
-    "config": _BASE | {"plugins"},
-    "data": _CONFIGURED | {"kit.readers"},
-    "view": frozenset({"errors", "redaction", "watching"}),
-    "observe": _CONFIGURED | {"data", "view"},
+    "errors": frozenset(),
+    "plugin": frozenset({"types", "errors"}),
+    "registry": _BASE,
+    "config": _BASE | {"registry"},
+    "view": _BASE,
+    "observe": _CONFIGURED | {"view"},
     "cpu": _BASE,
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
-    "train": _ENGINES | {"engine", "weights"},
-    "rollout": _CONFIGURED | {"data", "observe", "engine", "kit.readers", "kit.processes"},
-    "run": _ENGINES | {"engine", "weights", "train", "rollout"},
-    "loop": _CONFIGURED | {"observe", "run"},
+    "rollout": _CONFIGURED | {"observe", "engine", "kit.readers", "kit.processes"},
+    "train": _ENGINES | {"engine", "weights", "rollout"},
+    "run": _ENGINES | {"engine", "weights", "train", "rollout", "loop"},
+    "loop": frozenset(),
 }
 KIT: dict[str, frozenset[str]] = {
-    "kit.processes": frozenset({"types", "errors", "raised"}),
+    "kit.processes": _BASE,
     "kit.sandbox": _BASE | {"kit.processes"},
-    "kit.models": frozenset({"errors", "architecture"}),
-    "kit.chat": _BASE | {"plugins", "cpu", "kit.readers"},
+    "kit.models": _BASE,
+    "kit.chat": _BASE | {"registry", "cpu", "kit.readers"},
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
-    "testing": _CONFIGURED | {"hookspecs", "kit.chat", "data", "weights", "train", "engine", "view"},
+    "data": frozenset({"types", "kit.readers"}),
+    "testing": _CONFIGURED | {"kit.chat", "weights", "train", "rollout", "engine", "view"},
 }
 EDGE: dict[str, frozenset[str]] = {
     "utils": frozenset({"types"}),
-    "compat": _CONFIGURED | {"data", "kit.chat", "kit.sessions", "kit.readers"},
+    "compat": _CONFIGURED | {"kit.chat", "kit.sessions", "kit.readers"},
     "cli": frozenset(KERNEL) | frozenset(KIT) | {"compat"},
 }
 ALLOWED = KERNEL | KIT | EDGE
@@ -74,7 +70,6 @@ PUBLIC = frozenset(
         "kit.readers",
         "kit.processes",
         "kit.models",
-        "architecture",
     }
 )
 
@@ -86,11 +81,8 @@ LIGHT = frozenset(
         "errors",
         "utils",
         "plugin",
-        "watching",
-        "hookspecs",
-        "architecture",
         "testing",
-        "plugins",
+        "registry",
         "compat",
         "kit",
         "config",

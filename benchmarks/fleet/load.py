@@ -22,8 +22,8 @@ from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.kit.processes import Call, collect_seldom, keep_out_of_collections
 from slime.plugin import Context, NoOptions, Reward, RewardSpec, Sample
-from slime.plugins.component import Component
-from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.registry.component import Component
+from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.rollout.worker import WorkerJob

@@ -6,10 +6,10 @@ import math
 import numpy as np
 from slime_credit_by_turn import ByTurn, JudgedTurns, slime_register_estimators, slime_register_rewards
 
-from slime.data import TrainBatch
 from slime.kit.chat import ChatTemplate, Conversation
 from slime.plugin import Generation, Group, NoOptions, Reward, Sample, Status
-from slime.plugins.columns import check_columns
+from slime.plugin.columns import check_columns
+from slime.rollout.train_batch import TrainBatch
 from slime.testing import (
     assert_estimator_contract,
     assert_light_import,

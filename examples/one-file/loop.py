@@ -113,7 +113,7 @@ def train(server, rank) -> tuple[float, float]:
     """Run the loop; returns the held-out accuracy before and after."""
     from transformers import AutoTokenizer
 
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
     tokenizer = AutoTokenizer.from_pretrained(WORK / "model")
     questions = read_questions(WORK / "data" / "train.jsonl", tokenizer)

@@ -13,8 +13,8 @@ from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity
-from slime.plugins.kinds import KINDS
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.kinds import KINDS
+from slime.registry.plugin_set import survey_plugins
 
 CORE = Path(__file__).parents[2] / "core"
 #: module -> what is said about it

@@ -18,7 +18,7 @@ class Loop(ModuleType):
     """Replaces the loop, which imports Ray."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.run.entry")
         self.calls: list[tuple[Any, ...]] = []
 
     def export(self, *arguments: Any) -> int:
@@ -28,11 +28,11 @@ class Loop(ModuleType):
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime
+    import slime.run
 
     module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
     return module
 
 

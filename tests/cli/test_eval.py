@@ -23,7 +23,7 @@ class Evaluation(ModuleType):
     """Replaces the start of Ray and records its arguments."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.run.entry")
         self.calls: list[tuple[Any, ...]] = []
 
     def evaluate(self, *arguments: Any) -> int:
@@ -33,11 +33,11 @@ class Evaluation(ModuleType):
 
 @pytest.fixture
 def evaluation(monkeypatch: pytest.MonkeyPatch) -> Evaluation:
-    import slime
+    import slime.run
 
     module = Evaluation()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
     return module
 
 

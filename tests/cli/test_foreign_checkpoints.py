@@ -13,7 +13,7 @@ from tests.cli.conftest import Slime
 from tests.support.hostile_checkpoints import ATTACKS
 
 from slime.config import load_config
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint_writer import CheckpointWriter
 
 #: what a checkpoint's configuration may not decide on its own -> flags of the run that saved it
@@ -30,7 +30,7 @@ class Loop(ModuleType):
     """Replaces the loop, which imports Ray, and records what it is called with."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.run.entry")
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def main(self, *arguments: Any) -> int:
@@ -49,11 +49,11 @@ class Loop(ModuleType):
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime
+    import slime.run
 
     module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
     return module
 
 

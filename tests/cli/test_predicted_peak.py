@@ -11,7 +11,6 @@ from tests.support.saved_tensors import SavedTensors
 from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 
-from slime.architecture import Architecture
 from slime.cli.predicted_activations import (
     Activations,
     MicroBatch,
@@ -23,6 +22,7 @@ from slime.cli.predicted_cache import cache_text, cache_token_bytes, cache_token
 from slime.cli.predicted_memory import memory_lines
 from slime.config import RunConfig, read_config
 from slime.engine.server import EngineSpec, server_arguments
+from slime.plugin.architecture import Architecture
 
 TOKENS = 1000
 DENSE = {

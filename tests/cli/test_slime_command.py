@@ -117,7 +117,7 @@ def test_a_thread_that_is_left_does_not_see_python_end(lasts: bool) -> None:
 
 def test_warnings_are_marked_as_warnings(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_words: list[str]) -> int:
-        logging.getLogger("slime.plugins").warning("the checkpoint was made with %s", "another version")
+        logging.getLogger("slime.registry").warning("the checkpoint was made with %s", "another version")
         return 0
 
     monkeypatch.setattr("slime.cli.plugins.run", run)

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Slime, split
 
 from slime.config import load_config
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint_writer import CheckpointWriter
 
 

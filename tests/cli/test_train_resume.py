@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Slime
 
 from slime.config import RunConfig
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint import TRAINER_PART
 from slime.run.checkpoint_writer import CheckpointWriter
 from slime.run.run_lock import LOCK, RunLock
@@ -25,12 +25,12 @@ class Loop(ModuleType):
     """Replaces the start of Ray: saves a checkpoint after as many rollouts as it is told to, and then fails."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.run.entry")
         self.configs: list[RunConfig] = []
         self.folders: list[Path] = []
         self.saves: int | None = None
 
-    def main(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
+    def train(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
         del plugins
         self.configs.append(config)
         self.folders.append(run_dir)
@@ -51,11 +51,11 @@ def save(config: RunConfig, done: int) -> None:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime
+    import slime.run
 
     module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
     return module
 
 
@@ -93,9 +93,9 @@ def test_a_run_folder_may_move(slime: Slime, interrupted: Loop, monkeypatch: pyt
 
 
 def test_without_a_checkpoint_the_run_begins_again_in_its_folder(slime: Slime, words: list[str], loop: Loop) -> None:
-    loop.main = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    loop.train = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     assert slime(*words, "--run-name", "run").code == 130
-    del loop.main  # type: ignore[method-assign]
+    del loop.train  # type: ignore[method-assign]
     ended = slime("train", "--resume", str(RUN))
     assert ended.code == 0
     assert f"slime: note: {RUN} has no checkpoint yet: the run starts from the beginning" in ended.err

@@ -23,11 +23,11 @@ class Loop(ModuleType):
     """Replaces the start of Ray and records its arguments."""
 
     def __init__(self) -> None:
-        super().__init__("slime.loop")
+        super().__init__("slime.run.entry")
         self.calls: list[tuple[RunConfig, Path, Any]] = []
         self.outcome: BaseException | None = None
 
-    def main(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
+    def train(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
         self.calls.append((config, run_dir, plugins))
         if self.outcome is not None:
             raise self.outcome
@@ -36,11 +36,11 @@ class Loop(ModuleType):
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime
+    import slime.run
 
     module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.loop", module)
-    monkeypatch.setattr(slime, "loop", module, raising=False)
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
     return module
 
 

@@ -19,13 +19,13 @@ from hypothesis.extra.numpy import arrays
 from tests.support.scoring import term
 from tests.train.harness import make_batch
 
-from slime.data import TrainBatch
 from slime.errors import PluginContractError
 from slime.observe.timing import BusyClock
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, Reward, RewardSpec
-from slime.plugins.columns import BUILT_IN, check_columns
-from slime.plugins.contracts import Snapshot, check_cut_short, check_generated
+from slime.plugin.columns import BUILT_IN, check_columns
+from slime.registry.contracts import Snapshot, check_cut_short, check_generated
 from slime.rollout.rewards import Scorer
+from slime.rollout.train_batch import TrainBatch
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
 from slime.testing import assert_estimator_contract, assert_reward_contract
 from slime.testing.samples import make_sample

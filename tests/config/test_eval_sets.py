@@ -8,7 +8,7 @@ from slime.config import config_from_toml
 from slime.config.checks import config_notes
 from slime.config.eval_sets import eval_sets, evaluation, powers_of_two, rewards_of_sets
 from slime.errors import ConfigError
-from slime.plugins.resolve import components_used
+from slime.registry.resolve import components_used
 
 TWO = """
 [rollout]

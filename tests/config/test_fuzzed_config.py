@@ -23,10 +23,10 @@ from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.errors import ConfigError, SlimeError
-from slime.plugins.find import choose_plugins, find_plugins
-from slime.plugins.kinds import SLOTS
-from slime.plugins.requirements import check_installed
-from slime.redaction import MARK
+from slime.errors.redaction import MARK
+from slime.registry.find import choose_plugins, find_plugins
+from slime.registry.kinds import SLOTS
+from slime.registry.requirements import check_installed
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from slime.config.flags import MEGATRON, SGLANG, Flag
 from slime.config.options import RunOptions
 from slime.config.run_config import SECTIONS
 from slime.errors import ConfigError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 
 #: options for which these numbers mean something, with what
 MEANINGFUL = {

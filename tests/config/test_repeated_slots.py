@@ -9,7 +9,7 @@ from typing import Any
 
 _WITH_TRACKERS = """
 import dataclasses, json, sys
-from slime.plugins import kinds
+from slime.registry import kinds
 slot = kinds.Slot(
     "tracker", "components", "tracker", list_key="tracker", help="where metrics go", default=("board",)
 )
@@ -17,7 +17,7 @@ kinds.KINDS["tracker"] = dataclasses.replace(kinds.KINDS["reward"], name="tracke
 kinds.SLOTS["tracker"] = slot
 from slime.config import config_from_toml, read_config
 from slime.errors import ConfigError
-from slime.plugins.resolve import components_used
+from slime.registry.resolve import components_used
 def answer(stated):
     try:
         config = read_config(stated) if isinstance(stated, list) else config_from_toml(stated)

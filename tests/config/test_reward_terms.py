@@ -7,7 +7,7 @@ import pytest
 from slime.config import config_from_toml, read_config
 from slime.config.options import RewardTerm
 from slime.errors import ConfigError
-from slime.plugins.resolve import Use, components_used
+from slime.registry.resolve import Use, components_used
 
 TERMS = """
 [reward]

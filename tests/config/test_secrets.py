@@ -17,13 +17,13 @@ from slime.config.megatron_options import megatron_flags
 from slime.config.run_config import SECTION_OF
 from slime.config.sglang_options import RESERVED, sglang_flags
 from slime.errors import ConfigError, one_line
+from slime.errors.raised import Raised
+from slime.errors.redaction import MARK, is_secret, redacted, without_credentials
 from slime.plugin import Options, RewardSpec
-from slime.plugins.component import checked_options
-from slime.plugins.kinds import KINDS
-from slime.plugins.plugin_set import survey_plugins
-from slime.plugins.validate import Defect, check_spec
-from slime.raised import Raised
-from slime.redaction import MARK, is_secret, redacted, without_credentials
+from slime.registry.component import checked_options
+from slime.registry.kinds import KINDS
+from slime.registry.plugin_set import survey_plugins
+from slime.registry.validate import Defect, check_spec
 from slime.run.checkpoint import data_order
 
 CANARY = "canary-7f3a"

@@ -21,7 +21,7 @@ from slime.config.options import (
 )
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import ConfigError
-from slime.redaction import is_secret, without_credentials
+from slime.errors.redaction import is_secret, without_credentials
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20)
 # Hypothesis also tries texts that it finds in the code, such as names of secrets, which are not written.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.local_runs import build, run_config, write
+from tests.registry.local_runs import build, run_config, write
 from tests.support.prompt_files import FORMATS, Letters, numbered, write_rows
 
 from slime.config import RunConfig

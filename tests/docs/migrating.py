@@ -2,7 +2,8 @@
 
     python -m tests.docs.migrating
 
-The refused names come from `slime.plugins.original_names`; the accepted flags and the tables for TRL and verl are here.
+The refused names come from `slime.registry.original_names`; the accepted flags and the tables for TRL and verl are
+here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from pathlib import Path
 
 from slime.config.flag_table import find_flag
-from slime.plugins.original_names import original_names
+from slime.registry.original_names import original_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 

@@ -11,8 +11,8 @@ from latex2mathml.converter import convert
 
 from slime.config import load_config
 from slime.plugin import EstimatorSpec
-from slime.plugins.component import checked_options
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.component import checked_options
+from slime.registry.plugin_set import survey_plugins
 from slime_estimators import slime_register_estimators
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.plugins.local_runs import write
+from tests.registry.local_runs import write
 
 from slime.compat.functions import find_function
 from slime.compat.shapes import ROLES

@@ -17,9 +17,9 @@ from slime.config import config_problems, read_config
 from slime.config.flag_table import component_option, find_flag
 from slime.config.flags import UNAVAILABLE
 from slime.errors import ConfigError, PluginNotFoundError
-from slime.plugins.original_names import original_names
-from slime.plugins.plugin_set import survey_plugins
-from slime.plugins.reference import Reference
+from slime.registry.function_path import Reference
+from slime.registry.original_names import original_names
+from slime.registry.plugin_set import survey_plugins
 
 FLAGS = original_names()["flags"]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.docs.console import PAGES, Workplace, refiled, refreshed, schemas, workplace
 
-from slime import hookspecs, plugin
+from slime import plugin
 from slime.cli.plugins_json import Listing, Provided, Row, RunListing, UseRow
 from slime.config import config_from_toml
+from slime.plugin import hooks as hookspecs
 
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 TEXT = {name: (PAGES / name).read_text(encoding="utf-8") for name in NAMES}
@@ -126,7 +127,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_kind_has_a_walk_through() -> None:
-    from slime.plugins.kinds import KINDS
+    from slime.registry.kinds import KINDS
 
     assert {kind.replace("_", "-") for kind in KINDS} == set(WALK_THROUGHS)
     assert Path(PAGES / "index.md").is_file()

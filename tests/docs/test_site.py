@@ -21,7 +21,7 @@ from scripts.docs.reference import pages as reference_pages
 
 from slime.config.flag_table import flags_of
 from slime.config.run_config import SECTIONS
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.plugin_set import survey_plugins
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)

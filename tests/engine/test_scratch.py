@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime.engine import scratch
-from slime.engine.scratch import Scratch
+from slime.engine.server_scratch import Scratch
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from slime.config.options import AlgorithmOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
-from slime.plugins.plugin_set import survey_plugins
-from slime.plugins.resolve import check_needs
+from slime.registry.plugin_set import survey_plugins
+from slime.registry.resolve import check_needs
 from slime_estimators import slime_check_config
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slime.data import Group, Sample, Status, TrainBatch
+from slime.data import Group, Sample, Status
 from slime.plugin import Context, EstimatorBatch
+from slime.rollout.train_batch import TrainBatch
 from slime.train.advantages import estimate
 from slime_estimators.grpo import GRPO
 from slime_estimators.options import GRPOOptions

@@ -99,8 +99,8 @@ print(json.dumps([program("times", 3), program("plus", 3), lesson(random.Random(
     ["code-reward/grpo.toml", "code-reward/combined.toml", "llm-judge/grpo.toml", "reward-model/grpo.toml"],
 )
 def test_run_files_use_existing_reward_options(run_file: str) -> None:
-    from slime.plugins.component import checked_options
-    from slime.plugins.plugin_set import survey_plugins
+    from slime.registry.component import checked_options
+    from slime.registry.plugin_set import survey_plugins
 
     stated: Any = tomllib.loads((EXAMPLES / run_file).read_text(encoding="utf-8"))["reward"]
     components = {one.spec.name: one for one in survey_plugins().components() if one.kind == "reward"}

@@ -26,7 +26,7 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
     from slime.compat.functions import place_functions
     from slime.config import load_config
     from slime.engine.client import HttpPolicyClient
-    from slime.plugins.plugin_set import load_plugins
+    from slime.registry.plugin_set import load_plugins
     from slime.rollout.manager import RolloutManager
     from slime.run.trainer import build_estimator
     from slime.weights import read_hf_config

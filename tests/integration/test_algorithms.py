@@ -12,7 +12,7 @@ import pytest
 from tests.integration.in_house import train_in_house
 
 from slime.engine.server import EngineServer
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.plugin_set import survey_plugins
 
 pytestmark = pytest.mark.engine
 

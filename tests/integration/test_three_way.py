@@ -12,7 +12,7 @@ from tests.support.tiny_models import make_tiny_model, transformers_log_probs
 from tests.train.harness import Centred, RankLauncher, make_config, run_ranks
 
 from slime.config import RunConfig
-from slime.data import TrainBatch
+from slime.rollout.train_batch import TrainBatch
 
 pytestmark = pytest.mark.engine
 

@@ -20,7 +20,7 @@ from slime.config.options import DataOptions, RolloutOptions
 from slime.engine.client import HttpPolicyClient
 from slime.kit.chat import Tool, Toolbox, ToolCall, tool_of
 from slime.plugin import Generation, PolicyClient, Sample, SamplingParams, Status
-from slime.plugins.contracts import Snapshot, check_generated
+from slime.registry.contracts import Snapshot, check_generated
 from slime.testing import make_context
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_loop import ToolLoop

@@ -9,7 +9,7 @@ from tests.model_scripts.test_model_scripts import NAMES, arrays, numbers, publi
 from tests.support.families import architecture
 from tests.train.harness import RankLauncher, make_config, run_ranks
 
-from slime.architecture import Architecture
+from slime.plugin.architecture import Architecture
 
 #: models with the same `config.json` up to the length of the context are built once
 _BUILT = [
@@ -27,8 +27,8 @@ def build_all(launcher: RankLauncher, models: dict[str, tuple[dict[str, Any], Ar
     import torch
 
     from slime.train import parallel
-    from slime.train.architecture import ModelShape
     from slime.train.chunks import build_chunks
+    from slime.train.model_config import ModelShape
     from slime.train.settings import train_settings
     from slime.weights.shards import local_parameters
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.support.families import architecture
 
-from slime.architecture import Architecture
 from slime.config import read_config
+from slime.plugin.architecture import Architecture
 from slime.weights.stated_model import contradictions
 
 _SCRIPTS = Path(__file__).parents[2] / "scripts" / "models"

@@ -17,7 +17,7 @@ from slime.config.options import RolloutOptions, RunOptions
 from slime.config.run_config import RunConfig
 from slime.observe.metrics import MetricsWriter, read_metrics
 from slime.observe.observer import RunObserver
-from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.record import Rollout
 from slime.types import Sample
 

@@ -17,7 +17,7 @@ import pytest
 from slime.config import RunConfig, read_config
 from slime.observe.observer import RunObserver
 from slime.observe.trackers import TrackerThread, close_all
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 
 
 class Recorder:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.data import Group, Sample, Status, TrainBatch, loss_weights
+from slime.data import Group, Sample, Status
 from slime.plugin import Context, EstimatorBatch
+from slime.rollout.train_batch import TrainBatch, loss_weights
 from slime.train.forward import PackingRule
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from tests.train.harness import alone

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.plugins.local_runs import plugins_for
+from tests.registry.local_runs import plugins_for
 from tests.support.http_services import serving
 from tests.support.rewards import build
 from tests.support.scoring import term

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.local_runs import build as build_local
-from tests.plugins.local_runs import run_config, write
+from tests.registry.local_runs import build as build_local
+from tests.registry.local_runs import run_config, write
 from tests.support.reward_models import make_tiny_reward_model
 from tests.support.rewards import ask, build
 

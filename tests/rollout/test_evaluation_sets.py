@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.local_runs import plugins_for
+from tests.registry.local_runs import plugins_for
 from tests.rollout.conftest import ScriptedPolicy
 
 from slime.config import RunConfig, config_from_toml

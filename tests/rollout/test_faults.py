@@ -36,8 +36,8 @@ from slime.plugin import (
     Sample,
     Selection,
 )
-from slime.plugins.component import Component
-from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.registry.component import Component
+from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout

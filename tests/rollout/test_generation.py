@@ -18,7 +18,7 @@ from tests.support.scoring import health
 from slime.errors import DeadlineError, EngineError
 from slime.observe.timing import EngineClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
-from slime.plugins.contracts import Snapshot, check_generated
+from slime.registry.contracts import Snapshot, check_generated
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.pipeline import SampleGenerator
 from slime.rollout.policy_session import AbortablePolicy, BatchContext, sampling_seed

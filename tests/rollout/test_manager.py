@@ -17,8 +17,8 @@ from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
-from slime.plugins.component import Component
-from slime.plugins.plugin_set import PluginSet, load_plugins
+from slime.registry.component import Component
+from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed

@@ -15,7 +15,7 @@ from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import PluginError
 from slime.plugin import Generation, SamplingParams
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.run.rollout_part import read_rollout_part, write_rollout_part

@@ -22,7 +22,7 @@ from slime.engine.client import HttpPolicyClient
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import EngineError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.types import Sample

@@ -16,9 +16,9 @@ import pytest
 from tests.support.scoring import health
 
 from slime.errors import ErrorBudgetError, PluginError, one_line
+from slime.errors.raised import Raised, naming
 from slime.plugin import Reward
-from slime.plugins.reference import run_file
-from slime.raised import Raised, naming
+from slime.registry.function_path import run_file
 from slime.rollout.failures import Fault, fault_of
 from slime.rollout.rewards import InLoopReward
 from slime.types import Sample

@@ -21,7 +21,7 @@ from slime.config.options import DataOptions
 from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
-from slime.plugins.resolve import Use
+from slime.registry.resolve import Use
 from slime.rollout.rewards import RewardJob, Scorer
 from slime.types import Sample, Status
 
@@ -57,7 +57,7 @@ def test_a_worker_builds_the_reward_with_the_runs_context(tmp_path: Path) -> Non
     context: Any = RewardJob(config, use, tmp_path, "http://engines", "key").build(plugins)
     assert (context.seed, context.run_dir, context.config) == (7, tmp_path, config)
     assert (context.engine_url, context.engine_key) == ("http://engines", "key")
-    assert context.logger.name == "slime.plugins.p/r"
+    assert context.logger.name == "slime.registry.p/r"
 
 
 def test_rewards_are_assigned_in_order() -> None:

@@ -15,7 +15,7 @@ from slime.config.options import RewardOptions, RewardTerm
 from slime.errors import ErrorBudgetError
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.components import reward_workers, term_keys
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.record import rollout_metrics

@@ -19,7 +19,7 @@ from slime.config.options import RewardOptions
 from slime.errors import PluginError, SlimeError
 from slime.kit.processes import WorkerPool, living_members
 from slime.plugin import Reward
-from slime.plugins.resolve import Use
+from slime.registry.resolve import Use
 from slime.rollout.failures import Cause, Fault
 from slime.rollout.rewards import IsolatedReward, Result, RewardJob
 from slime.types import Sample, Status

@@ -21,7 +21,7 @@ from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RewardTerm, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import ErrorBudgetError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import Rollout, RolloutManager
 from slime.types import Status
 
@@ -165,7 +165,7 @@ def test_workers_end_when_the_runs_process_is_killed(tmp_path: Path) -> None:
 import asyncio
 from pathlib import Path
 from slime.config import RunConfig
-from slime.plugins.resolve import Use
+from slime.registry.resolve import Use
 from slime.rollout.rewards import IsolatedReward, RewardJob
 from slime.types import Sample
 

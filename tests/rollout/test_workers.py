@@ -24,7 +24,7 @@ from slime.config.run_config import RunConfig
 from slime.errors import EngineError, ErrorBudgetError, PluginContractError, ProcessDiedError, SlimeError
 from slime.kit.processes import COLLECT_AFTER, Call
 from slime.plugin import Generation, SamplingParams
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.pipeline import ComponentReport
 from slime.rollout.worker import WorkerJob

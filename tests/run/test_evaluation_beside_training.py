@@ -14,7 +14,7 @@ from slime.config.eval_options import EvalOptions
 from slime.config.options import RolloutOptions
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import PreemptedError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.run.run import Run
 

@@ -12,7 +12,7 @@ from slime import loop
 from slime.config import RunConfig
 from slime.config.options import RolloutOptions
 from slime.errors import SlimeError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.run.run import Run
 
 ROLLOUTS = 12

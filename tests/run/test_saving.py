@@ -160,7 +160,7 @@ def test_a_run_that_ends_early_deletes_what_was_not_complete_once_its_ranks_are_
 ) -> None:
     from slime.config import RunConfig
     from slime.config.options import RolloutOptions
-    from slime.plugins.plugin_set import load_plugins
+    from slime.registry.plugin_set import load_plugins
 
     config = RunConfig(rollout=RolloutOptions(num_rollout=1))
     run = Run(config, tmp_path, load_plugins(config.plugins), cast(Any, Reports()))

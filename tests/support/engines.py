@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.data import TrainBatch
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import call
 from slime.engine.server import EngineServer, EngineSpec
 from slime.plugin import SamplingParams
+from slime.rollout.train_batch import TrainBatch
 from slime.types import Group, Sample, Status
 
 #: generous, since the machine may be busy

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slime.architecture import Architecture
 from slime.config import RunConfig
+from slime.plugin.architecture import Architecture
 from slime.weights import Models
 
 

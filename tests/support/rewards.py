@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.plugin import Reward, Sample
-from slime.plugins.component import Component, checked_options
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.component import Component, checked_options
+from slime.registry.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 __all__ = [
     "FAMILIES",

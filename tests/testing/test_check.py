@@ -10,8 +10,8 @@ from textwrap import dedent
 import pytest
 
 from slime.errors import ConfigError
-from slime.plugins.component import Component
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.component import Component
+from slime.registry.plugin_set import survey_plugins
 from slime.testing import load_module_as_plugin
 from slime.testing.check import check_component
 

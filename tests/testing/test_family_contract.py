@@ -10,8 +10,8 @@ import pytest
 from tests.support.families import architecture
 from tests.support.tiny_models import FAMILIES, published
 
-from slime.architecture import Architecture, PredictingLayers, Rule
 from slime.plugin import NoOptions
+from slime.plugin.architecture import Architecture, PredictingLayers, Rule
 from slime.testing import assert_family_contract, make_context
 from slime_families.dense import Llama
 from slime_families.examples import example

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slime.data import TrainBatch
+from slime.rollout.train_batch import TrainBatch
 
 RANK, ALPHA = 4, 6.0
 

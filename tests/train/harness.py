@@ -10,8 +10,8 @@ import numpy as np
 
 from slime.config import RunConfig
 from slime.config.run_config import SECTIONS
-from slime.data import Siblings, TrainBatch
 from slime.plugin import Advantages, EstimatorBatch
+from slime.rollout.train_batch import Siblings, TrainBatch
 from slime.testing.ranks import RankLauncher, run_ranks
 
 __all__ = ["Centred", "RankLauncher", "alone", "make_batch", "make_config", "run_ranks"]

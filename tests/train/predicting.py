@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.support.tiny_models import transformers_model
 from torch import Tensor, nn
 
-from slime.data import TrainBatch
+from slime.rollout.train_batch import TrainBatch
 
 
 @dataclass

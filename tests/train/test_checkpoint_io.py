@@ -11,8 +11,8 @@ import torch
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-from slime.data import TrainBatch
 from slime.errors import CheckpointError
+from slime.rollout.train_batch import TrainBatch
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}

@@ -15,8 +15,8 @@ from tests.support.model_folders import Folders
 from tests.train.critics import Gae, backbone, critic_config, head_of, start
 from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
 
-from slime.data import TrainBatch
 from slime.errors import SlimeError
+from slime.rollout.train_batch import TrainBatch
 
 pytestmark = pytest.mark.engine
 

@@ -21,7 +21,7 @@ from tests.train.critics import (
 )
 from tests.train.harness import RankLauncher, make_batch, run_ranks
 
-from slime.data import TrainBatch, loss_weights
+from slime.rollout.train_batch import TrainBatch, loss_weights
 
 pytestmark = pytest.mark.engine
 

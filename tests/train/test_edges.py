@@ -13,9 +13,9 @@ import torch
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-from slime.data import TrainBatch
 from slime.errors import SlimeError
 from slime.plugin import Advantages, EstimatorBatch
+from slime.rollout.train_batch import TrainBatch
 
 pytestmark = pytest.mark.engine
 

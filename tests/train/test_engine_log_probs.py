@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.train.harness import make_batch
 
-from slime.data import TrainBatch
 from slime.errors import TrainerError
+from slime.rollout.train_batch import TrainBatch
 from slime.train.advantages import check_agreement, check_finite, required
 
 

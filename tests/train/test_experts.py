@@ -16,10 +16,10 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 from tests.train.whole_models import fill, gather
 
 from slime.cpu.megatron_fixes import repair_without_transformer_engine
-from slime.data import TrainBatch
 from slime.engine.ports import free_port
 from slime.errors import TrainerError
-from slime.train.router import check_routes, routers_of
+from slime.rollout.train_batch import TrainBatch
+from slime.train.routing import check_routes, routers_of
 
 _COMMON = {
     "num_layers": 4,
@@ -263,7 +263,7 @@ def test_megatron_is_repaired_on_every_device(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_expert_bias_moves_only_if_told_to() -> None:
     """Engines choose experts by the bias of the last sync."""
-    from slime.train.architecture import ModelShape, merge_architecture
+    from slime.train.model_config import ModelShape, merge_architecture
     from slime.train.settings import train_settings
 
     config = config_for("sigmoid, latent attention")

@@ -21,7 +21,7 @@ Numbers = dict[str, float | str]
 
 def numbers_of_all(_: RankLauncher, cases: list[Any]) -> list[Numbers]:
     """Metrics and a digest of the weights after two rollouts of two steps, of each case, one after the other."""
-    from slime.plugins.plugin_set import load_plugins
+    from slime.registry.plugin_set import load_plugins
     from slime.run.trainer import build_estimator
 
     found: list[Numbers] = []

@@ -11,7 +11,7 @@ import torch
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-from slime.data import TrainBatch
+from slime.rollout.train_batch import TrainBatch
 
 LAYOUTS = {
     "one rank": (1, {}),

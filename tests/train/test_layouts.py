@@ -14,8 +14,8 @@ import torch
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-from slime.data import TrainBatch
 from slime.plugin import EstimatorSpec
+from slime.rollout.train_batch import TrainBatch
 
 PP = {"pipeline_model_parallel_size": 2}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

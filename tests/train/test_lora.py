@@ -118,7 +118,7 @@ WIDE = Lora(RANK, ALPHA, ("m.whole", "m.normed"))
 
 def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -> Any:
     """Output and gradients of one layer with an adapter, and its full matrices, for this rank's part of the input."""
-    from slime.architecture import Rule
+    from slime.plugin.architecture import Rule
     from slime.train import lora
     from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
 

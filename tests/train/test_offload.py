@@ -12,8 +12,8 @@ from tests.train.critics import Gae
 from tests.train.critics import start as with_critic
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 
-from slime.data import TrainBatch
 from slime.engine.ports import LOOPBACK, ReservedPort
+from slime.rollout.train_batch import TrainBatch
 from slime.train import offload
 from slime.train.offload import HostCopies, ModelMemory, optimizer_tensors
 

@@ -13,7 +13,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slime.data import TrainBatch
+from slime.rollout.train_batch import TrainBatch
 from slime.train import output_layer
 from slime.train.output_layer import chunked_scores, log_probs_and_entropy
 

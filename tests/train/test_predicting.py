@@ -22,9 +22,9 @@ from torch import Tensor
 
 from slime.config import config_problems, read_config
 from slime.config.megatron_effects import dependent_notes
-from slime.data import TrainBatch
 from slime.engine.ports import free_port
 from slime.errors import CheckpointError, ConfigError
+from slime.rollout.train_batch import TrainBatch
 from slime.train.checkpoint_weights import CheckpointWeights
 from slime.train.loss import LossColumns
 from slime.train.predicting import LOSS_SCALE, check_predicting_layers, with_predicting_loss

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tests.train.harness import Centred, make_batch, make_config
 
-from slime.architecture import Architecture
-from slime.data import TrainBatch
 from slime.engine.control import EngineControl
 from slime.plugin import Advantages, EstimatorBatch
+from slime.plugin.architecture import Architecture
+from slime.rollout.train_batch import TrainBatch
 from slime.train import rank as module
 from slime.train.forward import Pipeline
 from slime.train.rank import MegatronRank

@@ -23,8 +23,7 @@ from tests.train.test_layouts import (
     untimed,
 )
 
-from slime.data import Siblings, TrainBatch, plan_step
-from slime.data.train_batch import group_by_prompt
+from slime.rollout.train_batch import Siblings, TrainBatch, group_by_prompt, plan_step
 from slime.train.forward import PackingRule
 from slime.train.model import can_share_prompts
 from slime.train.modules import Context, PackedAttention, PackedSequences, plan_attention

@@ -12,8 +12,7 @@ from tests.oracles.cases import RULE, Case, make_case, train_batch
 from tests.train.harness import alone
 from torch import Tensor
 
-from slime.data import loss_weights
-from slime.data.train_batch import plan_micro_batches
+from slime.rollout.train_batch import loss_weights, plan_micro_batches
 from slime.train.loss import Correction, LossColumns, LossTerms, micro_batch_loss
 
 #: rule of averaging, and terms of the loss

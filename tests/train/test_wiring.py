@@ -22,7 +22,7 @@ from torch import Tensor
 from slime.config import RunConfig, load_config
 from slime.config.options import AlgorithmOptions
 from slime.errors import SlimeError
-from slime.plugins.plugin_set import survey_plugins
+from slime.registry.plugin_set import survey_plugins
 from slime.types import Group, Sample
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "tied": True}
@@ -90,8 +90,8 @@ def slime_training(launcher: RankLauncher, config: RunConfig, groups: list[list[
     """What `slime train` makes of these groups, without the processes of a run."""
     from tests.train.critics import backbone, head_of
 
-    from slime.data import TrainBatch
-    from slime.plugins.plugin_set import load_plugins
+    from slime.registry.plugin_set import load_plugins
+    from slime.rollout.train_batch import TrainBatch
     from slime.run.trainer import build_estimator
 
     rank = launcher.start(config, *build_estimator(config, run_dir, load_plugins(config.plugins)), run_dir)

@@ -17,8 +17,8 @@ from slime.config import config_from_toml
 from slime.errors import DataError, PluginContractError
 from slime.observe.observer import RunObserver
 from slime.plugin import Curve, Curves, Note, RunView, Table
-from slime.plugins.plugin_set import load_plugins
-from slime.plugins.resolve import components_used
+from slime.registry.plugin_set import load_plugins
+from slime.registry.resolve import components_used
 from slime.testing import assert_panel_contract, make_run_view
 from slime.view.index import RunIndex
 from slime.view.plugin_panels import FolderView, PanelBoard, chosen_panels, drawings

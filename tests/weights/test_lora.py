@@ -11,10 +11,10 @@ from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.train.adapters import ALPHA, RANK, write_adapter
 
-from slime.architecture import Architecture
 from slime.config import RunConfig, config_problems
 from slime.config.weight_options import LoraOptions
 from slime.errors import CheckpointError, ConfigError
+from slime.plugin.architecture import Architecture
 from slime.weights.lora import Lora, adapter_shapes, lora_of, peft_config
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.architecture import Rule
 from slime.errors import ConfigError
+from slime.plugin.architecture import Rule
 from slime.weights.shards import buckets, check_shard, engine_shard, read_shard, to_hf
 
 #: a rule, and the shape of Megatron's tensor over all ranks

@@ -23,7 +23,7 @@ from slime.config.options import (
 from slime.config.run_file import parse_run_file
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError, ConfigError
-from slime.plugins.reference import Reference
+from slime.registry.function_path import Reference
 from slime.run.checkpoint import Checkpoint, intact_checkpoint
 from slime.run.checkpoint_files import read_description
 

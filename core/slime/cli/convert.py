@@ -16,7 +16,7 @@ from slime.cli.preflight_model import ModelFacts, read_model, weight_problems
 from slime.cli.train import make_run_folder, run_folder
 from slime.config.assemble import stop_on
 from slime.errors import CheckpointError, ConfigError
-from slime.plugins.plugin_set import load_plugins
+from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint import STATE, Checkpoint, read_checkpoint
 from slime.run.checkpoint_files import digest_of_json, read_json_object
 from slime.weights import Models, read_hf_config
@@ -115,9 +115,9 @@ def _merge(request: EvalRequest, folder: Path) -> int:
     make_run_folder(checked.run_dir, checked.config)
 
     # It imports Ray, which nothing above this line needs.
-    from slime import loop
+    from slime.run import entry
 
-    return loop.export(checked.config, checked.run_dir, checked.plugins, folder)
+    return entry.export(checked.config, checked.run_dir, checked.plugins, folder)
 
 
 def _to_megatron(request: EvalRequest, root: Path, *, verify: bool) -> int:
@@ -138,9 +138,9 @@ def _to_megatron(request: EvalRequest, root: Path, *, verify: bool) -> int:
     make_run_folder(checked.run_dir, checked.config)
 
     # It imports Ray, which nothing above this line needs.
-    from slime import loop
+    from slime.run import entry
 
-    code = loop.convert_to_megatron(checked.config, checked.run_dir, checked.plugins, root)
+    code = entry.convert_to_megatron(checked.config, checked.run_dir, checked.plugins, root)
     written = read_checkpoint(root)
     if code == 0 and verify:
         _compare(written, model)

@@ -136,9 +136,9 @@ def run(argv: Sequence[str]) -> int:
     make_run_folder(checked.run_dir, checked.config)
 
     # It imports Ray, which nothing above this line needs.
-    from slime import loop
+    from slime.run import entry
 
-    return loop.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
+    return entry.evaluate(checked.config, checked.run_dir, checked.plugins, request.checkpoint, request.exporting)
 
 
 # --- what to evaluate --------------------------------------------------------------------------------

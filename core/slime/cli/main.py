@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from slime import __version__
 from slime.errors import PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full
-from slime.raised import ONLY_IN_LOGS
-from slime.redaction import without_credentials
+from slime.errors.raised import ONLY_IN_LOGS
+from slime.errors.redaction import without_credentials
 
 #: name -> (module with `run(argv) -> int`, summary)
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -13,7 +13,7 @@ from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.weight_options import CheckpointOptions
-from slime.redaction import redacted
+from slime.errors.redaction import redacted
 from slime.weights.lora import adapter_shapes, lora_of
 
 

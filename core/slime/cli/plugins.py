@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slime.cli.arguments import Arguments
 from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError, did_you_mean
-from slime.plugins.component import Component
-from slime.plugins.kinds import KINDS
-from slime.plugins.plugin_set import PluginSet, survey_plugins
-from slime.plugins.reference import is_reference
+from slime.registry.component import Component
+from slime.registry.function_path import is_reference
+from slime.registry.kinds import KINDS
+from slime.registry.plugin_set import PluginSet, survey_plugins
 
 _HELP = """\
 usage: slime plugins [OPTIONS]        list every installed plugin

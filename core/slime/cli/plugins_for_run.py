@@ -14,9 +14,9 @@ from slime.compat.functions import place_functions
 from slime.config import read_config, resolve
 from slime.config.choices import choice_problems
 from slime.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError, SlimeError
+from slime.errors.redaction import redacted
 from slime.plugin import API_VERSION
-from slime.plugins.resolve import Use
-from slime.redaction import redacted
+from slime.registry.resolve import Use
 
 
 def print_used(words: Sequence[str], *, json: bool) -> int:

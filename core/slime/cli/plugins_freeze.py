@@ -9,8 +9,8 @@ from pathlib import Path
 
 from slime import __version__
 from slime.errors import ConfigError
-from slime.plugins.find import FoundPlugin, canonical, find_plugins
-from slime.plugins.provenance import source_of
+from slime.registry.find import FoundPlugin, canonical, find_plugins
+from slime.registry.provenance import source_of
 
 _HEADER = "# slime plugins --freeze, format 1"
 

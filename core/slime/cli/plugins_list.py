@@ -11,11 +11,11 @@ from slime import __version__
 from slime.cli.plugins_json import Listing, Provided, Row
 from slime.cli.text_layout import count, table
 from slime.plugin import API_VERSION
-from slime.plugins.component import Component
-from slime.plugins.find import FoundPlugin, find_plugins
-from slime.plugins.kinds import KINDS
-from slime.plugins.load import LoadedPlugin, PluginFailure
-from slime.plugins.plugin_set import PluginSet, survey_plugins
+from slime.registry.component import Component
+from slime.registry.find import FoundPlugin, find_plugins
+from slime.registry.kinds import KINDS
+from slime.registry.load import LoadedPlugin, PluginFailure
+from slime.registry.plugin_set import PluginSet, survey_plugins
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import hanging, table
 from slime.config.values import describe
-from slime.plugins.component import LIMITED_KINDS, Component, Limits
-from slime.plugins.find import FoundPlugin
-from slime.plugins.kinds import KINDS
-from slime.plugins.provenance import source_of
-from slime.plugins.requirements import unmet_requirements
+from slime.registry.component import LIMITED_KINDS, Component, Limits
+from slime.registry.find import FoundPlugin
+from slime.registry.kinds import KINDS
+from slime.registry.provenance import source_of
+from slime.registry.requirements import unmet_requirements
 
 #: fields of specs that are shown with their values
 _FIELDS = ("ratio", "takes_kl", "scope", "deterministic", "isolation", "needs_engine")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.architecture import Architecture
 from slime.config import RunConfig
 from slime.kit.readers.tokenize import context_tokens
+from slime.plugin.architecture import Architecture
 
 #: options with which other tensors are kept, or elsewhere
 _BEYOND = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime.architecture import Architecture
 from slime.config import RunConfig
 from slime.engine.server import cpu_cache_tokens
 from slime.observe.memory import size_text
+from slime.plugin.architecture import Architecture
 
 #: bytes of a number in the types of engines and caches; 2 in all others that are predicted
 TYPE_BYTES = {"float32": 4, "float": 4, "fp8_e5m2": 1, "fp8_e4m3": 1}

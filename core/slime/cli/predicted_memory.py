@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
-from slime.architecture import Architecture, Rule
 from slime.cli.predicted_activations import (
     activation_memory,
     activations_not_predicted,
@@ -22,8 +21,9 @@ from slime.cli.predicted_activations import (
 )
 from slime.cli.predicted_cache import TYPE_BYTES, cache_text, engine_type
 from slime.config import RunConfig
-from slime.data.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.observe.memory import gibibytes, size_text
+from slime.plugin.architecture import Architecture, Rule
+from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.weights.lora import Lora, adapter_rules, lora_of
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")

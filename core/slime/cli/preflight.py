@@ -35,9 +35,9 @@ from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 from slime.plugin import FamilySpec
-from slime.plugins.plugin_set import PluginSet
-from slime.plugins.provenance import model_code
-from slime.plugins.resolve import Resolved
+from slime.registry.plugin_set import PluginSet
+from slime.registry.provenance import model_code
+from slime.registry.resolve import Resolved
 from slime.run.checkpoint import Checkpoint, Fallback, intact_checkpoint, intact_or_before
 from slime.run.checkpoint_writer import require_export_folder, require_own_folder
 from slime.run.run_lock import LOCK

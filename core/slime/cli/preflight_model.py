@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.architecture import Architecture
 from slime.cli.text_layout import count
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
+from slime.plugin.architecture import Architecture
 from slime.weights import Models
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config, read_tokenizer, tokenizer_code

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig
 from slime.errors import SlimeError
-from slime.plugins.kinds import SLOTS
-from slime.plugins.plugin_set import PluginSet, load_plugins, survey_plugins
-from slime.plugins.resolve import Resolved, Use, check_critic_options, components_used
+from slime.registry.kinds import SLOTS
+from slime.registry.plugin_set import PluginSet, load_plugins, survey_plugins
+from slime.registry.resolve import Resolved, Use, check_critic_options, components_used
 
 
 @dataclass

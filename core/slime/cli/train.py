@@ -19,8 +19,8 @@ from slime.config import RunConfig, config_notes, read_config, resolve
 from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
+from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
-from slime.redaction import redacted
 from slime.run.checkpoint_writer import forget_damaged
 from slime.run.run_lock import RunLock
 
@@ -84,13 +84,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time) -> int:
     # It imports Ray, which no check needs.
-    from slime import loop
+    from slime.run import entry
 
     if checked.finished is not None:
         exporting = resolve(exporting_config(checked.config, checked.finished))
-        return loop.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
+        return entry.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
     try:
-        return loop.main(checked.config, checked.run_dir, checked.plugins)
+        return entry.train(checked.config, checked.run_dir, checked.plugins)
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, SlimeError) or error.exit_code != 2:  # bad input is not to be continued
             error.add_note(how_to_continue(checked.config, checked.run_dir, argv, since=started))

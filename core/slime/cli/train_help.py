@@ -15,12 +15,12 @@ from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity, ValueType
 from slime.errors import SlimeError
-from slime.plugins.kinds import KINDS, SLOTS
-from slime.plugins.plugin_set import survey_plugins
-from slime.plugins.resolve import Use, components_used
+from slime.registry.kinds import KINDS, SLOTS
+from slime.registry.plugin_set import survey_plugins
+from slime.registry.resolve import Use, components_used
 
 if TYPE_CHECKING:
-    from slime.plugins.component import Component
+    from slime.registry.component import Component
 
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...

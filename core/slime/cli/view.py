@@ -15,9 +15,9 @@ from slime.errors import ConfigError, SlimeError
 
 if TYPE_CHECKING:
     from slime.cli.view_demo import Demo
-    from slime.plugins.plugin_set import PluginSet
+    from slime.plugin.watchers import Panel
+    from slime.registry.plugin_set import PluginSet
     from slime.view.plugin_panels import BuildPanel
-    from slime.watching import Panel
 
 _T = TypeVar("_T")
 _HELP = """\
@@ -74,7 +74,7 @@ def _panel_builder() -> BuildPanel:
 
     def build(name: str, options: Mapping[str, Any], run_dir: Path) -> Panel:
         from slime.plugin import Context
-        from slime.plugins.plugin_set import survey_plugins
+        from slime.registry.plugin_set import survey_plugins
 
         if not loaded:
             loaded.append(survey_plugins())

@@ -7,13 +7,13 @@ from copy import deepcopy
 from typing import Any
 
 from slime.compat.signatures import ByName, args_of
-from slime.data.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.errors import CheckpointError, PluginContractError
+from slime.kit.readers.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
 from slime.kit.readers.rows import PromptRow
 from slime.kit.readers.tokenize import PromptFormat, longest_training_prompt, prompt_ids
 from slime.plugin import Context, Group, NoOptions, Sample
-from slime.plugins.reference import LocalFunction
+from slime.registry.function_path import LocalFunction
 
 _FORMAT = 1
 

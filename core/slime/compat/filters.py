@@ -9,7 +9,7 @@ from slime.compat.data_sources import dataset_of, made_source
 from slime.compat.signatures import ByName, args_of
 from slime.errors import PluginContractError
 from slime.plugin import Context, Group, NoOptions, Sample, Selection
-from slime.plugins.reference import LocalFunction
+from slime.registry.function_path import LocalFunction
 
 
 class LocalBufferFilter:

@@ -20,9 +20,9 @@ from slime.config.choices import other_choice
 from slime.config.eval_options import EvalSetOptions
 from slime.errors import PluginConflictError, PluginLoadError, PluginNotFoundError, SlimeError, did_you_mean
 from slime.plugin import NoOptions, Options, RewardSpec
-from slime.plugins.component import LocalComponent, found_locally
-from slime.plugins.kinds import BATCH_FUNCTIONS, SLOTS, Slot, kind_of
-from slime.plugins.reference import LocalFunction, Reference, is_reference
+from slime.registry.component import LocalComponent, found_locally
+from slime.registry.function_path import LocalFunction, Reference, is_reference
+from slime.registry.kinds import BATCH_FUNCTIONS, SLOTS, Slot, kind_of
 
 
 def find_function(kind: str, text: str, role: Role | None = None) -> LocalComponent:
@@ -117,7 +117,7 @@ class PlacedFunctions:
     """A configuration that names functions as components."""
 
     config: RunConfig
-    #: the components, for `slime.plugins.load_plugins`
+    #: the components, for `slime.registry.load_plugins`
     components: list[LocalComponent] = field(default_factory=list)
     #: what is wrong with the configuration's references, each with its flag
     problems: list[str] = field(default_factory=list)
@@ -188,7 +188,7 @@ def _place_own_filter(placed: PlacedFunctions, source: str) -> None:
         return
     reference = Reference.parse(source)
     method = _named(reference.name or "", probe(reference)).methods.get("buffer_filter")
-    if method is not None and method.module != "slime.data.data_source":
+    if method is not None and method.module != "slime.kit.readers.data_source":
         found = placed.find("buffer_filter", source, SLOTS["datasource"].path_flag, ROLES["buffer_filter"])
         if found is not None:
             placed.config = placed.config.with_options("rollout", buffer_filter=found.id)

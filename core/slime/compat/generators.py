@@ -15,7 +15,7 @@ from slime.kit.chat import ChatTemplate
 from slime.kit.readers.tokenize import tokenize_prompt
 from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
-from slime.plugins.reference import LocalFunction
+from slime.registry.function_path import LocalFunction
 
 #: `finish_reason` -> status of a sample that the function left pending
 _STATUS = {"length": Status.TRUNCATED, "abort": Status.ABORTED}

@@ -11,7 +11,7 @@ from slime.compat.rewards import AsyncReward, PlainReward, ScoreOptions, plain_a
 from slime.compat.signatures import ByName
 from slime.errors import PluginContractError
 from slime.plugin import Context, Reward, Sample
-from slime.plugins.reference import LocalFunction
+from slime.registry.function_path import LocalFunction
 
 
 def trl_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from slime.compat.signatures import Definition, definitions_in
 from slime.errors import PluginLoadError, PluginNotFoundError, did_you_mean, one_line
-from slime.plugins.reference import Reference, run_file
+from slime.registry.function_path import Reference, run_file
 
 #: seconds an import may take
 TIMEOUT_S = 60.0

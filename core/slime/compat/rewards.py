@@ -16,7 +16,7 @@ from pydantic import Field
 from slime.compat.signatures import ByName, args_of
 from slime.errors import PluginContractError
 from slime.plugin import Context, Options, Reward, Sample
-from slime.plugins.reference import LocalFunction
+from slime.registry.function_path import LocalFunction
 
 
 class ScoreOptions(Options):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slime.config.args_view import ArgsView
     from slime.plugin import Context
-    from slime.plugins.reference import LocalFunction
+    from slime.registry.function_path import LocalFunction
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

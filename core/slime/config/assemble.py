@@ -20,8 +20,8 @@ from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.run_file import parse_run_file, read_run_file
 from slime.config.values import explain, is_union, unusable
 from slime.errors import ConfigError
-from slime.plugins.kinds import SLOTS, Slot
-from slime.redaction import redacted
+from slime.errors.redaction import redacted
+from slime.registry.kinds import SLOTS, Slot
 
 
 class _Foreign(Section):

@@ -17,8 +17,8 @@ from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
 from slime.config.run_config import KEEPING_OPTIONS, SECTIONS, RunConfig, batch_shape
 from slime.errors import ConfigError
-from slime.plugins.reference import is_reference
-from slime.redaction import MARK, places_of_mark
+from slime.errors.redaction import MARK, places_of_mark
+from slime.registry.function_path import is_reference
 
 
 def config_problems(config: RunConfig) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from slime.config.flags import Settings
 from slime.config.run_config import RunConfig
-from slime.plugins.kinds import SLOTS, Slot
-from slime.plugins.reference import is_reference
+from slime.registry.function_path import is_reference
+from slime.registry.kinds import SLOTS, Slot
 
 
 def override(earlier: Settings, later: Settings) -> Settings:

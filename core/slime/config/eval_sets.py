@@ -11,7 +11,7 @@ from typing import TypeVar
 from slime.config.eval_options import EvalSetOptions
 from slime.config.options import ComponentChoice
 from slime.config.run_config import RunConfig
-from slime.plugins.reference import is_reference
+from slime.registry.function_path import is_reference
 
 T = TypeVar("T")
 

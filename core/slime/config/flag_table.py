@@ -16,8 +16,8 @@ from slime.config.run_config import SECTIONS
 from slime.config.sglang_options import sglang_flags
 from slime.config.values import Arity, ValueType, type_of
 from slime.errors import did_you_mean
-from slime.plugins.kinds import SLOTS, slot_prefixes
-from slime.plugins.original_names import instead_of
+from slime.registry.kinds import SLOTS, slot_prefixes
+from slime.registry.original_names import instead_of
 
 _OWN = "own"
 #: other spellings of own flags

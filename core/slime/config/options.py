@@ -21,7 +21,7 @@ from pydantic import (
 
 from slime.config.ranges import Count, Port, Seconds, Seed, TokenId
 from slime.config.values import accepts_booleans, check_path, describe, underscored, unusable
-from slime.plugins.kinds import SLOTS
+from slime.registry.kinds import SLOTS
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 

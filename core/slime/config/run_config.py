@@ -27,8 +27,8 @@ from slime.config.options import (
 )
 from slime.config.weight_options import CheckpointOptions, LoraOptions, SyncOptions
 from slime.errors import ConfigError
-from slime.plugins.kinds import SLOTS
-from slime.redaction import redacted
+from slime.errors.redaction import redacted
+from slime.registry.kinds import SLOTS
 
 #: options that, besides over-sampling, let finished groups stay in the buffer
 KEEPING_OPTIONS = (

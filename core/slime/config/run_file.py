@@ -13,7 +13,7 @@ from slime.config.flags import COMPONENT, MEGATRON, SGLANG, UNAVAILABLE, Flag, S
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.values import Arity, check_path, unusable
 from slime.errors import ConfigError, did_you_mean
-from slime.plugins.kinds import SLOTS
+from slime.registry.kinds import SLOTS
 
 _TABLES = tuple(dict.fromkeys((*SECTIONS, MEGATRON, SGLANG, *SLOTS)))
 

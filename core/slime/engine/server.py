@@ -21,7 +21,7 @@ from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
-from slime.engine.scratch import SHARED_MEMORY, Scratch
+from slime.engine.server_scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import COLLECT_AFTER, SHORT_SPINS, Call, Child, ForkedChild, ForkServer, living_members
 

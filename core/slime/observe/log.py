@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slime.errors import without_escapes
-from slime.raised import LOG_FORMAT, ONLY_IN_LOGS
+from slime.errors.raised import LOG_FORMAT, ONLY_IN_LOGS
 
 FILE_NAME = "driver.log"
 #: separates the lines of a run from those of an earlier one in the same folder

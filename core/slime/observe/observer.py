@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slime.config.eval_sets import eval_sets
 from slime.errors import ConfigError, DiskFullError, SlimeError, disk_full, is_disk_full
+from slime.errors.raised import ONLY_IN_LOGS, Raised
 from slime.observe.evaluation import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
@@ -24,16 +25,15 @@ from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 from slime.observe.trackers import TrackerThread, close_all
 from slime.plugin import Context
-from slime.plugins.resolve import Use, components_used
-from slime.raised import ONLY_IN_LOGS, Raised
+from slime.registry.resolve import Use, components_used
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.errors import SlimeError
-    from slime.plugins.plugin_set import PluginSet
+    from slime.plugin.watchers import Panel
+    from slime.registry.plugin_set import PluginSet
     from slime.rollout.evaluation import EvalReport
     from slime.rollout.record import Rollout
-    from slime.watching import Panel
 
 logger = logging.getLogger(__name__)
 

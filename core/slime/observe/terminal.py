@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.evaluation import eval_table
 from slime.observe.metrics import eval_set_names
 from slime.observe.samples import question_text
 from slime.observe.step_line import StepLine
-from slime.raised import ONLY_IN_LOGS
 from slime.types import Sample
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slime.data.token_log import FIXED_BYTES, LoggedTokens
 from slime.errors import writing
 from slime.observe.samples import FOLDER
-from slime.plugins.columns import BUILT_IN, SOURCES
+from slime.plugin.columns import BUILT_IN, SOURCES
+from slime.rollout.token_log import FIXED_BYTES, LoggedTokens
 from slime.types import Group, Sample
 
 FORMAT = 1

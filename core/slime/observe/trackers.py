@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slime.errors import disk_full, is_disk_full
+from slime.errors.raised import Raised, report
 from slime.plugin import Tracker
-from slime.raised import Raised, report
 
 #: rows that may wait for a slow or hanging tracker; later ones are lost
 MAX_WAITING = 10_000

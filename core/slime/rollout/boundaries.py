@@ -13,9 +13,9 @@ from numbers import Real
 from typing import Any
 
 from slime.errors import PluginContractError, PluginError
+from slime.errors.raised import naming, report
 from slime.plugin import BufferFilter, DataSource, Selection
-from slime.plugins.contracts import check_groups, check_selection, check_state
-from slime.raised import naming, report
+from slime.registry.contracts import check_groups, check_selection, check_state
 from slime.rollout.failures import PassiveChecks
 from slime.types import Group, Sample
 

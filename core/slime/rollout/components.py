@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slime.config.eval_sets import eval_sets
 from slime.engine.client import FairSlots
 from slime.plugin import Context
-from slime.plugins.reference import is_reference
+from slime.registry.function_path import is_reference
 from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
 from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
@@ -25,8 +25,8 @@ from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, Re
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.plugins.plugin_set import PluginSet
-    from slime.plugins.resolve import Resolved
+    from slime.registry.plugin_set import PluginSet
+    from slime.registry.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ComponentBuilder:
         context = Context(
             seed=self.config.data.rollout_seed,
             run_dir=self.run_dir,
-            logger=logging.getLogger(f"slime.plugins.{resolved.component.label}"),
+            logger=logging.getLogger(f"slime.registry.{resolved.component.label}"),
             config=self.config,
             tokenizer=self.tokenizer,
             engine_url=self.engine_url,

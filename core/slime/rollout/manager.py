@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slime.config.eval_sets import eval_sets
-from slime.data import TrainBatch
 from slime.engine.client import FairSlots
 from slime.errors import DiskFullError
+from slime.errors.raised import report
 from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
-from slime.raised import report
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -30,12 +29,13 @@ from slime.rollout.policy_session import AbortablePolicy, training_sampling
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
+from slime.rollout.train_batch import TrainBatch
 from slime.types import Group
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.data.token_log import LoggedTokens
-    from slime.plugins.plugin_set import PluginSet
+    from slime.registry.plugin_set import PluginSet
+    from slime.rollout.token_log import LoggedTokens
     from slime.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from slime.rollout.failures import count_status
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 #: why a group's responses were thrown away
 STALE = "stale"

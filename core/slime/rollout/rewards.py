@@ -20,15 +20,15 @@ from typing import Any, Literal, TypeAlias
 
 from slime.config import RunConfig
 from slime.errors import PluginContractError
+from slime.errors.raised import Raised
 from slime.kit.processes import Call, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 from slime.observe.timing import BusyClock
 from slime.plugin import Context, Reward, RewardModel, RewardSpec
-from slime.plugins.component import LocalComponent
-from slime.plugins.contracts import check_reward, check_rewards
-from slime.plugins.costly_contracts import recheck_rewards
-from slime.plugins.plugin_set import PluginSet, load_plugins
-from slime.plugins.resolve import Use
-from slime.raised import Raised
+from slime.registry.component import LocalComponent
+from slime.registry.contracts import check_reward, check_rewards
+from slime.registry.costly_contracts import recheck_rewards
+from slime.registry.plugin_set import PluginSet, load_plugins
+from slime.registry.resolve import Use
 from slime.rollout.failures import (
     Cause,
     Fault,
@@ -122,7 +122,7 @@ class RewardJob:
         context = Context(
             seed=self.config.data.rollout_seed,
             run_dir=self.run_dir,
-            logger=logging.getLogger(f"slime.plugins.{resolved.component.id}"),
+            logger=logging.getLogger(f"slime.registry.{resolved.component.id}"),
             config=self.config,
             engine_url=self.engine_url,
             engine_key=self.engine_key,

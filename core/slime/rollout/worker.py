@@ -15,9 +15,9 @@ from typing import Any
 from slime.config import RunConfig
 from slime.engine.client import FairSlots
 from slime.errors import PluginContractError, SlimeError, UnexpectedError, one_line
+from slime.errors.raised import LOG_FORMAT, Raised
 from slime.kit.processes import Call, collect_seldom, keep_out_of_collections
 from slime.plugin import SamplingParams
-from slime.raised import LOG_FORMAT, Raised
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.failures import PassiveChecks, all_or_first_error
 from slime.rollout.open_batch import OpenBatch

@@ -29,11 +29,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from slime.architecture import Architecture
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
+from slime.errors.redaction import redacted
 from slime.kit.readers.prompt_source import content_digest, parse_sources
-from slime.redaction import redacted
+from slime.plugin.architecture import Architecture
 from slime.run.checkpoint_files import (
     Files,
     check_files,

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slime.architecture import Architecture
 from slime.config import RunConfig
 from slime.errors import CheckpointError, ConfigError, disk_problem
+from slime.plugin.architecture import Architecture
 from slime.run.checkpoint import (
     CONFIG,
     FORMAT,

@@ -23,8 +23,8 @@ from slime.errors import (
     UnexpectedError,
     WeightSyncError,
 )
+from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.observer import RunObserver
-from slime.raised import ONLY_IN_LOGS
 from slime.run.engines import ROUTER, Engines, engine_name
 from slime.run.restarts import is_curable
 from slime.run.watch import RunWatch

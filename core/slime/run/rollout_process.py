@@ -10,18 +10,18 @@ from typing import Any
 import ray
 
 from slime.config import RunConfig
-from slime.data.token_log import LoggedTokens
 from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import CheckpointError, SlimeError, one_line
 from slime.kit.processes import Call, collect_seldom
-from slime.plugins.plugin_set import Fingerprint
+from slime.registry.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import AbortablePolicy
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
+from slime.rollout.token_log import LoggedTokens
 from slime.rollout.worker import WorkerJob
 from slime.rollout.workers import RolloutWorkers
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
@@ -129,7 +129,7 @@ async def build_rollout_process(
                 config,
                 run_dir,
                 config.rollout.num_rollout_workers,
-                plugins=Call("slime.plugins.plugin_set:load_plugins", (config.plugins, fingerprint.functions)),
+                plugins=Call("slime.registry.plugin_set:load_plugins", (config.plugins, fingerprint.functions)),
                 tokenizer=Call(f"{__name__}:tokenizer_of", (config,)),
                 policy=Call(f"{__name__}:policy_of_worker", (config, None if engine_url is None else keys)),
                 engine_url=engine_url,

@@ -18,7 +18,7 @@ from slime.errors import CheckpointError, EngineError, PreemptedError, SlimeErro
 from slime.kit.processes import keep_out_of_collections
 from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
-from slime.plugins.plugin_set import PluginSet
+from slime.registry.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint import Checkpoint, read_checkpoint

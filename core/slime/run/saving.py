@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime.config import RunConfig
 from slime.observe.observer import RunObserver
-from slime.plugins.plugin_set import PluginSet
+from slime.registry.plugin_set import PluginSet
 from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART
 from slime.run.checkpoint_files import Files
 from slime.run.checkpoint_writer import CheckpointWriter

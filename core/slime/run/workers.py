@@ -34,10 +34,10 @@ from slime.errors import (
     disk_full,
     is_disk_full,
 )
+from slime.errors.raised import LOG_FORMAT, Raised, log_of_this_process
 from slime.kit.processes import SHORT_SPINS, keep_out_of_collections
 from slime.kit.processes.pulse import PULSE
-from slime.plugins.plugin_set import Fingerprint, PluginSet, load_plugins
-from slime.raised import LOG_FORMAT, Raised, log_of_this_process
+from slime.registry.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.run.ray_errors import explain
 from slime.run.ray_session import ray_failure
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import ConfigError, PluginError
-from slime.plugins.component import Component, checked_options
-from slime.plugins.kinds import KINDS
+from slime.registry.component import Component, checked_options
+from slime.registry.kinds import KINDS
 from slime.testing.context import make_context
 from slime.testing.family_numbers import assert_family_matches_transformers
 from slime.testing.rules import Caller, Contract, Outcome, Subject

@@ -35,7 +35,7 @@ def make_context(*, run_dir: Path | None = None, seed: int = 42, config: Any = N
     return Context(
         seed=seed,
         run_dir=folder,
-        logger=logging.getLogger("slime.plugins.under_test"),
+        logger=logging.getLogger("slime.registry.under_test"),
         config=_made_up_run(folder, seed) if config is None else config,
         tokenizer=_LaterTokenizer() if tokenizer is None else tokenizer,
     )

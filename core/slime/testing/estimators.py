@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, TokenBatch
-from slime.plugins.contracts import check_advantages, check_untouched, copy_batch
-from slime.plugins.costly_contracts import check_permutation
+from slime.registry.contracts import check_advantages, check_untouched, copy_batch
+from slime.registry.costly_contracts import check_permutation
 from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import random_batch, token_batch
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.architecture import Architecture, Rule
 from slime.errors import ConfigError
 from slime.plugin import Family, FamilySpec
+from slime.plugin.architecture import Architecture, Rule
 from slime.testing.rules import Contract, Outcome, RefusedError, Subject, assert_contract, attributed, check, rule
 
 #: what no model computes

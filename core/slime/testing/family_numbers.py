@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.architecture import Architecture, Rule
-from slime.plugins.plugin_set import survey_plugins
+from slime.plugin.architecture import Architecture, Rule
+from slime.registry.plugin_set import survey_plugins
 from slime.testing.random_models import transformers_model, write_random_model
 from slime.testing.ranks import RankLauncher, run_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 ONE_RANK = "one rank"
 #: largest differences that rounding in float32 explains
@@ -175,7 +175,7 @@ def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch
     """
     import numpy as np
 
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
     rng = np.random.default_rng(0)
     lengths, prompts = rng.integers(1, 25, samples), rng.integers(2, 10, samples)

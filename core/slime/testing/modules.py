@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slime.plugin import Options
 
 if TYPE_CHECKING:
-    from slime.plugins.load import LoadedPlugin
+    from slime.registry.load import LoadedPlugin
 
 #: modules that a plugin's module must not import, so that plugins are listed at once
 HEAVY = (
@@ -62,9 +62,9 @@ def load_module_as_plugin(module: ModuleType | str) -> LoadedPlugin:
     import importlib_metadata
     import pluggy
 
-    from slime import hookspecs
-    from slime.plugins.find import GROUP, FoundPlugin
-    from slime.plugins.load import load_each
+    from slime.plugin import hooks as hookspecs
+    from slime.registry.find import GROUP, FoundPlugin
+    from slime.registry.load import load_each
 
     name = module if isinstance(module, str) else module.__name__
     sys.modules.setdefault(name, module if isinstance(module, ModuleType) else importlib.import_module(name))

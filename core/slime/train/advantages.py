@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from slime.errors import PluginContractError, TrainerError
+from slime.errors.raised import naming
 from slime.plugin import Advantages, Estimator, EstimatorBatch
-from slime.plugins.contracts import CopiedWhenRead, check_advantages, check_untouched, copy_batch
-from slime.plugins.costly_contracts import check_permutation
-from slime.raised import naming
+from slime.registry.contracts import CopiedWhenRead, check_advantages, check_untouched, copy_batch
+from slime.registry.costly_contracts import check_permutation
 
 if TYPE_CHECKING:
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 
 def estimate(

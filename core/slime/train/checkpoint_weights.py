@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
+from slime.plugin.architecture import Architecture, Rule
 from slime.train.checkpoint_reader import METADATA, read_metadata, read_tensors, require_complete
 from slime.weights.mapping import first_names
 from slime.weights.shards import OUTPUT_LAYER, PREDICTING, fits, saved_places, to_hf

@@ -23,7 +23,7 @@ from slime.cpu.megatron_fixes import repair_without_transformer_engine
 from slime.train.experts import GroupedExperts
 from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
 from slime.train.modules import Norm, PackedAttention
-from slime.train.router import TrainingRouter, routers_of
+from slime.train.routing import TrainingRouter, routers_of
 from slime.train.settings import TrainSettings
 
 repair_without_transformer_engine()

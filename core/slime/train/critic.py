@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from slime.architecture import Architecture
 from slime.errors import CheckpointError
-from slime.train.architecture import read_same_model
+from slime.plugin.architecture import Architecture
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.forward import MicroBatch
 from slime.train.model import TrainableModel, timed
+from slime.train.model_config import read_same_model
 from slime.train.settings import TrainSettings
 from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
 from slime.weights import Models, load_hf_backbone
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 #: its folder inside the trainer's part of a checkpoint
 CRITIC_PART = "critic"

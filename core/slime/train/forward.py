@@ -1,7 +1,7 @@
 """From samples to log-probs: micro-batches of packed sequences, run through Megatron's pipeline schedule.
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
-P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.data.train_batch`).
+P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.rollout.train_batch`).
 Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
 total a multiple of the tensor-parallel size).
 
@@ -24,11 +24,11 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from slime.train.modules import NO_CONTEXT, Context, PackedSequences, packed_positions
-from slime.train.router import NO_ROUTES, RoutedRows, is_mixture, routers_of
+from slime.train.routing import NO_ROUTES, RoutedRows, is_mixture, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from slime.data import Siblings, TrainBatch
+    from slime.rollout.train_batch import Siblings, TrainBatch
 
 
 @dataclass(frozen=True, eq=False)

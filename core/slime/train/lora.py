@@ -31,8 +31,8 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError, writing
+from slime.plugin.architecture import Architecture, Rule
 from slime.train.linears import NormedRowParallelLinear
 from slime.weights.lora import ADAPTERS_DESCRIPTION, Lora, adapter_rules, adapter_shapes, module_of
 from slime.weights.peft import peft_reader

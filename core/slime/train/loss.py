@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from slime.errors import PluginContractError
+from slime.errors.raised import naming
 from slime.plugin import Estimator, EstimatorSpec, TokenBatch
-from slime.raised import naming
 from slime.train.advantages import name_of
 from slime.train.forward import MicroBatch
 from slime.train.token_record import TokenRecord

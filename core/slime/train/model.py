@@ -24,20 +24,20 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 from torch.optim.adam import adam
 
-from slime.data import Siblings, plan_step
 from slime.errors import ConfigError, TrainerError
+from slime.rollout.train_batch import Siblings, plan_step
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.forward import Flops, LossFunction, MicroBatch, PackingRule, Pipeline, TokenHead
 from slime.train.offload import ModelMemory, Part
 from slime.train.parallel import counts_tokens
 from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
-from slime.train.router import check_routes, router_metrics, routers_of
+from slime.train.routing import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 
 def build_scheduler(

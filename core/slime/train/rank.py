@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime.architecture import Architecture
-from slime.data import loss_weights
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import ConfigError, TrainerError
 from slime.kit.processes.pulse import PULSE
 from slime.plugin import Estimator, EstimatorSpec
+from slime.plugin.architecture import Architecture
+from slime.rollout.train_batch import loss_weights
 from slime.train import parallel
 from slime.train.advantages import (
     advantage_metrics,
@@ -29,7 +29,6 @@ from slime.train.advantages import (
     required,
     whiten,
 )
-from slime.train.architecture import ModelShape, read_same_model
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic, ValueColumns
@@ -44,6 +43,7 @@ from slime.train.lora import (
 )
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
 from slime.train.model import TrainableModel, timed
+from slime.train.model_config import ModelShape, read_same_model
 from slime.train.offload import Part, held_bytes
 from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
@@ -57,8 +57,8 @@ from slime.weights.shards import NamedTensors, drained
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.data import TrainBatch
-    from slime.data.token_log import LoggedTokens
+    from slime.rollout.token_log import LoggedTokens
+    from slime.rollout.train_batch import TrainBatch
     from slime.weights.transports.transport import WeightTransport
 
 

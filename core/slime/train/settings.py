@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from slime.config.assemble import stop_on
 from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
-from slime.train.architecture import ModelShape, merge_architecture
+from slime.train.model_config import ModelShape, merge_architecture
 from slime.train.modules import install_rotary
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.data.token_log import FIXED_BYTES, LoggedTokens, Marks, choose
-from slime.plugins.columns import BUILT_IN
+from slime.plugin.columns import BUILT_IN
+from slime.rollout.token_log import FIXED_BYTES, LoggedTokens, Marks, choose
 from slime.train.forward import MicroBatch
 from slime.train.parallel import counts_tokens
 
 if TYPE_CHECKING:
     from slime.config.options import RunOptions
-    from slime.data import TrainBatch
+    from slime.rollout.train_batch import TrainBatch
 
 
 #: metrics of an objective that are no columns: maxima, and clip fractions that follow from `clipped` and the advantage

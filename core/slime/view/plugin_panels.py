@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import PluginContractError, SlimeError, one_line
+from slime.plugin.watchers import Curve, Curves, Note, Panel, Table
 from slime.view import queries
 from slime.view.filters import read_filter
 from slime.view.index import RunIndex
 from slime.view.run_files import RunFolder
-from slime.watching import Curve, Curves, Note, Panel, Table
 
 #: seconds that a panel may take to be built and to draw
 DRAW_S = 20.0
@@ -50,7 +50,7 @@ def chosen_panels(folder: RunFolder, more: Sequence[str] = ()) -> list[ChosenPan
 
 
 class FolderView:
-    """A run folder as a panel sees it: see `slime.watching.RunView`."""
+    """A run folder as a panel sees it: see `slime.plugin.watchers.RunView`."""
 
     def __init__(self, index: RunIndex, lock: AbstractContextManager[Any] | None = None) -> None:
         """Look at the run of an index. `lock` is held while it is asked."""

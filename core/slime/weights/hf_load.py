@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError
+from slime.plugin.architecture import Architecture, Rule
 from slime.weights.fp8 import block_of, blocks_between, dequantised, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config
 from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.architecture import Architecture
 from slime.errors import CheckpointError, disk_problem
+from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import QUANTISED, block_of, weight_names
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder

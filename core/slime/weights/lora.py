@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.architecture import Architecture, Rule
 from slime.errors import CheckpointError, ConfigError, did_you_mean
+from slime.plugin.architecture import Architecture, Rule
 from slime.weights.hf_config import read_json
 from slime.weights.mapping import first_names, wrong_names
 from slime.weights.stored import FLOATS, StoredTensor, read_header

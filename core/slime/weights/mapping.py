@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from slime.architecture import Architecture
+from slime.plugin.architecture import Architecture
 
 _LISTED = 8
 #: name of the embedding of the vocabulary in the rules

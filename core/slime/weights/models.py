@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.architecture import Architecture
 from slime.errors import ConfigError
+from slime.errors.raised import naming
 from slime.plugin import Context, Family, FamilySpec
-from slime.plugins.plugin_set import PluginSet, load_plugins
-from slime.plugins.resolve import Use
-from slime.raised import naming
+from slime.plugin.architecture import Architecture
+from slime.registry.plugin_set import PluginSet, load_plugins
+from slime.registry.resolve import Use
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
 from slime.weights.stated_model import predicting_layers

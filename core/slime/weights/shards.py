@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slime.architecture import Architecture, Rule, Shape
 from slime.errors import ConfigError
+from slime.plugin.architecture import Architecture, Rule, Shape
 from slime.weights.mapping import EMBEDDING
 
 #: (name, dim, start, stop) -> that slice of a Hugging Face tensor

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.architecture import Architecture, Rule
 from slime.errors import WeightSyncError
+from slime.plugin.architecture import Architecture, Rule
 from slime.weights.checksums import RunningChecksum
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, engine_shard

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.architecture import Architecture, Rule
 from slime.errors import ConfigError
 from slime.kit.models import (
     at_least_zero,
@@ -20,6 +19,7 @@ from slime.kit.models import (
     predicting_layers,
     require,
 )
+from slime.plugin.architecture import Architecture, Rule
 
 HFConfig = Mapping[str, Any]
 

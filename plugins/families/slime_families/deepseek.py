@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slime.architecture import Architecture, Rule
 from slime.errors import ConfigError
 from slime.kit.models import latent_attention_rules, positive_float, positive_int, require, rope_table
 from slime.plugin import Context, NoOptions
+from slime.plugin.architecture import Architecture, Rule
 from slime_families.decoder import Attention, HFConfig, Mixture, Sizes, decoder, dense_then_mixture, sigmoid_mixture
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime.architecture import Architecture, Rule
 from slime.kit.models import (
     attention_rules,
     boolean,
@@ -15,6 +14,7 @@ from slime.kit.models import (
     rope,
 )
 from slime.plugin import Context, NoOptions
+from slime.plugin.architecture import Architecture, Rule
 from slime_families.decoder import HFConfig, Sizes, gpt_keywords, query_groups, transformer_keywords
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slime.architecture import Architecture
 from slime.kit.models import boolean, positive_int, require, rope
 from slime.plugin import Context, NoOptions
+from slime.plugin.architecture import Architecture
 from slime_families.decoder import (
     HFConfig,
     Sizes,

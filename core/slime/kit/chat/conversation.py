@@ -11,7 +11,7 @@ import numpy as np
 
 from slime.kit.chat.template import ChatTemplate
 from slime.plugin import Generation
-from slime.plugins.columns import SOURCES
+from slime.plugin.columns import SOURCES
 from slime.types import Sample, SpecInfo, Status
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Conversation:
         self.loss_mask: list[int] = []
         #: [T] the engine's log-probs, 0 for tokens that the policy did not write
         self.log_probs: list[float] = []
-        #: [T] who wrote each token, as in `slime.plugins.columns.SOURCES`
+        #: [T] who wrote each token, as in `slime.plugin.columns.SOURCES`
         self.sources: list[int] = []
         #: answers and messages after the prompt, as text
         self.messages: list[dict[str, Any]] = []

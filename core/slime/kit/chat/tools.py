@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from slime.errors import did_you_mean
-from slime.plugins.reference import Reference, run_file
+from slime.registry.function_path import Reference, run_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _ARGUMENTS = re.compile(r"^\s*(args|arguments|parameters)\s*:?\s*$", re.IGNORECASE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from slime.architecture import PredictingLayers, Rule
+from slime.plugin.architecture import PredictingLayers, Rule
 
 
 def norm_rule(megatron: str, hf: str, size: int) -> Rule:

@@ -20,9 +20,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from slime.errors.raised import LOG_FORMAT
 from slime.kit.processes.child import end_with_parent
 from slime.kit.processes.fork_server import unpack
-from slime.raised import LOG_FORMAT
 
 #: descriptors of a request, at most
 _DESCRIPTORS = 8

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import PluginError, SlimeError, one_line
+from slime.errors.raised import Raised
 from slime.kit.processes.fork_server import Call, ForkServer
 from slime.kit.processes.frames import Kind, Message
 from slime.kit.processes.worker_handle import PendingCall, Worker
-from slime.raised import Raised
 
 logger = logging.getLogger(__name__)
 

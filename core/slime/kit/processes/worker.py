@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import PluginError, SlimeError
+from slime.errors.raised import LOG_FORMAT, Raised
 from slime.kit.processes.fork_server import Call
 from slime.kit.processes.frames import OVERLAP, Kind, Message, read_message, receive_message
-from slime.raised import LOG_FORMAT, Raised
 
 #: makes a worker write the stacks of all threads to its log, and report which call it is in
 TRACE_SIGNAL = signal.SIGUSR2

@@ -16,8 +16,8 @@ from string import Template
 from slime import __version__
 from slime.errors import ConfigError
 from slime.plugin import API_VERSION
-from slime.plugins.find import find_plugins
-from slime.plugins.kinds import KINDS
+from slime.registry.find import find_plugins
+from slime.registry.kinds import KINDS
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _LONGEST = 40

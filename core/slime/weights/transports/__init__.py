@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.architecture import Architecture
 from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.ports import LOOPBACK
+from slime.plugin.architecture import Architecture
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.tensor import TensorTransport

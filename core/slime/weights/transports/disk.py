@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime.architecture import Architecture
 from slime.errors import CheckpointError, WeightSyncError
+from slime.plugin.architecture import Architecture
 from slime.weights.hf_save import save_hf
 from slime.weights.shards import NamedTensors
 from slime.weights.transports.transport import WeightTransport

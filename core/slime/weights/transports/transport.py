@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from slime.architecture import Architecture
 from slime.config.weight_options import CLEANUP_S
 from slime.engine.control import EngineControl
 from slime.errors import EngineRefusedError, WeightSyncError
+from slime.plugin.architecture import Architecture
 from slime.weights.shards import NamedTensors, drained
 from slime.weights.verify import WeightCheck
 

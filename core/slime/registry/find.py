@@ -1,0 +1,128 @@
+"""Finds the installed plugins in package metadata, and chooses those that a run may load. Imports no plugin."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import importlib_metadata
+
+from slime.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from slime.config import PluginOptions
+
+#: the entry-point group of plugins
+GROUP = "slime"
+#: the distribution that this package and its own plugins come in
+OWN_DISTRIBUTION = "slime-rl"
+logger = logging.getLogger("slime.registry")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlugin:
+    """One entry point in group `slime`."""
+
+    #: the plugin's id: the name of its entry point
+    name: str
+    #: the module it names
+    entry: str
+    distribution: str
+    version: str
+    entry_point: importlib_metadata.EntryPoint = field(compare=False, repr=False)
+    #: of a user's own file, which belongs to no distribution
+    file_sha256: str | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it comes with slime itself."""
+        return canonical(self.distribution) == OWN_DISTRIBUTION
+
+    @property
+    def package(self) -> str:
+        """Distribution and version, for messages."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def editable_folder(self) -> str | None:
+        """The folder of a package that is installed in editable mode (PEP 610)."""
+        text = None if self.entry_point.dist is None else self.entry_point.dist.read_text("direct_url.json")
+        if text is None:
+            return None
+        stated = json.loads(text)
+        return str(stated["url"]).removeprefix("file://") if stated.get("dir_info", {}).get("editable") else None
+
+    @property
+    def contact(self) -> str:
+        """` (https://...)`: the first address that its metadata gives, or an empty text."""
+        urls = [] if self.entry_point.dist is None else self.entry_point.dist.metadata.get_all("Project-URL") or []
+        return f" ({urls[0].partition(',')[2].strip()})" if urls else ""
+
+    def is_called(self, *names: str) -> bool:
+        """Whether one of the names is its id or that of its distribution."""
+        return any(name == self.name or canonical(name) == canonical(self.distribution) for name in names)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The fields that identify it in JSON."""
+        return {
+            "plugin": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "entry": self.entry,
+        }
+
+
+def find_plugins() -> list[FoundPlugin]:
+    """Every installed plugin: slime's own first, then by distribution and name.
+
+    Of a distribution that is on the path twice, only the first counts: that is the one Python imports.
+    """
+    found = []
+    for entry in importlib_metadata.entry_points(group=GROUP):
+        assert entry.dist is not None  # it is set by `entry_points`
+        metadata = entry.dist.metadata
+        found.append(FoundPlugin(entry.name, entry.value, metadata["Name"], metadata["Version"], entry))
+    return sorted(found, key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
+
+
+def canonical(name: str) -> str:
+    """A distribution's name in the normal form of PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def choose_plugins(found: Sequence[FoundPlugin], options: PluginOptions) -> dict[FoundPlugin, str]:
+    """The plugins that the `[plugins]` section leaves out, each with the reason.
+
+    Plugins are named by id or by distribution. `deny` wins over everything; slime's own plugins load unless
+    denied; third-party ones load when `allow` names them, or when there is no `allow` and `autoload` is on.
+
+    Raises:
+        ConfigError: `allow` names what is not installed. (Such a name in `deny` is a warning.)
+    """
+    for name in options.allow or ():
+        if not any(plugin.is_called(name) for plugin in found):
+            raise ConfigError(f"[plugins] allow names {name!r}, which is not installed.{_near(name, found)}")
+    for name in options.deny:
+        if not any(plugin.is_called(name) for plugin in found):
+            logger.warning("[plugins] deny names %r, which is not installed.%s", name, _near(name, found))
+    reasons = ((plugin, _why_not(plugin, options)) for plugin in found)
+    return {plugin: reason for plugin, reason in reasons if reason is not None}
+
+
+def _why_not(plugin: FoundPlugin, options: PluginOptions) -> str | None:
+    if plugin.is_called(*options.deny):
+        return "[plugins] deny names it"
+    if plugin.own or plugin.is_called(*options.allow or ()):
+        return None
+    if options.allow is not None:
+        return "[plugins] allow does not name it"
+    return None if options.autoload else "[plugins] autoload is off"
+
+
+def _near(name: str, found: Sequence[FoundPlugin]) -> str:
+    return did_you_mean(name, {plugin.name for plugin in found} | {plugin.distribution for plugin in found})

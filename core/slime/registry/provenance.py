@@ -1,0 +1,206 @@
+"""What code a run was made with: `plugins.json`, and its comparison when a run is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import importlib_metadata
+
+from slime import __version__
+from slime.errors import PluginLoadError, PluginNotFoundError
+from slime.errors.redaction import redacted
+from slime.plugin import API_VERSION
+from slime.registry.component import LIMITED_KINDS, LOCAL_DISTRIBUTION, Component
+from slime.registry.find import FoundPlugin
+from slime.registry.load import LoadedPlugin
+from slime.registry.resolve import Resolved
+
+FORMAT = 2
+#: entry-point groups of SGLang's own plugins, which change the engines when they are installed
+ENGINE_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
+_GIT_TIMEOUT_S = 10.0
+
+
+def provenance_of(
+    plugins: Sequence[LoadedPlugin], used: Mapping[str, Resolved], code: Mapping[str, str]
+) -> dict[str, Any]:
+    """JSON-ready:
+
+    - `plugins`: every loaded plugin with `plugin, distribution, version, api, entry`;
+    - `engine_plugins`: installed plugins of the engines (`group, name, distribution, version`);
+    - `used`: slot -> the component the run uses, with `kind, id, weight, factory, options, limits` (defaults filled
+      in) and its distribution's `version` and `source`: `hash` of the installed files (none for editable installs), and
+      `url, editable, commit, dirty` if they are known;
+    - `model_code`: name -> sha256 of the Python files of the model folder, if they may run.
+    """
+    return {
+        "format": FORMAT,
+        "slime": __version__,
+        "api": API_VERSION,
+        "plugins": [plugin.found.identity | {"api": plugin.api} for plugin in plugins],
+        "engine_plugins": [
+            {"group": group, "name": entry.name, "distribution": entry.dist.name, "version": entry.dist.version}
+            for group in ENGINE_GROUPS
+            for entry in sorted(importlib_metadata.entry_points(group=group), key=lambda entry: entry.name)
+        ],
+        "used": {
+            slot: {
+                "kind": resolved.use.kind,
+                "id": resolved.component.id,
+                "weight": resolved.use.weight,
+                **resolved.component.found.identity,
+                "factory": resolved.component.spec.factory,
+                "options": redacted(resolved.options.model_dump(mode="json")),
+                "limits": resolved.limits.model_dump(mode="json") if resolved.use.kind in LIMITED_KINDS else {},
+                "source": source_of(resolved.component.found),
+            }
+            for slot, resolved in used.items()
+        },
+        "model_code": dict(code),
+    }
+
+
+def model_code(folder: str | None) -> dict[str, str]:
+    """Name -> sha256 of the Python files in a model folder."""
+    files = [] if folder is None else sorted(Path(folder).glob("*.py"))
+    return {path.name: _digest(path.read_bytes()) for path in files if path.is_file()}
+
+
+def digest_of(plugins: Sequence[LoadedPlugin]) -> str:
+    """Equal in two processes that loaded the same plugins in the same versions with the same components.
+
+    The modules' own text is part of it, since an editable install changes without its version.
+    """
+    content = [
+        [
+            *plugin.found.identity.values(),
+            plugin.api,
+            _digest(_module_text(plugin)),
+            [[component.kind, component.id, component.spec.factory] for component in plugin.components],
+        ]
+        for plugin in plugins
+    ]
+    return _digest(json.dumps(content).encode())[:16]
+
+
+def source_of(found: FoundPlugin) -> dict[str, Any]:
+    """Where a distribution's code came from (PEP 610) and a hash of the files on disk; of a user's file, the same."""
+    if found.file_sha256 is not None:
+        return {"editable": False, "hash": found.file_sha256, "url": Path(found.entry).as_uri()}
+    distribution = found.entry_point.dist
+    direct = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
+    editable = bool(direct.get("dir_info", {}).get("editable", False))
+    source: dict[str, Any] = {"editable": editable, "hash": None if editable else _hash_of_files(found)}
+    if "url" in direct:
+        source["url"] = direct["url"]
+    if "vcs_info" in direct:
+        source["commit"] = direct["vcs_info"].get("commit_id")
+    elif editable:
+        folder = Path(unquote(urlparse(direct["url"]).path))
+        # The commit says nothing about a folder that the repository does not track.
+        commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
+        if commit is not None:
+            source["commit"] = commit
+            source["dirty"] = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    return source
+
+
+def _module_text(plugin: LoadedPlugin) -> bytes:
+    path = plugin.module.__file__
+    return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command; None if the folder is not a repository, or git is not installed."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _hash_of_files(found: FoundPlugin) -> str | None:
+    """Hash of the names and contents of the files that pip installed, as they are on disk; None if none are listed.
+
+    Files that differ between installations of one wheel are left out: scripts, byte code and pip's metadata.
+    """
+    total = hashlib.sha256()
+    files = 0
+    for file in sorted(found.entry_point.dist.files or [] if found.entry_point.dist else [], key=str):
+        name = str(file)
+        noted = ".dist-info/" in name and not name.endswith("/entry_points.txt")
+        if name.startswith("..") or noted or name.endswith(".pyc"):
+            continue
+        path = Path(str(file.locate()))
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        total.update(f"{name} {content}\n".encode())
+        files += 1
+    return total.hexdigest() if files else None
+
+
+def check_saved(
+    saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
+) -> Iterator[str]:
+    """Warnings about differences between two `plugins.json`.
+
+    - A component that is not installed any more raises `PluginNotFoundError`. (A file of the user's own may have moved;
+      it is compared only if the run uses a file at the same path.)
+    - Changed code, or another version or distribution, is a warning; if `strict`, it raises `PluginLoadError`.
+    - Another component or other options are a warning, since they may be intended.
+    """
+    if saved.get("format") != FORMAT:
+        raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
+    #: how code changed -> the components; those of one distribution usually change together
+    changes: dict[str, list[str]] = {}
+    for slot, was in saved["used"].items():
+        if was["kind"] in ("tracker", "panel"):
+            continue  # they do not affect the results of a run
+        made = f"the checkpoint was made with {was['kind']} {was['id']}"
+        try:
+            if was["distribution"] != LOCAL_DISTRIBUTION:
+                find(was["kind"], was["id"])
+        except PluginNotFoundError as error:
+            raise PluginNotFoundError(
+                f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"
+            ) from None
+        use = now["used"].get(slot)
+        if use is None or use["id"] != was["id"]:
+            yield f"{made}, this run has {'none' if use is None else use['id']} as {slot}"
+            continue
+        if (changed := _code_changed(was, use)) is not None:
+            changes.setdefault(changed, []).append(f"{was['kind']} {was['id']}")
+        for name in ("options", "limits", "weight"):
+            if use[name] != was[name]:
+                yield f"{made} with {name} {was[name]}, this run has {use[name]}"
+    messages = [f"the checkpoint was made with {', '.join(named)} {changed}" for changed, named in changes.items()]
+    was, use = saved.get("model_code", {}), now["model_code"]
+    if files := [name for name in sorted({*was, *use}) if was.get(name) != use.get(name)]:
+        messages.append(f"the checkpoint was made with other code of the model folder: {', '.join(files)}")
+    for message in messages:
+        if strict:
+            raise PluginLoadError(f"{message}, and [plugins] strict is on")
+        yield message
+
+
+def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """How the code of a component differs; None if it does not, or if that is unknown."""
+    if (now["distribution"], now["version"]) != (was["distribution"], was["version"]):
+        old, new = (f"{one['distribution']} {one['version']}" for one in (was, now))
+        return f"of {old}, now it is of {new}"
+    for name in ("commit", "hash", "dirty"):
+        old, new = was["source"].get(name), now["source"].get(name)
+        if old is not None and new is not None and old != new:
+            return f"of {was['distribution']} {was['version']} with {name} {str(old)[:12]}, now it is {str(new)[:12]}"
+    return None

@@ -1,0 +1,96 @@
+"""What the commands call: a whole run, an evaluation, an export. Ctrl-C and SIGTERM end each of them cleanly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from slime.config import RunConfig
+from slime.errors import PreemptedError
+from slime.loop import export_where_due, train_asynchronously, train_synchronously
+from slime.observe.observer import EvaluationObserver, RunObserver
+from slime.registry.plugin_set import PluginSet
+from slime.run.checkpoint import Checkpoint
+from slime.run.colocation import ColocatedRun
+from slime.run.preemption import Preemption
+from slime.run.ray_session import ray_session
+from slime.run.restarts import run_with_restarts
+from slime.run.run import Run
+from slime.run.signals import ending_on_signals
+
+
+def train(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
+    """`slime train`: run `config` to its end, with `--use-fault-tolerance` in several attempts if need be."""
+    observer, preemption = RunObserver(config, run_dir, plugins), Preemption(config, run_dir)
+
+    def attempt(config: RunConfig) -> None:
+        observer.starting("Ray")
+        kind = ColocatedRun if config.cluster.colocate else Run  # engines and trainer take turns on the same devices
+        with ray_session(config), kind(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
+            (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
+            if run.first_rollout == config.num_rollout:  # an earlier attempt ended after its last checkpoint
+                export_where_due(run, config.num_rollout)
+
+    outcome = "failed"
+    try:
+        with preemption.explaining(), ending_on_signals(preemption) as interrupted:
+            run_with_restarts(attempt, config, observer, unless=lambda: preemption.asked or interrupted.is_set())
+        outcome = "finished"
+    except (KeyboardInterrupt, PreemptedError):
+        outcome = "interrupted"
+        raise
+    finally:
+        observer.run_finished(outcome, page=not preemption.asked)
+        preemption.close()
+    return 0
+
+
+def evaluate(
+    config: RunConfig, run_dir: Path, plugins: PluginSet, checkpoint: Checkpoint | None, exporting: RunConfig
+) -> int:
+    """`slime eval`: score the held-out sets once, in a run without a trainer.
+
+    The weights of a `checkpoint` are exported to a model folder first, by the trainer that `exporting` describes.
+    """
+    model = config.checkpoint.hf_checkpoint if checkpoint is None else checkpoint.path
+    observer = EvaluationObserver(config, run_dir, str(model))
+    observer.starting("Ray")
+    with observer, ending_on_signals(), ray_session(config), TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
+        if checkpoint is not None:
+            export_checkpoint(exporting, run_dir, plugins, observer, Path(made, "hf"))
+            placed = config.checkpoint.model_copy(update={"hf_checkpoint": str(Path(made, "hf"))})
+            config = config.model_copy(update={"checkpoint": placed})
+        with Run(config, run_dir, plugins, observer, roles={"engines", "rollout"}) as run:
+            run.evaluate(0 if checkpoint is None else checkpoint.rollouts_done)
+    return 0
+
+
+def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path) -> int:
+    """`slime convert` of adapters: merge the weights that `exporting` starts from into a Hugging Face folder."""
+    observer = EvaluationObserver(exporting, run_dir, str(folder))
+    observer.starting("Ray")
+    with observer, ending_on_signals(), ray_session(exporting):
+        export_checkpoint(exporting, run_dir, plugins, observer, folder)
+    return 0
+
+
+def convert_to_megatron(config: RunConfig, run_dir: Path, plugins: PluginSet, root: Path) -> int:
+    """`slime convert --to-megatron`: write the model of `config` as a checkpoint in `root`, by its training ranks."""
+    observer = EvaluationObserver(config, run_dir, str(root))
+    observer.starting("Ray")
+    with (
+        observer,
+        ending_on_signals(),
+        ray_session(config),
+        Run(config, run_dir, plugins, observer, roles={"trainer"}) as run,
+    ):
+        run.save_model(root)
+    return 0
+
+
+def export_checkpoint(
+    exporting: RunConfig, run_dir: Path, plugins: PluginSet, observer: RunObserver, folder: Path
+) -> None:
+    """Load the checkpoint that `exporting` starts from and write it to `folder`, in a run with only a trainer."""
+    with Run(exporting, run_dir, plugins, observer, roles={"trainer"}) as run:
+        run.export_hf(folder)

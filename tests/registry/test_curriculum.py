@@ -1,0 +1,106 @@
+"""The curriculum: the prompts of each level, and how the level follows the pass rate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.config.options import DataOptions, RolloutOptions
+from slime.config.run_config import RunConfig
+from slime.errors import DataError
+from slime.plugin import Group, Status
+from slime.registry.plugin_set import survey_plugins
+from slime.rollout.boundaries import CheckedSource
+from slime.testing import make_context
+
+ROWS = 40
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """Builds the source over forty prompts of difficulty 0 to 9, easy and hard ones mixed."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"{n}+1=", "label": str(n + 1), "metadata": {"hard": n * 7 % 10}} for n in range(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = RunConfig(
+        data=DataOptions(prompt_data=[str(path)]),
+        rollout=RolloutOptions(num_rollout=1, rollout_batch_size=2, n_samples_per_prompt=2, rollout_max_response_len=8),
+    )
+    context = make_context(run_dir=tmp_path, config=config)
+
+    def build(**options: Any) -> Any:
+        plugins = survey_plugins()
+        return plugins.build("datasource", "curriculum", {"difficulty_key": "hard", "pool": 36} | options, context)
+
+    return build
+
+
+def levels(groups: list[Group]) -> list[int]:
+    return [group.samples[0].metadata["hard"] for group in groups]
+
+
+def scored(groups: list[Group], reward: float | None) -> list[Group]:
+    for sample in (sample for group in groups for sample in group.samples):
+        sample.reward, sample.status = reward, Status.FAILED if reward is None else Status.COMPLETED
+    return groups
+
+
+def test_the_easiest_prompts_come_first_and_each_once_per_epoch(make: Any) -> None:
+    source = make()
+    assert levels(source.take(4)) == [0, 0, 0, 0]
+    source = make(pool=0)
+    assert sorted(group.samples[0].prompt for group in source.take(ROWS)) == sorted(f"{n}+1=" for n in range(ROWS))
+
+
+def test_the_level_follows_the_pass_rate_within_known_difficulties(make: Any) -> None:
+    source = make(window=8, step=3, pool=200)
+    seen = []
+    for reward in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0):
+        groups = source.take(4)
+        seen.append(levels(groups)[0])
+        source.generated(scored(groups, reward))
+    assert seen == [0, 3, 6, 9, 9, 9, 6, 3, 0]
+    assert source.metrics()["curriculum/level"] == 0
+    assert source.metrics()["curriculum/pass_rate"] == 0
+
+
+def test_the_level_stays_between_the_rates_and_during_a_window(make: Any) -> None:
+    source = make(window=8, start=5)
+    source.generated(scored(source.take(3), 1.0))
+    assert source.metrics()["curriculum/level"] == 5
+    source.generated(scored(source.take(1), 0.0))
+    assert source.metrics()["curriculum/level"] == 6, "6 of 8 passed"
+    source.generated(scored(source.take(2), 1.0) + scored(source.take(2), 0.0))
+    assert source.metrics()["curriculum/level"] == 6, "half passed"
+
+
+def test_failed_samples_do_not_count_in_the_pass_rate(make: Any) -> None:
+    source = make(window=2, start=5)
+    source.generated(scored(source.take(4), None))
+    assert source.metrics()["curriculum/level"] == 5
+    assert "curriculum/pass_rate" not in source.metrics()
+
+
+def test_without_a_key_the_length_of_the_prompt_is_its_difficulty(make: Any) -> None:
+    assert {len(group.samples[0].tokens) for group in make(difficulty_key=None).take(8)} == {4}
+
+
+def test_a_row_without_difficulty_is_named(make: Any) -> None:
+    with pytest.raises(DataError, match=r"prompt 0 \('0\+1='\) has age = None in its metadata; .* \(--data-source\."):
+        make(difficulty_key="age").take(1)
+
+
+def test_a_resumed_run_restores_level_window_and_pool(make: Any) -> None:
+    source = CheckedSource(make(window=8), "curriculum", 2)
+    source.generated(scored(source.take(4), 1.0))
+    source.generated(scored(source.take(3), 1.0))
+    state = json.loads(json.dumps(source.state()))
+    resumed = CheckedSource(make(window=8), "curriculum", 2)
+    resumed.load(state)
+    for one in (source, resumed):
+        one.generated(scored(one.take(1), 1.0))
+    assert source.take(6) == resumed.take(6)
+    assert source.state() == resumed.state()
