@@ -21,12 +21,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime.rollout.record import Rollout
+from slime.run.processes import TrainerProcess
 from slime.run.ray_session import Placement
 from slime.run.run import Run
 from slime.run.saving import Saver
+
+if TYPE_CHECKING:
+    from slime.train.offload import Part
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +160,10 @@ class ColocatedRun(Run):
         """Go through one stage, log what it changed, and count what was released; what is held afterwards."""
         started = time.monotonic()
         if stage.side == "trainer":
-            self._trainer.call(f"{stage.verb}_memory", stage.what, doing=f"colocation: {stage}")
+            release = stage.verb == "release"
+            method = TrainerProcess.release_memory if release else TrainerProcess.restore_memory
+            parts = cast("tuple[Part, ...]", stage.what)
+            self._trainer.call(method, parts, doing=f"colocation: {stage}")
         elif stage.verb == "release":
             self._engines.release_memory(stage.what)
         else:
@@ -178,7 +185,7 @@ class ColocatedRun(Run):
 
     def _held(self) -> dict[str, float]:
         """Bytes in use where engines and trainer compute: of the GPUs, or of the host by each side."""
-        held: list[int] = self._trainer.call("held_bytes", doing="measuring the trainer's memory")
+        held = self._trainer.call(TrainerProcess.held_bytes, doing="measuring the trainer's memory")
         if self.config.on_gpu:
             return {"the GPUs' processes": float(sum(held))}
         return {"the engines": float(self._engines.held_bytes()), "the trainer": float(sum(held))}

@@ -132,7 +132,7 @@ class Engines:
         self._placement: Sequence[dict[str, Any]] = ()
         self._devices: Sequence[Sequence[str]] = ()
         #: index of each engine that runs -> the question, if one is open, whether it has ended
-        self._running: dict[int, PendingCall | None] = {}
+        self._running: dict[int, PendingCall[str | None] | None] = {}
 
     def start(self, placement: Sequence[dict[str, Any]], devices: Sequence[Sequence[str]] = ()) -> None:
         """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router.
@@ -182,7 +182,7 @@ class Engines:
         if self.urls:
             return
         self._workers.wait_built(watch)
-        self.urls = self._workers.call("address", doing="starting the engines")
+        self.urls = self._workers.call(EngineProcess.address, doing="starting the engines")
         self._running = dict.fromkeys(range(len(self.urls)))
         self._router = RouterServer(
             self.urls,
@@ -226,10 +226,10 @@ class Engines:
         failures = [failure for index, question in asked for failure in self._failures_in(index, question)]
         return failures + self._router_failures()
 
-    def _ask(self, index: int) -> PendingCall:
-        return self._workers.begin("failure", doing="checking the engines", timeout_s=5.0, only=index)
+    def _ask(self, index: int) -> PendingCall[str | None]:
+        return self._workers.begin(EngineProcess.failure, doing="checking the engines", timeout_s=5.0, only=index)
 
-    def _failures_in(self, index: int, asked: PendingCall) -> list[str]:
+    def _failures_in(self, index: int, asked: PendingCall[str | None]) -> list[str]:
         return [f"{engine_name(index)}: {failure}" for failure in asked.wait() if failure is not None]
 
     def _router_failures(self) -> list[str]:
@@ -240,28 +240,27 @@ class Engines:
 
     def release_memory(self, kinds: Sequence[str]) -> None:
         """Release memory of these kinds in every engine: see `EngineControl.release_memory`."""
-        timeout_s = self._config.sync.weight_sync_timeout_s
-        self._call("release_memory", kinds, timeout_s, doing="releasing the engines' memory")
+        timeout_s, doing = self._config.sync.weight_sync_timeout_s, "releasing the engines' memory"
+        self._workers.begin(EngineProcess.release_memory, kinds, timeout_s, doing=doing, watch=self._watch).wait()
 
     def restore_memory(self, kinds: Sequence[str]) -> None:
         """Restore memory of these kinds in every engine."""
-        self._call("restore_memory", kinds, doing="restoring the engines' memory")
+        doing = "restoring the engines' memory"
+        self._workers.begin(EngineProcess.restore_memory, kinds, doing=doing, watch=self._watch).wait()
 
     def held_bytes(self) -> int:
         """Bytes of host memory that the servers hold."""
-        return sum(self._call("held_bytes", doing="measuring the engines' memory"))
-
-    def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
-        return self._workers.begin(method, *args, doing=doing, watch=self._watch).wait()
+        doing = "measuring the engines' memory"
+        return sum(self._workers.begin(EngineProcess.held_bytes, doing=doing, watch=self._watch).wait())
 
     # --- restarts: see slime.run.recovery -----------------------------------------------------------
 
-    def begin_end(self, index: int) -> PendingCall:
+    def begin_end(self, index: int) -> PendingCall[None]:
         """Begin to end an engine in trouble, with everything that it started; it may not answer."""
         self._running.pop(index, None)
         return self._workers.begin_close(index)
 
-    def begin_start(self, index: int) -> PendingCall:
+    def begin_start(self, index: int) -> PendingCall[None]:
         """Kill what is left of an engine, and begin to start it again, at the same address."""
         self._watch.kill(engine_name(index))
         address, options = urlsplit(self.urls[index]), self._placement[index]

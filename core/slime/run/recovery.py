@@ -26,6 +26,7 @@ from slime.errors import (
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.observer import RunObserver
 from slime.run.engines import ROUTER, Engines, engine_name
+from slime.run.processes import RolloutProcess
 from slime.run.restarts import is_curable
 from slime.run.watch import RunWatch
 from slime.run.workers import TICK_S, PendingCall, Workers
@@ -54,8 +55,8 @@ class _Lost:
     #: monotonic seconds: when the cluster is to be asked for the engine's node
     ask_node_at: float
     #: of an engine: its end, then its start
-    ending: PendingCall | None = None
-    starting: PendingCall | None = None
+    ending: PendingCall[None] | None = None
+    starting: PendingCall[None] | None = None
     #: an engine that runs again, and waits for the weights
     runs: bool = False
 
@@ -100,7 +101,7 @@ class Recovery:
         self._starts: dict[str, int] = {}
         self._repeated = 0
         #: the question to the rollout process which engines answer with garbage
-        self._asked: PendingCall | None = None
+        self._asked: PendingCall[list[str]] | None = None
         watch.supervise(self.check)
 
     def begin(self) -> None:
@@ -134,7 +135,9 @@ class Recovery:
                     error = f"{name} at {url} answers requests with something else than a response"
                     self._lose(name, EngineError(error))
         if self._asked is None:
-            self._asked = self._rollout.begin("garbling", doing="asking how the engines answer", timeout_s=30.0)
+            self._asked = self._rollout.begin(
+                RolloutProcess.garbling, doing="asking how the engines answer", timeout_s=30.0
+            )
 
     def restart(self, owner: str, why: Callable[[], str]) -> None:
         """Begin to start the engine `owner`, or `ROUTER`, again, unless that has begun already.
@@ -199,7 +202,7 @@ class Recovery:
                 f" again.\n{error}"
             ) from error
 
-    def _started(self, owner: str, lost: _Lost, starting: PendingCall, late: bool) -> None:
+    def _started(self, owner: str, lost: _Lost, starting: PendingCall[None], late: bool) -> None:
         """An engine runs again, or could not be started."""
         lost.runs = True
         try:
@@ -227,7 +230,10 @@ class Recovery:
         urls, self._busy = self._serving(), True
         trouble: SlimeError | None = None
         try:
-            [repeated] = self._rollout.call("connect", self._engines.url, urls, doing="changing the engines")
+            assert self._engines.url is not None
+            [repeated] = self._rollout.call(
+                RolloutProcess.connect, self._engines.url, urls, doing="changing the engines"
+            )
             self._repeated += repeated
             if ROUTER not in self._lost:
                 try:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from slime.config import RunConfig
 from slime.config.weight_options import SYNC_ANSWER_S
@@ -24,6 +24,7 @@ from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint import Checkpoint, read_checkpoint
 from slime.run.engines import Engines
 from slime.run.preemption import Preemption
+from slime.run.processes import RolloutProcess, TrainerProcess
 from slime.run.ray_session import Placement, new_meeting_file, place
 from slime.run.recovery import Recovery
 from slime.run.retention import Retention
@@ -32,6 +33,8 @@ from slime.run.signals import uninterrupted
 from slime.run.token_log import TokenLog
 from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers
+
+T = TypeVar("T")
 
 Role = Literal["trainer", "engines", "rollout"]
 ROLES: frozenset[Role] = frozenset(("trainer", "engines", "rollout"))
@@ -102,10 +105,10 @@ class Run:
         #: weight version -> rollouts that had been trained on when the engines got it
         self._trained_at: dict[int, int] = {}
         #: rollouts begun and not waited for yet, by number
-        self._generating: dict[int, PendingCall] = {}
+        self._generating: dict[int, PendingCall[Rollout]] = {}
         #: the evaluation under way, and how many rollouts had been trained on
-        self._evaluating: tuple[int, PendingCall] | None = None
-        self._asked_progress: PendingCall | None = None
+        self._evaluating: tuple[int, PendingCall[EvalReport]] | None = None
+        self._asked_progress: PendingCall[tuple[int, int]] | None = None
         #: bytes of weights that each engine got in this step, if there was a sync
         self._synced: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
@@ -182,7 +185,7 @@ class Run:
         self._rollout.wait_built(self._starting("rollout process"))
         if self._engines.url is not None:
             self._rollout.call(
-                "connect",
+                RolloutProcess.connect,
                 self._engines.url,
                 self._engines.urls,
                 doing="connecting the rollout process to the engines",
@@ -205,11 +208,11 @@ class Run:
         # Loaded on resume as well: they are the frozen reference if the checkpoint has none.
         if (folder := self.config.checkpoint.initial_megatron_checkpoint) is not None:
             initial = read_checkpoint(Path(folder)).trainer_part
-            self._trainer.call("load", initial, True, doing=f"loading {initial}")
+            self._trainer.call(TrainerProcess.load, initial, True, doing=f"loading {initial}")
         if checkpoint is None:
             return
-        self._trainer.call("load", checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
-        self._rollout.call("load", checkpoint.rollout_part, doing="restoring the rollout state")
+        self._trainer.call(TrainerProcess.load, checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
+        self._rollout.call(RolloutProcess.load, checkpoint.rollout_part, doing="restoring the rollout state")
         # The engines had the checkpoint's weights already, unless they get them every few rollouts only. The first sync
         # sends these weights again, as the same version.
         synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
@@ -250,7 +253,7 @@ class Run:
         self._trainer.check_building()
         self._rollout.check_building()
 
-    def _wait_rollout(self, pending: PendingCall, activity: str) -> Any:
+    def _wait_rollout(self, pending: PendingCall[T], activity: str) -> T:
         """Wait for the rollout process, showing its progress."""
 
         def watch() -> None:
@@ -260,7 +263,7 @@ class Run:
                 self._asked_progress = None
                 self.observer.progress(activity, done, total)
             if self._asked_progress is None:
-                self._asked_progress = self._rollout.begin("progress", doing=pending.doing)
+                self._asked_progress = self._rollout.begin(RolloutProcess.progress, doing=pending.doing)
             if self._saver is not None:
                 self._saver.finish(wait=False)  # the ranks have nothing else to do now
             if self._recovery.waiting:
@@ -296,14 +299,14 @@ class Run:
         """Begin generating rollout `number`; returns at once."""
         after = number - 1 if number > self.first_rollout else None
         self._generating[number] = self._rollout.begin(
-            "generate", number, after, self._rollouts_trained, doing=f"generating rollout {number}"
+            RolloutProcess.generate, number, after, self._rollouts_trained, doing=f"generating rollout {number}"
         )
 
     def wait_generation(self, number: int) -> Rollout:
         """Wait for rollout `number`: one complete batch with rewards."""
         ready = sum(pending.finished for pending in self._generating.values())
         with self._timed("time/wait_rollout"):
-            rollout: Rollout = self._wait_rollout(self._generating.pop(number), "generating")
+            rollout = self._wait_rollout(self._generating.pop(number), "generating")
         if self.config.rollout.async_mode:
             rollout.metrics["rollout/ready"] = float(ready)
         self.observer.rollout_finished(rollout)
@@ -317,7 +320,7 @@ class Run:
     def train(self, rollout: Rollout) -> dict[str, float]:
         """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics."""
         with self._timed("time/train"):
-            metrics: dict[str, float] = self._trainer.call("train", rollout.batch, doing="training")[0]
+            metrics = self._trainer.call(TrainerProcess.train, rollout.batch, doing="training")[0]
             self._token_log.begin(rollout.number)
         self._rollouts_trained += 1
         return metrics
@@ -341,7 +344,7 @@ class Run:
             self._send_weights()
             announcement.wait()
 
-    def _name_weights(self, *, wait: bool = True) -> PendingCall:
+    def _name_weights(self, *, wait: bool = True) -> PendingCall[None]:
         self._weight_version += 1
         return self._add_versions({self._weight_version: self._rollouts_trained}, wait=wait)
 
@@ -349,7 +352,7 @@ class Run:
         def send(urls: list[str], restarts: int) -> list[int]:
             with self._watch.during_sync():
                 return self._trainer.call(
-                    "sync_weights",
+                    TrainerProcess.sync_weights,
                     urls,
                     self._engines.keys,
                     self._engines.tp_size,
@@ -380,11 +383,11 @@ class Run:
                 self._name_weights()
             self._send_weights()
 
-    def _add_versions(self, trained_at: dict[int, int], *, wait: bool = True) -> PendingCall:
+    def _add_versions(self, trained_at: dict[int, int], *, wait: bool = True) -> PendingCall[None]:
         """Remember weight versions and tell the rollout process, which must know before it gets samples of them."""
         add_versions(self._trained_at, trained_at)
         doing = "announcing weights to the rollout process"
-        announcement = self._rollout.begin("weights_added", trained_at, doing=doing)
+        announcement = self._rollout.begin(RolloutProcess.weights_added, trained_at, doing=doing)
         if wait:
             announcement.wait()
         return announcement
@@ -392,7 +395,7 @@ class Run:
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""
         self.finish_evaluation()
-        pending = self._rollout.begin("evaluate", number, doing=f"evaluating after {number} rollouts")
+        pending = self._rollout.begin(RolloutProcess.evaluate, number, doing=f"evaluating after {number} rollouts")
         self._evaluating = number, pending
 
     def finish_evaluation(self, *, wait: bool = True, before: float = math.inf) -> None:
@@ -404,7 +407,7 @@ class Run:
             return
         (number, pending), self._evaluating = self._evaluating, None
         with self._timed("time/wait_evaluation"):
-            report: EvalReport = self._wait_rollout(pending, "evaluating")
+            report = self._wait_rollout(pending, "evaluating")
         self.observer.eval_finished(number, report, self._trained_at)
         self._retention.evaluated(number, report.metrics)
         if self._saver is not None:
@@ -474,7 +477,7 @@ class Run:
         self.finish_save()
         saved = None if self._saver is None else self._saver.newest
         try:
-            self._trainer.call("export_hf", folder, doing=f"exporting {folder}")
+            self._trainer.call(TrainerProcess.export_hf, folder, doing=f"exporting {folder}")
         except CheckpointError as error:
             if saved is None:
                 raise

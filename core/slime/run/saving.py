@@ -13,8 +13,8 @@ from slime.config import RunConfig
 from slime.observe.observer import RunObserver
 from slime.registry.plugin_set import PluginSet
 from slime.run.checkpoint import ROLLOUT_PART, TRAINER_PART
-from slime.run.checkpoint_files import Files
 from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.processes import RolloutProcess, TrainerProcess
 from slime.run.retention import Retention
 from slime.run.workers import Workers
 from slime.weights import Models
@@ -50,7 +50,7 @@ def save_model(writer: CheckpointWriter, trainer: Workers) -> None:
     """Write the ranks' weights alone as a checkpoint before the first rollout. Raises `CheckpointError`."""
     folder = writer.begin(0)
     part = folder / TRAINER_PART
-    of_ranks: list[Files] = trainer.call("save_model", folder, part, doing=f"saving {part}")
+    of_ranks = trainer.call(TrainerProcess.save_model, folder, part, doing=f"saving {part}")
     writer.commit(folder, dict(ChainMap(*of_ranks)), rollouts_done=0, weight_version=0, trained_at={})
 
 
@@ -101,8 +101,8 @@ class Saver:
         begun, folder = time.monotonic(), self._writer.begin(rollouts_done)
         one = _Unfinished(folder, rollouts_done, weight_version, dict(trained_at), background, begun)
         self._unfinished, part = one, one.trainer_part
-        self._trainer.call("begin_save", folder, part, background, doing=f"saving {part}")
-        self._rollout.call("save", folder / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
+        self._trainer.call(TrainerProcess.begin_save, folder, part, background, doing=f"saving {part}")
+        self._rollout.call(RolloutProcess.save, folder / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
         if not background:
             self.finish()
 
@@ -118,7 +118,7 @@ class Saver:
         one, began = self._unfinished, time.monotonic()
         if one is None or not (wait or self._written(one)):
             return
-        of_ranks: list[Files] = self._trainer.call("finish_save", doing=f"saving {one.trainer_part}")
+        of_ranks = self._trainer.call(TrainerProcess.finish_save, doing=f"saving {one.trainer_part}")
         path = self._writer.commit(
             one.folder,
             dict(ChainMap(*of_ranks)),
@@ -147,7 +147,7 @@ class Saver:
         if time.monotonic() - self._asked < _ASK_S:
             return False
         self._asked = time.monotonic()
-        return all(self._trainer.call("written", doing=f"saving {one.trainer_part}"))
+        return all(self._trainer.call(TrainerProcess.written, doing=f"saving {one.trainer_part}"))
 
     def close(self) -> None:
         """Delete the checkpoint that is being written, after an error or Ctrl-C; no rank may write to it any more.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from slime.run.processes import RolloutProcess, TrainerProcess
+
 if TYPE_CHECKING:
     from slime.observe.observer import RunObserver
     from slime.run.workers import PendingCall, Workers
@@ -19,7 +21,7 @@ class TokenLog:
     def __init__(self, trainer: Workers, rollout: Workers, observer: RunObserver, *, on: bool) -> None:
         """`on`: whether anything is logged."""
         self._trainer, self._rollout, self._observer, self._on = trainer, rollout, observer, on
-        self._pending: deque[tuple[int, PendingCall]] = deque()
+        self._pending: deque[tuple[int, PendingCall[str | None]]] = deque()
         self._failing = False
 
     def begin(self, number: int) -> None:
@@ -27,10 +29,10 @@ class TokenLog:
         if not self._on:
             return
         self.finish(most=_WAITING - 1)
-        logged = self._trainer.begin("logged_tokens", doing="handing over per-token columns", only=0)
+        logged = self._trainer.begin(TrainerProcess.logged_tokens, doing="handing over per-token columns", only=0)
         # As an argument the reference arrives as the object, straight from the trainer.
         doing = f"writing the per-token columns of rollout {number}"
-        pending = self._rollout.begin("write_token_columns", number, logged.refs[0], doing=doing)
+        pending = self._rollout.begin(RolloutProcess.write_token_columns, number, logged.refs[0], doing=doing)
         self._pending.append((number, pending))
 
     def finish(self, *, most: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run: Ray actors that build one object each and call its methods by name.
+"""The processes of a run: Ray actors that build one object each and call its methods.
 
 The driver reaches other processes only through `Workers`. Every wait has a deadline, and every error says what the
 processes were doing.
@@ -12,12 +12,12 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -46,6 +46,10 @@ Watch = Callable[[], None]
 
 #: called with a process's index, its log file, and the reference to the answer of its `Worker.identify`
 Enlist = Callable[[int, Path, Any], None]
+
+#: what a method of a process's object takes after `self`, and what it returns
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
 TICK_S = 0.25
 #: seconds that the other processes have to fail too when one fails with an error that may come from losing them
@@ -164,8 +168,8 @@ def _explained() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class PendingCall:
-    """A call that workers are executing."""
+class PendingCall(Generic[Result]):
+    """A call that workers are executing; each answers with a `Result`."""
 
     refs: Sequence[Any]
     #: for messages: "training"
@@ -193,7 +197,7 @@ class PendingCall:
         returned, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
         return list(returned)
 
-    def wait(self) -> list[Any]:
+    def wait(self) -> list[Result]:
         """Wait for every worker and return their results, in order.
 
         Raises:
@@ -243,9 +247,10 @@ class PendingCall:
                 self.watch()
         return next((error for error in errors if type(error) is not UnexpectedError), errors[0])
 
-    def _result(self, ref: Any) -> Any:
+    def _result(self, ref: Any) -> Result:
         try:
-            return ray.get(ref)
+            result: Result = ray.get(ref)
+            return result
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, UnexpectedError):
@@ -288,7 +293,7 @@ class Workers:
         self._enlist = enlist
         self._actor_class = AsyncWorker if asynchronous else Worker
         self._actors: list[Any] = []
-        self._building = PendingCall([], "", 0.0)
+        self._building: PendingCall[None] = PendingCall([], "", 0.0)
         self._parts: list[tuple[str, Path]] = []
 
     def start(self, placement: Sequence[dict[str, Any]]) -> None:
@@ -310,14 +315,15 @@ class Workers:
         """The first process's node and a free port there."""
         refs = [self._actors[0].free_address.remote()]
         timeout_s, doing = self._config.cluster.startup_timeout_s, f"starting the {self._role}"
-        address: tuple[str, int] = PendingCall(refs, doing, timeout_s, self._watch, self._parts).wait()[0]
-        return address
+        call: PendingCall[tuple[str, int]] = PendingCall(refs, doing, timeout_s, self._watch, self._parts)
+        return call.wait()[0]
 
     def devices(self) -> list[str]:
         """The GPU of each process."""
         refs, doing = [actor.devices.remote() for actor in self._actors], f"starting the {self._role}"
-        found = PendingCall(refs, doing, self._config.cluster.startup_timeout_s, self._watch, self._parts).wait()
-        return [device for [device] in found]
+        timeout_s = self._config.cluster.startup_timeout_s
+        call: PendingCall[list[str]] = PendingCall(refs, doing, timeout_s, self._watch, self._parts)
+        return [device for [device] in call.wait()]
 
     def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
         """Begin building every process's object; `wait_built` waits for them.
@@ -331,18 +337,18 @@ class Workers:
         refs = [actor.build.remote(factory, *args) for actor, args in zip(self._actors, arguments, strict=True)]
         self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
 
-    def begin_close(self, index: int) -> PendingCall:
+    def begin_close(self, index: int) -> PendingCall[None]:
         """Begin to close the object of one process, which may be in trouble and not answer."""
         return PendingCall([self._actors[index].close.remote()], f"ending {self._parts[index][0]}", 0.0)
 
     def renew(
         self, index: int, options: dict[str, Any], factory: str, arguments: tuple[Any, ...], *, timeout_s: float
-    ) -> PendingCall:
+    ) -> PendingCall[None]:
         """Kill one process, start another in its place, and begin to build its object; see `start` and `build`."""
         ray.kill(self._actors[index])
         name, log_path = self._parts[index]
         actor = self._actors[index] = self._launch(index, options, log_path)
-        built = PendingCall(
+        built: PendingCall[None] = PendingCall(
             [actor.build.remote(factory, *arguments)], f"starting {name}", timeout_s, parts=[(name, log_path)]
         )
         refs = list(self._building.refs)
@@ -358,32 +364,75 @@ class Workers:
         """Wait until every process has its object; `watch` is called instead of the workers' own."""
         replace(self._building, watch=watch or self._watch).wait()
 
+    @overload
     def begin(
         self,
-        method: str,
+        method: Callable[[Any, *Arguments], Coroutine[Any, Any, Result]],
+        *args: *Arguments,
+        doing: str,
+        timeout_s: float | None = None,
+        watch: Watch | None = None,
+        only: int | None = None,
+    ) -> PendingCall[Result]: ...
+
+    @overload
+    def begin(
+        self,
+        method: Callable[[Any, *Arguments], Result],
+        *args: *Arguments,
+        doing: str,
+        timeout_s: float | None = None,
+        watch: Watch | None = None,
+        only: int | None = None,
+    ) -> PendingCall[Result]: ...
+
+    def begin(  # type: ignore[misc]  # mypy compares no `*args: *Arguments` with the parameters of the implementation
+        self,
+        method: Callable[..., Any],
         *args: Any,
         doing: str,
         timeout_s: float | None = None,
         watch: Watch | None = None,
         only: int | None = None,
-    ) -> PendingCall:
+    ) -> PendingCall[Any]:
         """Call `method` of every process's object without waiting.
 
         Args:
-            method: The method's name.
+            method: A method of the object's class: see `slime.run.processes`.
             *args: Its arguments; a Ray object reference arrives as the object.
             doing: What the call does, for messages.
             timeout_s: Deadline, counted from `PendingCall.wait`; default: `--step-timeout-s`.
             watch: Called while waiting, instead of the workers' own.
             only: The index of the one process that is called.
         """
-        name = f"{self._role}.{method}"  # in `ps` and in Ray's dashboard
+        method_name = method if isinstance(method, str) else method.__name__
+        title = f"{self._role}.{method_name}"  # in `ps` and in Ray's dashboard
         chosen = slice(None) if only is None else slice(only, only + 1)
-        refs = [actor.call.options(name=name).remote(method, *args) for actor in self._actors[chosen]]
+        refs = [actor.call.options(name=title).remote(method_name, *args) for actor in self._actors[chosen]]
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
         return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts[chosen])
 
-    def call(self, method: str, *args: Any, doing: str, timeout_s: float | None = None) -> list[Any]:
+    @overload
+    def call(
+        self,
+        method: Callable[[Any, *Arguments], Coroutine[Any, Any, Result]],
+        *args: *Arguments,
+        doing: str,
+        timeout_s: float | None = None,
+    ) -> list[Result]: ...
+
+    @overload
+    def call(
+        self,
+        method: Callable[[Any, *Arguments], Result],
+        *args: *Arguments,
+        doing: str,
+        timeout_s: float | None = None,
+    ) -> list[Result]: ...
+
+    def call(  # type: ignore[misc]  # as `begin`
+        self, method: Callable[..., Any], *args: Any, doing: str, timeout_s: float | None = None
+    ) -> list[Any]:
         """Call `method` of every process's object and wait for the results, in order: see `begin`."""
         return self.begin(method, *args, doing=doing, timeout_s=timeout_s).wait()
 
