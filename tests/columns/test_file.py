@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from slime.errors import DiskFullError
 from slime.observe import token_columns
+from slime.observe.logged_tokens import FLAGGED, LoggedTokens, Marks, choose
 from slime.observe.samples import write_rollout
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
-from slime.rollout.token_log import FLAGGED, LoggedTokens, Marks, choose
 from slime.rollout.train_batch import TrainBatch
 from slime.run.token_log import TokenLog
 from slime.testing.samples import CHARACTERS, make_group, make_sample, make_tokenizer

@@ -13,9 +13,9 @@ import torch
 from tests.support.model_folders import Folders, model_folder, one_thread
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
+from slime.observe.logged_tokens import LoggedTokens
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, TokenBatch
 from slime.plugin.columns import BUILT_IN
-from slime.rollout.token_log import LoggedTokens
 from slime.rollout.train_batch import TrainBatch
 
 __all__ = ["model_folder", "one_thread"]

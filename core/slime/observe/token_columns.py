@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slime.errors import writing
+from slime.observe.logged_tokens import FIXED_BYTES, LoggedTokens
 from slime.observe.samples import FOLDER
 from slime.plugin.columns import BUILT_IN, SOURCES
-from slime.rollout.token_log import FIXED_BYTES, LoggedTokens
 from slime.types import Group, Sample
 
 FORMAT = 1

@@ -34,8 +34,8 @@ from slime.types import Group
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+    from slime.observe.logged_tokens import LoggedTokens
     from slime.registry.plugin_set import PluginSet
-    from slime.rollout.token_log import LoggedTokens
     from slime.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)

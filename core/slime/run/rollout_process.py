@@ -15,13 +15,13 @@ from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import CheckpointError, SlimeError, one_line
 from slime.kit.processes import Call, collect_seldom
+from slime.observe.logged_tokens import LoggedTokens
 from slime.registry.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import AbortablePolicy
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
-from slime.rollout.token_log import LoggedTokens
 from slime.rollout.worker import WorkerJob
 from slime.rollout.workers import RolloutWorkers
 from slime.run.rollout_part import read_rollout_part, write_rollout_part

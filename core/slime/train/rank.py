@@ -57,7 +57,7 @@ from slime.weights.shards import NamedTensors, drained
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.rollout.token_log import LoggedTokens
+    from slime.observe.logged_tokens import LoggedTokens
     from slime.rollout.train_batch import TrainBatch
     from slime.weights.transports.transport import WeightTransport
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.observe.logged_tokens import FIXED_BYTES, LoggedTokens, Marks, choose
 from slime.plugin.columns import BUILT_IN
-from slime.rollout.token_log import FIXED_BYTES, LoggedTokens, Marks, choose
 from slime.train.forward import MicroBatch
 from slime.train.parallel import counts_tokens
 
