@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from slime import hookspecs
 from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.values import Arity
+from slime.plugin import hooks as hookspecs
 from slime.registry.kinds import KINDS
 from slime.registry.plugin_set import survey_plugins
 
@@ -76,7 +76,7 @@ def pages() -> dict[str, str]:
         "sglang.md": _engine_page("SGLang", SGLANG),
         "hooks.md": _hooks_page(),
         "plugin.md": _module_page("slime.plugin", "What a plugin author imports."),
-        "data.md": _module_page("slime.data", "Samples, base classes of data sources, and the training batch."),
+        "data.md": _module_page("slime.data", "Samples, and base classes of data sources."),
         "testing.md": _module_page("slime.testing", "The contract kit and what tests of plugins need."),
         "kit.md": _kit_page(),
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.engine import scratch
+from slime.engine import server_scratch as scratch
 from slime.engine.server_scratch import Scratch
 
 
