@@ -13,7 +13,7 @@ REQUIREMENTS := requirements/cpu.txt requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-all test-slow faults chaos kill-points soak docs lint types check mutants gpu-proof clean
+.PHONY: install quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-proof clean
 
 install: $(VENV)/.installed
 
@@ -32,15 +32,21 @@ $(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
 quickstart: install
 	$(BIN)/python examples/quickstart/run.py
 
+# What to run before every commit: style, types and the tests that start no engine and no process group.
+quick: lint types
+	$(PYTEST) -m "not slow and not nightly and not engine" tests
+
 test: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not nightly"
 
-test-all: install
-	$(PYTEST)
-
-# The tests that `make test` leaves out. With MINUTES=N no test starts after N minutes; those left out count as skipped.
+# Whole runs, layouts of several ranks, all algorithms: what `make test` leaves out and CI runs as well.
 test-slow: install
-	$(PYTEST) -m slow $(if $(MINUTES),--start-within $(MINUTES))
+	$(PYTEST) -m "slow and not nightly"
+
+# What is too long for every push: examples, tutorials, installs, fuzzing, browsers, and the proofs below, one after the
+# other; when each part last passed is written to proofs/last_passed.toml. NIGHTLY="tests soak" chooses parts.
+nightly: install
+	$(BIN)/python -m proofs.nightly $(NIGHTLY)
 
 # Kills, stops and breaks every part of small real runs on a loaded machine; writes the table of docs/reliability.md (three quarters of an hour).
 faults: install
@@ -50,7 +56,7 @@ faults: install
 kill-points: install
 	$(BIN)/python -m proofs.kill_points --write
 
-# 2,000 steps of a tiny run: does anything in it grow? The table of docs/measurements.md (ten minutes).
+# 5,000 steps of a tiny run: does anything in it grow after its warm-up? (Half an hour.)
 soak: install
 	$(BIN)/python -m proofs.soak
 
@@ -70,7 +76,7 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test test-slow
 
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install

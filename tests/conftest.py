@@ -1,12 +1,10 @@
-"""For all tests: one thread a process, no terminal, a search path per test, one import of SGLang, and a deadline."""
+"""For all tests: one thread a process, no terminal, a search path per test, and one import of SGLang."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,28 +24,6 @@ settings.load_profile("slime")
 logging.getLogger("asyncio").addFilter(
     lambda record: not record.getMessage().startswith(("Unclosed ", "Task was dest"))
 )
-
-
-_DEADLINE = pytest.StashKey[float]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--start-within", type=float, metavar="MINUTES", help="skip tests that would start more than MINUTES from now"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    minutes: float | None = config.getoption("--start-within")
-    config.stash[_DEADLINE] = math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out tests that would start too late, where `--start-within` gives a limit."""
-    # Otherwise a run that is ended by its time limit reports nothing at all, not even the tests that failed.
-    if time.monotonic() > item.config.stash[_DEADLINE]:
-        pytest.skip(f"not started within {item.config.getoption('--start-within'):g} minutes")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", CORE, ids=lambda fault: f"{fault.name} while {fault.phase}")
 def test_the_part_at_fault_is_named_in_time_and_nothing_is_left(fault: Fault, bench: Bench, tmp_path: Path) -> None:
     outcome = measure(fault, bench, tmp_path / "run", slack=SLACK)

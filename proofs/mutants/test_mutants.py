@@ -122,7 +122,7 @@ assert (folder / file).read_text() == text
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_hanging_equivalent_and_surviving_changes_are_told_apart(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "copy"
     for part in (source / "core" / "slime", source / "tests", folder):

@@ -28,7 +28,7 @@ from slime.registry.find import choose_plugins, find_plugins
 from slime.registry.kinds import SLOTS
 from slime.registry.requirements import check_installed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 many = settings(
     max_examples=3_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True

@@ -192,7 +192,7 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_word_typed_into_the_search_finds_its_page(site: Path, browser: Any) -> None:
     """In a page that was opened as a file, without a server."""
     page = browser.new_page()

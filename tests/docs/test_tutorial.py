@@ -81,7 +81,7 @@ def run(command: str, place: Path, environment: dict[str, str]) -> tuple[int, st
             os.killpg(started.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_the_pages_work_from_the_first_to_the_last(place: Path) -> None:
     environment = {

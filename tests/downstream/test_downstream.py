@@ -43,7 +43,7 @@ def test_installed_plugins_are_listed_and_keep_their_contracts(environment: Envi
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(700)
 def test_a_run_selects_them_by_name_and_is_refused_once_they_are_gone(environment: Environment, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)

@@ -14,7 +14,7 @@ from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.testing.random_models import write_random_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(700)]
 
 PACKAGE, MODULE = "slime-family-ernie45", "slime_family_ernie45"
 #: file of the scaffold -> what its author changes: (old, new)

@@ -32,7 +32,7 @@ def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path
     assert "6 passed" in run_python(own, folder / "source", PYTHONPATH=str(site))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_credit_reaches_the_estimator_and_the_file(installed: tuple[Path, Path]) -> None:

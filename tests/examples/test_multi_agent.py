@@ -70,7 +70,7 @@ def test_the_solver_is_asked_again_if_the_reviewer_disagrees(
     assert solver.metrics["team/asked_again"] == float(len(says) > 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_a_rollout_of_two_samples_counts_once_in_a_batch(tmp_path: Path) -> None:
     run_python([str(EXAMPLE / "make_data.py"), "outputs/multi-agent/data"], tmp_path)

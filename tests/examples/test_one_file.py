@@ -11,7 +11,7 @@ from tests.support.python import run_python
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_held_out_accuracy_rises_in_twelve_rollouts(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_agent_objects_to_a_wrong_last_digit(answer: str, fits: bool) -> Non
     assert module.last_digit_fits("27+58=", answer) is fits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(700)
 def test_a_rollout_of_the_agent_is_trained_on(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_questions_have_their_difficulty_and_the_lessons_are_often_wrong(root: P
         assert row["label"] == "a" * row["metadata"]["difficulty"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_the_curriculum_starts_with_the_easiest_questions_and_moves_up(root: Path) -> None:
     steps = train(
@@ -58,7 +58,7 @@ def test_the_curriculum_starts_with_the_easiest_questions_and_moves_up(root: Pat
     assert {json.loads(row)["label"] for row in rows} == {"a"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_replay_generates_less_and_limits_reuse(root: Path) -> None:
     steps = train(root, "replay-buffer", "--num-rollout", "4")

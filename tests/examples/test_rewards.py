@@ -109,7 +109,7 @@ def test_run_files_use_existing_reward_options(run_file: str) -> None:
         checked_options(components[term["name"]], options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_judge_reward_model_and_code_score_one_run_with_real_engines(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_calls_are_short_and_any_text_can_be_encoded(root: Path) -> None:
     assert len(tokenizer.encode(call, add_special_tokens=False)) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(1700)
 def test_both_runs_train_only_on_the_models_tokens(root: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_teacher_is_right_a_third_of_the_time(root: Path) -> None:
     assert 0.3 < right / len(answers) < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_both_runs_work_and_the_calculator_is_called(root: Path) -> None:

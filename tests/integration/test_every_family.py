@@ -21,7 +21,7 @@ from slime.testing.samples import encode
 from slime.weights.hf_config import read_tokenizer
 from slime_families import slime_register_families
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 FAMILIES: list[FamilySpec] = slime_register_families()
 LAYERS = 2

@@ -39,7 +39,7 @@ def tables(text: str) -> list[list[dict[str, str]]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "proof.md"

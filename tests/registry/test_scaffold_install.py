@@ -49,7 +49,7 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_new_reward_is_created_installed_used_and_removed(environment: Environment) -> None:
     package = "slime-reward-my-reward"
     environment.slime("plugins", "new", "reward", "my-reward")

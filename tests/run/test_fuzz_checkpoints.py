@@ -27,7 +27,7 @@ from slime.run.checkpoint import intact_checkpoint
 from slime.run.checkpoint_files import digest_of_json, record_files
 from slime.run.rollout_part import read_rollout_part, write_rollout_part
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 #: nothing is found here twice, so that no time goes to remembering it
 FUZZ = settings(

@@ -134,7 +134,7 @@ def test_a_process_that_cannot_say_everything_goes_on_beating(
     assert [record.exc_info is not None for record in caplog.records] == [True], "it is logged, and once"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error(start: Start) -> None:
     part = start("time.sleep(60)")
     watch = watching(part)
@@ -176,7 +176,7 @@ def test_a_process_that_a_debugger_holds_is_left_alone(start: Start) -> None:
         debugger.join()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: Start) -> None:
     part = start(KEEPS_THE_INTERPRETER)
     [trouble] = look_for(watching(part), 60)
@@ -186,7 +186,7 @@ def test_native_code_that_keeps_the_interpreter_is_a_hang_with_its_stack(start: 
     assert 'File "<string>", line 5 in <module>' in text  # the line of `sum`
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_native_code_that_lets_other_threads_run_is_no_hang(start: Start) -> None:
     assert look_for(watching(start(COMPUTES)), 3 * HANG_S) == []
 
@@ -256,7 +256,7 @@ def engine(start: Start) -> Iterator[Callable[[str, str], Part]]:
 Engine = Callable[[str, str], Part]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("silent", "part", "question"),
     [("server_at", "HTTP server", "/health"), ("scheduler_at", "scheduler_TP0", "/server_info")],
@@ -269,7 +269,7 @@ def test_an_idle_process_of_an_engine_that_does_not_answer_hangs(
     assert trouble.what.startswith(f"hangs: it has not answered {question} for")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_scheduler_that_computes_or_waits_for_weights_does_not_hang(engine: Engine) -> None:
     assert look_for(watching(engine(SPINS, "scheduler_at")), 3 * HANG_S) == []
     assert look_for(watching(engine(COMPILES, "scheduler_at")), 3 * HANG_S) == []
@@ -279,7 +279,7 @@ def test_a_scheduler_that_computes_or_waits_for_weights_does_not_hang(engine: En
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_scheduler_forks_may_end(engine: Engine) -> None:
     supervisor, watch = engine(FORKS, "server_at"), HostWatch(60.0)
     watch.add(supervisor)
@@ -288,7 +288,7 @@ def test_what_a_scheduler_forks_may_end(engine: Engine) -> None:
     assert names.count("engine 0's scheduler_TP0") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dead_scheduler_is_named_and_a_dead_server_is_left_to_its_supervisor(engine: Engine) -> None:
     supervisor = engine(SLEEPS, "server_at")
     watch = HostWatch(60.0)

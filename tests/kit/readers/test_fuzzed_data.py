@@ -22,7 +22,7 @@ from slime.errors import DataError
 from slime.kit.readers import PromptFile
 from slime.kit.readers.prompt_source import parse_source
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 many = settings(
     max_examples=3_000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
