@@ -13,8 +13,8 @@ from tests.cli.conftest import Slime, split
 
 from slime.config import RunConfig, config_from_toml
 from slime.config.eval_sets import eval_sets
-from slime.run.checkpoint import Checkpoint
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint.read import Checkpoint
+from slime.run.checkpoint.save import CheckpointWriter
 
 Refused = Callable[..., str]
 

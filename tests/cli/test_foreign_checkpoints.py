@@ -14,7 +14,7 @@ from tests.support.hostile_checkpoints import ATTACKS
 
 from slime.config import load_config
 from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint.save import CheckpointWriter
 
 #: what a checkpoint's configuration may not decide on its own -> flags of the run that saved it
 DANGEROUS = {

@@ -10,7 +10,7 @@ from tests.cli.conftest import Slime, split
 
 from slime.config import load_config
 from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint.save import CheckpointWriter
 
 
 def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, prompts: Path) -> None:

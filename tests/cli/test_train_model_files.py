@@ -15,7 +15,7 @@ from tests.cli.conftest import Slime, split, write_weights
 from tokenizers import Tokenizer
 
 from slime.config import load_config
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint.save import CheckpointWriter
 from slime.weights import Models, read_hf_config
 
 Refused = Callable[..., str]

@@ -14,8 +14,8 @@ from tests.cli.conftest import Slime
 
 from slime.config import RunConfig
 from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint import TRAINER_PART
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint.read import TRAINER_PART
+from slime.run.checkpoint.save import CheckpointWriter
 from slime.run.run_lock import LOCK, RunLock
 
 RUN = Path("outputs/run")

@@ -26,7 +26,7 @@ from slime.plugin.columns import BUILT_IN, check_columns
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated
 from slime.rollout.rewards import Scorer
 from slime.rollout.train_batch import TrainBatch
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.testing import assert_estimator_contract, assert_reward_contract
 from slime.testing.samples import make_sample
 from slime.train.advantages import estimate

@@ -24,7 +24,7 @@ from slime.registry.component import checked_options
 from slime.registry.kinds import KINDS
 from slime.registry.plugin_set import survey_plugins
 from slime.registry.validate import Defect, check_spec
-from slime.run.checkpoint import data_order
+from slime.run.checkpoint.identity import data_order
 
 CANARY = "canary-7f3a"
 URL = f"http://{CANARY}-user:{CANARY}@judge.example:8000/score?api_key={CANARY}&model=m"

@@ -14,7 +14,7 @@ from tests.integration.conftest import SlimeRun
 from tests.support.distributions import make_distribution
 
 from slime.observe.metrics import read_metrics
-from slime.run.checkpoint import intact_checkpoint
+from slime.run.checkpoint.read import intact_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]

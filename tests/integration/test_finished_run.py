@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun
 from tests.support.hostile_checkpoints import ATTACKS
 
-from slime.run.checkpoint_files import digest_of_json, record_files
+from slime.run.checkpoint.files import digest_of_json, record_files
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

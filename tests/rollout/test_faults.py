@@ -43,7 +43,7 @@ from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
 from slime.rollout.worker import WorkerJob
 from slime.rollout.workers import RolloutWorkers
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 
 LIMIT = 16
 FAULTS = 0.05

@@ -18,7 +18,7 @@ from slime.plugin import Generation, SamplingParams
 from slime.registry.plugin_set import load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 
 FUNCTIONS = """
 def sample_filter(args, groups):

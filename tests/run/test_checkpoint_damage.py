@@ -19,10 +19,10 @@ from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
-from slime.run import checkpoint_files
-from slime.run.checkpoint import Fallback, intact_checkpoint, intact_or_before, read_checkpoint
-from slime.run.checkpoint_files import digest_of_json, telling_progress
-from slime.run.checkpoint_writer import CheckpointWriter
+from slime.run.checkpoint import files as checkpoint_files
+from slime.run.checkpoint.files import digest_of_json, telling_progress
+from slime.run.checkpoint.read import Fallback, intact_checkpoint, intact_or_before, read_checkpoint
+from slime.run.checkpoint.save import CheckpointWriter
 
 WEIGHTS = bytes(range(256)) * 8
 

@@ -13,8 +13,8 @@ import pytest
 from tests.run.test_checkpoint_damage import commit, writer_for
 
 from slime.errors import CheckpointError
-from slime.run.checkpoint import read_checkpoint
-from slime.run.checkpoint_files import record_files, sync_folder
+from slime.run.checkpoint.files import record_files, sync_folder
+from slime.run.checkpoint.read import read_checkpoint
 
 
 class RecordingDisk:

@@ -23,9 +23,8 @@ from tests.run.test_checkpoint_damage import save
 from slime.config import config_from_toml
 from slime.errors import CheckpointError, ConfigError, PluginError
 from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint import intact_checkpoint
-from slime.run.checkpoint_files import digest_of_json, record_files
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import digest_of_json, read_rollout_part, record_files, write_rollout_part
+from slime.run.checkpoint.read import intact_checkpoint
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

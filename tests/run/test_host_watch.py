@@ -18,11 +18,12 @@ import pytest
 
 from slime.kit.processes import pulse
 from slime.kit.processes.pulse import idle_too_long, read_pulse
-from slime.run.host_watch import HostWatch, Part, Trouble, log_excerpt
+from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
+from slime.run.supervise.traces import log_excerpt
 
 HANG_S = 1.0
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
-Start = Callable[[str], Part]
+Start = Callable[[str], WatchedProcess]
 
 PULSE = f"""
 import hashlib, itertools, sys, time
@@ -45,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a process that beats and then runs some code."""
     children: list[subprocess.Popen[str]] = []
 
-    def start(code: str) -> Part:
+    def start(code: str) -> WatchedProcess:
         log = tmp_path / f"{len(children)}.log"
         with log.open("w") as out:
             argv = [sys.executable, "-c", PULSE + code]
@@ -53,7 +54,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         children.append(child)
         assert child.stdout is not None
         page = int(child.stdout.readline())
-        return Part(f"part {len(children) - 1}", "trainer", child.pid, log, page)
+        return WatchedProcess(f"part {len(children) - 1}", "trainer", child.pid, log, page)
 
     yield start
     for child in children:
@@ -80,7 +81,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def watching(*parts: Part) -> HostWatch:
+def watching(*parts: WatchedProcess) -> HostWatch:
     watch = HostWatch(HANG_S)
     for part in parts:
         watch.add(part)
@@ -235,11 +236,11 @@ FORKS = "exec -a sglang::scheduler_TP0 bash -c '(while [ $SECONDS -lt 2 ]; do sl
 
 
 @pytest.fixture
-def engine(start: Start) -> Iterator[Callable[[str, str], Part]]:
+def engine(start: Start) -> Iterator[Callable[[str, str], WatchedProcess]]:
     """Starts a stand-in for an engine, with a scheduler, and a supervisor that says what it knows of it."""
     groups: list[int] = []
 
-    def make(scheduler: str, silent: str) -> Part:
+    def make(scheduler: str, silent: str) -> WatchedProcess:
         server = subprocess.Popen(["bash", "-c", f"({scheduler}) & exec sleep 60"], start_new_session=True)
         groups.append(server.pid)
         about = {"name": "engine 0", "group": server.pid, "log": "/nowhere"}
@@ -253,7 +254,7 @@ def engine(start: Start) -> Iterator[Callable[[str, str], Part]]:
         os.waitpid(group, 0)
 
 
-Engine = Callable[[str, str], Part]
+Engine = Callable[[str, str], WatchedProcess]
 
 
 @pytest.mark.nightly

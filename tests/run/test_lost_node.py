@@ -19,7 +19,7 @@ from slime.config.options import ClusterOptions
 from slime.errors import ClusterError, ConfigError, ProcessDiedError
 from slime.run import ray_session
 from slime.run.engines import Engines
-from slime.run.watch import RunWatch
+from slime.run.supervise.watch import RunWatch
 from slime.run.workers import Workers, node_address
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

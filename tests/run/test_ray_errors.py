@@ -23,9 +23,9 @@ from ray.exceptions import (
 from slime.errors import ClusterError, ProcessDiedError
 from slime.observe.log import last_log_line, start_log
 from slime.observe.memory import processes_killed_for_memory
-from slime.run import deaths, ray_errors
-from slime.run.host_watch import log_excerpt
-from slime.run.ray_errors import explain
+from slime.run.supervise import ray_errors, traces
+from slime.run.supervise.ray_errors import explain
+from slime.run.supervise.traces import log_excerpt
 
 #: as Ray 2.60 words it, shortened in the middle
 OUT_OF_MEMORY = (
@@ -65,7 +65,7 @@ def died(text: str) -> ActorDiedError:
 
 
 def test_a_process_that_died_is_named_with_its_log_and_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deaths, "_TOP", 1000)  # other tests may have left larger processes running
+    monkeypatch.setattr(traces, "_TOP", 1000)  # other tests may have left larger processes running
     with subprocess.Popen(["sleep", "100"]) as survivor:
         message = explained(died(DIED))
         survivor.kill()
@@ -97,7 +97,7 @@ def test_a_crash_of_an_earlier_run_in_the_same_folder_is_not_taken_for_this_one(
 
 def test_lack_of_memory_is_named_if_the_kernel_has_killed_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     before = processes_killed_for_memory()
-    monkeypatch.setattr(deaths, "processes_killed_for_memory", lambda: before + 1)
+    monkeypatch.setattr(traces, "processes_killed_for_memory", lambda: before + 1)
     assert "died: the kernel has killed a process of this machine for lack of memory" in explained(died(DIED))
 
 

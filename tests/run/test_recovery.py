@@ -23,10 +23,10 @@ from slime.errors import (
     UnexpectedError,
     WeightSyncError,
 )
-from slime.run import recovery
 from slime.run.engines import ROUTER
-from slime.run.recovery import Recovery
-from slime.run.restarts import is_curable
+from slime.run.supervise import recovery
+from slime.run.supervise.losses import is_curable
+from slime.run.supervise.recovery import Recovery
 
 URLS = ["http://a", "http://b"]
 

@@ -30,9 +30,10 @@ from slime.errors import (
     WeightSyncError,
 )
 from slime.observe.observer import RunObserver
-from slime.run.checkpoint import TRAINER_PART
-from slime.run.checkpoint_writer import CheckpointWriter
-from slime.run.restarts import is_curable, newest_intact, run_with_restarts
+from slime.run.checkpoint.read import TRAINER_PART
+from slime.run.checkpoint.save import CheckpointWriter
+from slime.run.supervise.losses import is_curable
+from slime.run.supervise.restarts import newest_intact, run_with_restarts
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
-from slime.run import checkpoint_writer
-from slime.run.checkpoint import checkpoints_in, intact_checkpoint, read_checkpoint
-from slime.run.checkpoint_writer import CheckpointWriter
-from slime.run.retention import Retention, superfluous
+from slime.run.checkpoint import save as checkpoint_writer
+from slime.run.checkpoint.read import checkpoints_in, intact_checkpoint, read_checkpoint
+from slime.run.checkpoint.retention import Retention, superfluous
+from slime.run.checkpoint.save import CheckpointWriter
 
 NUMBERS = st.integers(0, 40)
 

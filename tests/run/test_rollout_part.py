@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime.errors import CheckpointError
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 
 
 def state(**sample: Any) -> dict[str, Any]:

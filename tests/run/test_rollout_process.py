@@ -18,7 +18,7 @@ from slime.plugin import SamplingParams
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy
-from slime.run.rollout_part import read_rollout_part
+from slime.run.checkpoint.files import read_rollout_part
 from slime.run.rollout_process import RolloutProcess, RunPolicy, build_rollout_process
 from slime.types import Group, Sample
 

@@ -10,13 +10,12 @@ import pytest
 from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError
-from slime.run import saving
-from slime.run.checkpoint import intact_checkpoint, read_checkpoint
-from slime.run.checkpoint_files import Files, record_files
-from slime.run.checkpoint_writer import CheckpointWriter
-from slime.run.retention import Retention
+from slime.run.checkpoint import save as saving
+from slime.run.checkpoint.files import Files, record_files
+from slime.run.checkpoint.read import intact_checkpoint, read_checkpoint
+from slime.run.checkpoint.retention import Retention
+from slime.run.checkpoint.save import CheckpointWriter, Saver
 from slime.run.run import Run
-from slime.run.saving import Saver
 
 
 class Ranks:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
-from slime.run import watch as module
-from slime.run.host_watch import Kind, Part
-from slime.run.watch import RunWatch
+from slime.run.supervise import watch as module
+from slime.run.supervise.losses import PartKind
+from slime.run.supervise.processes import WatchedProcess
+from slime.run.supervise.watch import RunWatch
 
-Sleeper = Callable[[str, Kind], "subprocess.Popen[bytes]"]
+Sleeper = Callable[[str, PartKind], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def sleeper(watch: RunWatch) -> Iterator[Sleeper]:
     """Starts a process that the run watches under a name."""
     children: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, kind: Kind) -> subprocess.Popen[bytes]:
+    def start(name: str, kind: PartKind) -> subprocess.Popen[bytes]:
         children.append(subprocess.Popen(["sleep", "60"]))
-        watch.add(Part(name, kind, children[-1].pid))
+        watch.add(WatchedProcess(name, kind, children[-1].pid))
         return children[-1]
 
     yield start
@@ -56,7 +57,7 @@ def test_nothing_is_wrong_with_processes_that_run(watch: RunWatch, sleeper: Slee
     ("kind", "error"),
     [("trainer", ProcessDiedError), ("rollout", ProcessDiedError), ("ray", ClusterError), ("router", EngineError)],
 )
-def test_a_dead_part_ends_the_wait(kind: Kind, error: type[SlimeError], watch: RunWatch, sleeper: Sleeper) -> None:
+def test_a_dead_part_ends_the_wait(kind: PartKind, error: type[SlimeError], watch: RunWatch, sleeper: Sleeper) -> None:
     sleeper("another", "trainer")
     kill(sleeper("the part", kind))
     with pytest.raises(error, match=r"^the part \(pid \d+ on \S+\) has ended"):
@@ -129,7 +130,7 @@ def test_when_a_deadline_has_passed_every_process_shows_where_it_is(watch: RunWa
     for rank, log in enumerate(logs):
         with log.open("w") as out:
             children.append(subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out))
-        watch.add(Part(f"trainer rank {rank}", "trainer", children[-1].pid, log))
+        watch.add(WatchedProcess(f"trainer rank {rank}", "trainer", children[-1].pid, log))
     try:
         deadline = time.monotonic() + 50
         while not all("begun" in log.read_text() for log in logs) and time.monotonic() < deadline:

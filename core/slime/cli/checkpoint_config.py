@@ -24,8 +24,8 @@ from slime.config.run_file import parse_run_file
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError, ConfigError
 from slime.registry.function_path import Reference
-from slime.run.checkpoint import Checkpoint, intact_checkpoint
-from slime.run.checkpoint_files import read_description
+from slime.run.checkpoint.files import read_description
+from slime.run.checkpoint.read import Checkpoint, intact_checkpoint
 
 #: switches of SGLang that run code of a request
 _SGLANG_CODE = ("enable_custom_logit_processor", "trust_request_chat_template")

@@ -17,8 +17,8 @@ from slime.cli.train import make_run_folder, run_folder
 from slime.config.assemble import stop_on
 from slime.errors import CheckpointError, ConfigError
 from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint import STATE, Checkpoint, read_checkpoint
-from slime.run.checkpoint_files import digest_of_json, read_json_object
+from slime.run.checkpoint.files import digest_of_json, read_json_object
+from slime.run.checkpoint.read import STATE, Checkpoint, read_checkpoint
 from slime.weights import Models, read_hf_config
 from slime.weights.lora import ADAPTERS_DESCRIPTION
 from slime.weights.stored import sample_digest

@@ -39,7 +39,7 @@ from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
 from slime.config.weight_options import CheckpointOptions, LoraOptions
 from slime.errors import CheckpointError, ConfigError
-from slime.run.checkpoint import Checkpoint
+from slime.run.checkpoint.read import Checkpoint
 
 _USAGE = """\
 usage: slime eval [RUN.toml | CHECKPOINT | MODEL] [--flag value]...

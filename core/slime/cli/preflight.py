@@ -38,8 +38,8 @@ from slime.plugin import FamilySpec
 from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
-from slime.run.checkpoint import Checkpoint, Fallback, intact_checkpoint, intact_or_before
-from slime.run.checkpoint_writer import require_export_folder, require_own_folder
+from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before
+from slime.run.output_folders import require_export_folder, require_own_folder
 from slime.run.run_lock import LOCK
 from slime.weights import Models
 from slime.weights.hf_config import require_own_code

@@ -21,7 +21,7 @@ from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
-from slime.run.checkpoint_writer import forget_damaged
+from slime.run.checkpoint.save import forget_damaged
 from slime.run.run_lock import RunLock
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime.rollout.record import Rollout
+from slime.run.checkpoint.save import Saver
 from slime.run.processes import TrainerProcess
 from slime.run.ray_session import Placement
 from slime.run.run import Run
-from slime.run.saving import Saver
 
 if TYPE_CHECKING:
     from slime.train.offload import Part

@@ -22,9 +22,9 @@ from slime.errors import DeadlineError, EngineError, EngineStartError, SlimeErro
 from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
-from slime.run.host_watch import Part
 from slime.run.ray_session import live_nodes
-from slime.run.watch import RunWatch
+from slime.run.supervise.processes import WatchedProcess
+from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
 
 #: seconds between two questions to a server
@@ -199,7 +199,7 @@ class Engines:
     def _start_router(self, router: RouterServer) -> None:
         router.start()
         if router.pid is not None:
-            self._watch.add(Part(ROUTER, "router", router.pid, router.log_path, supervised=True))
+            self._watch.add(WatchedProcess(ROUTER, "router", router.pid, router.log_path, supervised=True))
 
     def lost(self) -> list[tuple[str, SlimeError]]:
         """The engines (`engine 1`) and the router (`ROUTER`) that have ended since they were started, and how.
@@ -253,7 +253,7 @@ class Engines:
         doing = "measuring the engines' memory"
         return sum(self._workers.begin(EngineProcess.held_bytes, doing=doing, watch=self._watch).wait())
 
-    # --- restarts: see slime.run.recovery -----------------------------------------------------------
+    # --- restarts: see slime.run.supervise.recovery -----------------------------------------------------------
 
     def begin_end(self, index: int) -> PendingCall[None]:
         """Begin to end an engine in trouble, with everything that it started; it may not answer."""

@@ -10,13 +10,13 @@ from slime.errors import PreemptedError
 from slime.loop import export_where_due, train_asynchronously, train_synchronously
 from slime.observe.observer import EvaluationObserver, RunObserver
 from slime.registry.plugin_set import PluginSet
-from slime.run.checkpoint import Checkpoint
+from slime.run.checkpoint.read import Checkpoint
 from slime.run.colocation import ColocatedRun
 from slime.run.preemption import Preemption
 from slime.run.ray_session import ray_session
-from slime.run.restarts import run_with_restarts
 from slime.run.run import Run
 from slime.run.signals import ending_on_signals
+from slime.run.supervise.restarts import run_with_restarts
 
 
 def train(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:

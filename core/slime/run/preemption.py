@@ -13,8 +13,8 @@ from pathlib import Path
 
 from slime.config import RunConfig
 from slime.errors import PreemptedError, SlimeError
-from slime.run.restarts import is_curable
 from slime.run.signals import end_at_once, say
+from slime.run.supervise.losses import is_curable
 
 #: at most this much of the time, in seconds and as a share, is kept for ending all processes in order
 _ENDING_S, _ENDING_SHARE = 15.0, 0.25

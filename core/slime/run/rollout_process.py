@@ -24,7 +24,7 @@ from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
 from slime.rollout.worker import WorkerJob
 from slime.rollout.workers import RolloutWorkers
-from slime.run.rollout_part import read_rollout_part, write_rollout_part
+from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
 from slime.weights.hf_config import read_tokenizer

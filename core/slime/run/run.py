@@ -21,17 +21,17 @@ from slime.observe.observer import RunObserver, with_prefix
 from slime.registry.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
-from slime.run.checkpoint import Checkpoint, read_checkpoint
+from slime.run.checkpoint.read import Checkpoint, read_checkpoint
+from slime.run.checkpoint.retention import Retention
+from slime.run.checkpoint.save import Saver, save_model, writer_for
 from slime.run.engines import Engines
 from slime.run.preemption import Preemption
 from slime.run.processes import RolloutProcess, TrainerProcess
 from slime.run.ray_session import Placement, new_meeting_file, place
-from slime.run.recovery import Recovery
-from slime.run.retention import Retention
-from slime.run.saving import Saver, save_model, writer_for
 from slime.run.signals import uninterrupted
+from slime.run.supervise.recovery import Recovery
+from slime.run.supervise.watch import RunWatch
 from slime.run.token_log import TokenLog
-from slime.run.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, cast
 from slime.config import RunConfig
 from slime.plugin import Context, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet
-from slime.run.checkpoint_files import Files, record_files
+from slime.run.checkpoint.files import Files, record_files
 from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
 from slime.train.background import BackgroundWrite

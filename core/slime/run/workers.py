@@ -38,8 +38,8 @@ from slime.errors.raised import LOG_FORMAT, Raised, log_of_this_process
 from slime.kit.processes import SHORT_SPINS, keep_out_of_collections
 from slime.kit.processes.pulse import PULSE
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_plugins
-from slime.run.ray_errors import explain
 from slime.run.ray_session import ray_failure
+from slime.run.supervise.ray_errors import explain
 
 #: called about every `TICK_S` seconds during a wait; raises to end it, for example if an engine has died
 Watch = Callable[[], None]

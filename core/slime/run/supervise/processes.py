@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +27,9 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.kit.processes import living_members
-from slime.kit.processes.pulse import STACK_SIGNAL, idle_too_long, read_pulse
-from slime.observe.log import of_this_run
-from slime.run.deaths import cause_of_death, memory_now
+from slime.kit.processes.pulse import idle_too_long, read_pulse
+from slime.run.supervise.losses import PartKind
+from slime.run.supervise.traces import cause_of_death, log_excerpt, memory_now, stack_of
 
 #: seconds that a process may be stopped. A person may stop one for a moment.
 STOPPED_S = 10.0
@@ -39,25 +37,16 @@ STOPPED_S = 10.0
 _BUSY_SHARE = 0.05
 #: the longest gap between two looks that counts in full
 _GAP_S = 2.0
-#: seconds that a process gets to write its stacks
-_STACK_S = 1.0
-_STACK_LINES = 12
-#: innermost frames of threads that have nothing to do
-_WAITS_FOR_WORK = re.compile(r"/(threading|selectors|queue|pulse|concurrent/futures/thread|ray/_private/worker)\.py\"")
-_TAIL_LINES = 20
 _TICKS = os.sysconf("SC_CLK_TCK")
-_TAIL_BYTES = 64 * 1024
-
-Kind = Literal["trainer", "engine", "router", "rollout", "ray"]
 
 
 @dataclass(frozen=True)
-class Part:
+class WatchedProcess:
     """One process of the run."""
 
     #: for messages: "trainer rank 1"
     name: str
-    kind: Kind
+    kind: PartKind
     pid: int
     log: Path | None = None
     #: the descriptor of its pulse's page, if it has one
@@ -77,7 +66,7 @@ class Part:
 class Trouble:
     """A process that has ended or hangs."""
 
-    part: Part
+    part: WatchedProcess
     kind: Literal["ended", "stopped", "hung"]
     #: what is the matter: "has ended"
     what: str
@@ -88,7 +77,7 @@ class Trouble:
         lines = [f"{part.name} (pid {part.pid} on {os.uname().nodename}) {self.what}."]
         if self.kind == "hung":
             lines.append("If that may take so long, raise --hang-timeout-s.")
-            if stack := stack_of(part):
+            if stack := stack_of(part.pid, part.log):
                 lines.append(f"Where it is (all threads: {part.log}):\n{stack}")
         if self.kind == "ended":
             lines.append(memory_now())
@@ -100,7 +89,7 @@ class Trouble:
 class _Record:
     """What has been seen of one process so far."""
 
-    part: Part
+    part: WatchedProcess
     #: None: it had ended before it was looked at
     process: psutil.Process | None
     stopped_s: float = 0.0
@@ -121,7 +110,7 @@ class HostWatch:
         self._complete: set[int] = set()
         self._looked_at = time.monotonic()
 
-    def add(self, part: Part) -> None:
+    def add(self, part: WatchedProcess) -> None:
         """Watch one more process. If it has ended already, the next `look` says so."""
         if part.pid in self._records:
             return
@@ -139,14 +128,14 @@ class HostWatch:
             self._complete.discard(pid)
             del self._records[pid]
 
-    def stacks(self) -> list[tuple[Part, str]]:
+    def stacks(self) -> list[tuple[WatchedProcess, str]]:
         """The stacks of the processes that have a handler for the signal: see `stack_of`."""
-        by_log: dict[Path | None, list[Part]] = {}
+        by_log: dict[Path | None, list[WatchedProcess]] = {}
         for record in self._records.values():
             by_log.setdefault(record.part.log, []).append(record.part)
 
-        def ask(parts: list[Part]) -> list[tuple[Part, str]]:
-            return [(part, stack) for part in parts if (stack := stack_of(part))]
+        def ask(parts: list[WatchedProcess]) -> list[tuple[WatchedProcess, str]]:
+            return [(part, stack) for part in parts if (stack := stack_of(part.pid, part.log))]
 
         if not by_log:
             return []
@@ -226,9 +215,9 @@ class HostWatch:
         for pid, role in roles.items():
             if role is not None and pid not in self._records:
                 name, log = f"{engine['name']}'s {role}", Path(engine["log"])
-                self.add(Part(name, "engine", pid, log, supervised=pid == group, group=group))
+                self.add(WatchedProcess(name, "engine", pid, log, supervised=pid == group, group=group))
 
-    def _ended_with_server(self, part: Part) -> bool:
+    def _ended_with_server(self, part: WatchedProcess) -> bool:
         """Whether the HTTP server of this process's engine has ended too, which the engine's supervisor reports."""
         server = None if part.group is None else self._records.get(part.group)
         return server is not None and (server.process is None or not _runs(server.process))
@@ -324,66 +313,3 @@ def _sglang_role(pid: int) -> str | None:
 
 def _title(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-
-
-# --- what a process has written -------------------------------------------------------------------
-
-
-def log_excerpt(path: Path | None) -> str:
-    """The last lines of a log, under a line that names the file; empty without a log."""
-    if path is None:
-        return ""
-    lines = [line for line in _tail(path) if line.strip()][-_TAIL_LINES:]
-    return f"Last lines of {path}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {path}."
-
-
-def _tail(path: Path, since: int | None = None) -> list[str]:
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES) if since is None else min(since, size))
-            return of_this_run(log.read().decode(errors="replace")).splitlines()
-    except OSError:
-        return []
-
-
-def stack_of(part: Part) -> str:
-    """The stack of a hung Python process's main thread, innermost first; empty if it has no handler for the signal.
-
-    The process writes the stacks of all threads to its log, even while native code keeps its interpreter busy.
-    """
-    if part.log is None or not _answers_stack_signal(part.pid):
-        return ""
-    since = part.log.stat().st_size if part.log.exists() else 0
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(part.pid, STACK_SIGNAL)
-    deadline = time.monotonic() + _STACK_S
-    lines: list[str] = []
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        if (written := _tail(part.log, since)) and written == lines:
-            break
-        lines = written
-    return "\n".join(_busy_thread(lines)[:_STACK_LINES])
-
-
-def _busy_thread(lines: Sequence[str]) -> list[str]:
-    """The frames of the thread that matters in faulthandler's output: the oldest that does not just wait for work."""
-    threads: list[list[str]] = []
-    for line in lines:
-        if re.match(r"(Current thread|Thread) 0x", line):
-            threads.append([])
-        elif threads and line.startswith("  File "):
-            threads[-1].append(line)
-    busy = [frames for frames in threads if frames and not _WAITS_FOR_WORK.search(frames[0])]
-    return busy[-1] if busy else []
-
-
-def _answers_stack_signal(pid: int) -> bool:
-    """Whether the process has a handler: without one, the signal would end it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught.group(1), 16) >> (STACK_SIGNAL - 1) & 1)

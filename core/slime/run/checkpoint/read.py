@@ -1,46 +1,27 @@
-"""Checkpoint folders: `ROOT/rollout_000010/`, complete or absent, and `ROOT/latest` naming the newest.
-
-    megatron/      model, optimizer, scheduler, random states (written by the trainer ranks)
-    rollout/       data source, replay buffer, prompts in flight (written by the rollout process)
-    state.json     rollouts done, weight versions, what the data order depends on, the model, size and sha256 of every
-                   other file
-    config.toml    the resolved run configuration
-    plugins.json   the plugins the run used
-
-A checkpoint is written under a temporary name and renamed when every part is on disk, so that a crash while saving
-leaves the previous one untouched. One that replaces another of the same number moves that one aside first, to
-`.rollout_000010.replaced`: a run killed at this moment left the complete old one there, where it is found. One that is
-no longer kept is renamed to `.rollout_000010.partial` first: half deleted, it is not taken for a checkpoint.
-
-Checkpoints are not trusted: everything that is read from them is JSON, TOML or tensors, checked by type.
-"""
+"""Reads checkpoints: which there are, whether they are complete and intact, and whether a run can continue from one."""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
-from slime.errors.redaction import redacted
-from slime.kit.readers.prompt_source import content_digest, parse_sources
 from slime.plugin.architecture import Architecture
-from slime.run.checkpoint_files import (
+from slime.run.checkpoint.files import (
     Files,
     check_files,
     digest_of_json,
     read_description,
     read_json_object,
 )
+from slime.run.checkpoint.identity import PROMPT_FILES, Model, PromptFile, data_order, describe_model, differences
 
 logger = logging.getLogger(__name__)
 
@@ -53,33 +34,6 @@ STATE, PLUGINS, CONFIG, LATEST = "state.json", "plugins.json", "config.toml", "l
 #: the name of a checkpoint, and the name under which one waits to be deleted
 _NAME = re.compile(r"rollout_(\d+)")
 _ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
-#: options of [data] that the order of the prompts depends on
-_DATA_ORDER = (
-    "data_source",
-    "input_key",
-    "label_key",
-    "tool_key",
-    "apply_chat_template",
-    "apply_chat_template_kwargs",
-    "bad_rows",
-    "streaming_data",
-    "rollout_shuffle",
-    "rollout_seed",
-)
-_PROMPT_FILES = "prompt_data"
-
-
-class _PromptFile(TypedDict):
-    path: str
-    weight: str
-    sha256: str
-
-
-class _Model(TypedDict):
-    """The model whose weights a checkpoint holds."""
-
-    tensors: str  #: sha256 of the names and shapes of its Hugging Face tensors
-    sizes: dict[str, Any]  #: Megatron's terms
 
 
 class _State(BaseModel):
@@ -92,7 +46,7 @@ class _State(BaseModel):
     weight_version: NonNegativeInt
     trained_at: list[list[NonNegativeInt]]
     data_order: dict[str, Any]
-    model: _Model | None = None
+    model: Model | None = None
     files: Files | None = None
     #: of all the rest
     sha256: str = ""
@@ -110,7 +64,7 @@ class Checkpoint:
     plugins: dict[str, Any]
     data_order: dict[str, Any]
     #: None: saved by a version that did not describe it, or by a run without --hf-checkpoint
-    model: _Model | None = None
+    model: Model | None = None
     #: None: saved by a version that kept no hashes
     files: Files | None = None
 
@@ -154,7 +108,7 @@ class Checkpoint:
                 f"{self.path} holds the weights of a model and no run (slime convert --to-megatron wrote it). Start a"
                 f" run from them with --initial-megatron-checkpoint {self.path}"
             )
-        different = list(_differences(self.data_order, data_order(config)))
+        different = list(differences(self.data_order, data_order(config)))
         if different:
             raise CheckpointError(
                 f"{self.path} was saved by a run with another data order, so its position in the data means nothing"
@@ -209,58 +163,6 @@ class Checkpoint:
             f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
             f" {now} (--ref-load, else --hf-checkpoint)"
         )
-
-
-def describe_model(model: Architecture) -> _Model:
-    """What a checkpoint says of its model, whether or not its layers for multi-token prediction are trained."""
-    further = model.predicting.rules if model.predicts and model.predicting is not None else ()
-    own = model.rules[: len(model.rules) - len(further)]
-    shapes = {name: list(shape) for rule in own for name, shape in rule.hf.items()}
-    sizes = {"family": model.family, **model.transformer, **model.gpt}
-    return {"tensors": digest_of_json(shapes), "sizes": json.loads(json.dumps(sizes))}
-
-
-def data_order(config: RunConfig) -> dict[str, Any]:
-    """Everything that determines the order of the prompts, as JSON values.
-
-    These are settings, the content of the prompt files (see `slime.kit.readers.prompt_source`) and the data source's
-    options.
-
-    Raises:
-        DataError: A prompt file cannot be read.
-    """
-    order = {name: getattr(config.data, name) for name in _DATA_ORDER}
-    order["n_samples_per_prompt"] = config.rollout.n_samples_per_prompt
-    order[_PROMPT_FILES] = [
-        {"path": str(source), "weight": str(source.weight), "sha256": content_digest(source)}
-        for source in parse_sources(config.data.prompt_data)
-    ]
-    # As text, because `5` in a run file and the word "5" after a flag set the same value.
-    options = config.component_options.get("datasource", {})
-    order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in redacted(options).items()}
-    return order
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """One message for each part of the data order that differs."""
-    for name in dict.fromkeys((*saved, *now)):
-        was, is_now = saved.get(name), now.get(name)
-        if name == _PROMPT_FILES and len(was or ()) == len(is_now or ()):
-            yield from _different_files(was or (), is_now or ())
-        elif was != is_now:
-            yield f"--{name.replace('_', '-')}: was {was!r}, is {is_now!r}"
-
-
-def _different_files(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """One message for each prompt file with other rows or another weight."""
-    for was, is_now in zip(before, after, strict=True):
-        if was["sha256"] != is_now["sha256"]:
-            yield (
-                f"--prompt-data: the content of {is_now['path']} differs from that of {was['path']} when the run began"
-                f" (sha256 {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
-            )
-        elif was["weight"] != is_now["weight"]:
-            yield f"--prompt-data: {is_now['path']} has another weight: was {was['weight']}, is {is_now['weight']}"
 
 
 def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
@@ -445,9 +347,9 @@ def _read_state(path: Path) -> _State:
     except (ValidationError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {_first_problem(error)}") from error
     try:
-        TypeAdapter(list[_PromptFile]).validate_python(state.data_order.get(_PROMPT_FILES, []), strict=True)
+        TypeAdapter(list[PromptFile]).validate_python(state.data_order.get(PROMPT_FILES, []), strict=True)
     except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: data_order.{_PROMPT_FILES}: {_first_problem(error)}") from error
+        raise CheckpointError(f"{path} is damaged: data_order.{PROMPT_FILES}: {_first_problem(error)}") from error
     wrong = [pair for pair in state.trained_at if len(pair) != 2]
     if wrong or (version == FORMAT and not {PLUGINS, CONFIG} <= (state.files or {}).keys()):
         raise CheckpointError(f"{path} is damaged: it does not describe a checkpoint.")

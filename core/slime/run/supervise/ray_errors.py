@@ -21,8 +21,8 @@ from ray.exceptions import (
 )
 
 from slime.errors import ClusterError, ProcessDiedError, SlimeError, without_escapes
-from slime.run.deaths import cause_of_death, memory_now
 from slime.run.ray_session import of_several_nodes, ray_failure
+from slime.run.supervise.traces import cause_of_death, memory_now
 
 #: a process of Ray's table of memory users: id, GiB, command
 _USER = re.compile(r"^(\d+)\t(\d+(?:\.\d+)?)\t(.+)$", re.MULTILINE)

@@ -27,8 +27,8 @@ from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.observer import RunObserver
 from slime.run.engines import ROUTER, Engines, engine_name
 from slime.run.processes import RolloutProcess
-from slime.run.restarts import is_curable
-from slime.run.watch import RunWatch
+from slime.run.supervise.losses import is_curable
+from slime.run.supervise.watch import RunWatch
 from slime.run.workers import TICK_S, PendingCall, Workers
 
 logger = logging.getLogger(__name__)

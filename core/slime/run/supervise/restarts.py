@@ -12,45 +12,13 @@ from itertools import dropwhile
 from pathlib import Path
 
 from slime.config import RunConfig
-from slime.errors import (
-    CheckpointError,
-    ClusterError,
-    ClusterStartError,
-    DeadlineError,
-    EngineError,
-    EngineStartError,
-    ProcessDiedError,
-    SlimeError,
-    UnexpectedError,
-    WeightSyncError,
-)
+from slime.errors import CheckpointError, SlimeError
 from slime.observe.observer import RunObserver
-from slime.run.checkpoint import Checkpoint, checkpoints_in, read_checkpoint
-from slime.run.checkpoint_writer import forget_damaged
+from slime.run.checkpoint.read import Checkpoint, checkpoints_in, read_checkpoint
+from slime.run.checkpoint.save import forget_damaged
+from slime.run.supervise.losses import is_curable
 
 logger = logging.getLogger(__name__)
-
-#: something was lost: a process, a part of Ray, an answer
-_LOSSES = (ProcessDiedError, ClusterError, EngineError, WeightSyncError, DeadlineError)
-#: usually something in the configuration; what has started once was right, and may fail once on a machine in trouble
-_AT_START = (EngineStartError, ClusterStartError)
-#: torch's errors about a lost neighbour or device, by the names that their messages contain
-_OF_TORCH = ("DistBackendError", "DistNetworkError", "DistStoreError", "AcceleratorError")
-
-
-def is_curable(error: SlimeError, *, first: bool) -> bool:
-    """Whether another attempt may end better than one that ended with `error`.
-
-    Bad input, failures of plugins, numbers that are not finite, damaged files and full disks are not: they would come
-    again.
-
-    Args:
-        error: Why an attempt ended.
-        first: Whether that was the first.
-    """
-    if isinstance(error, UnexpectedError):
-        return any(name in str(error) for name in _OF_TORCH)
-    return isinstance(error, _LOSSES) and not (first and isinstance(error, _AT_START))
 
 
 def newest_intact(newest: Path) -> Checkpoint | None:

@@ -21,8 +21,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
-from slime.run.host_watch import HostWatch, Kind, Part, Trouble
+from slime.errors import DeadlineError, SlimeError
+from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
+from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
 
 #: seconds between two looks
 LOOK_S = 0.5
@@ -30,17 +31,8 @@ LOOK_S = 0.5
 _ANSWER_S = 3.0
 #: seconds that the watches on other machines have to find out where their processes are
 _STACKS_S = 15.0
-#: of parts that ended together, the one named is the first of these: without Ray all others end
-_CAUSES: tuple[Kind, ...] = ("ray", "trainer", "engine", "router", "rollout")
 #: a stopped or dead part explains a hung one
 _TROUBLES = ("ended", "stopped", "hung")
-_ERRORS: dict[Kind, type[SlimeError]] = {
-    "ray": ClusterError,
-    "engine": EngineError,
-    "router": EngineError,
-}
-#: kinds of parts that can be started again while the run goes on
-_RESTARTED: tuple[Kind, ...] = ("engine", "router")
 #: a part in trouble, and what makes the message about it
 Found: TypeAlias = tuple[Trouble, Callable[[], str]]
 _NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
@@ -57,16 +49,16 @@ class RunWatch:
         self._others: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         #: what processes will say of themselves: `Worker.identify`
-        self._unknown: list[tuple[str, Kind, Path, Any]] = []
+        self._unknown: list[tuple[str, PartKind, Path, Any]] = []
         self._supervisors: list[Callable[[], None]] = []
-        #: daemons of a Ray that this process started; another Ray, and other machines, are none of its business
-        self._own_ray: set[Part] = set()
+        #: the daemons of the Ray that this process started, if it started one
+        self._own_ray: set[WatchedProcess] = set()
         self._looked_at = 0.0
         self._syncing = False
         #: called for an engine or the router in trouble, with what makes the message about it
         self._restart: Callable[[str, Callable[[], str]], None] | None = None
 
-    def add(self, part: Part) -> None:
+    def add(self, part: WatchedProcess) -> None:
         """Watch a process of this machine."""
         self._here.add(part)
 
@@ -74,10 +66,10 @@ class RunWatch:
         """Watch the daemons of a Ray that this process started."""
         for child in psutil.Process().children():
             if (name := _RAY_DAEMONS.get(child.name())) is not None:
-                self._own_ray.add(part := Part(name, "ray", child.pid))
+                self._own_ray.add(part := WatchedProcess(name, "ray", child.pid))
                 self._here.add(part)
 
-    def enlist(self, kind: Kind) -> Callable[[int, Path, Any], None]:
+    def enlist(self, kind: PartKind) -> Callable[[int, Path, Any], None]:
         """What adds the workers of one kind, each as soon as it has said which process it is."""
 
         def add(index: int, log: Path, identity: Any) -> None:
@@ -92,7 +84,7 @@ class RunWatch:
     def restart_with(self, restart: Callable[[str, Callable[[], str]], None]) -> None:
         """Call `restart` for an engine or the router in trouble, as long as no other part is, instead of raising.
 
-        Its arguments are `Part.owner`, and what makes the message. It may raise.
+        Its arguments are `WatchedProcess.owner`, and what makes the message. It may raise.
         """
         self._restart = restart
 
@@ -121,7 +113,7 @@ class RunWatch:
             check()
         self._meet()
         found = self._look(at_once=False)
-        if self._restart is None or any(trouble.part.kind not in _RESTARTED for trouble, _ in found):
+        if self._restart is None or not all(LOSSES[trouble.part.kind].restarted_alone for trouble, _ in found):
             self._raise(found)
             return
         for trouble, describe in found:
@@ -136,7 +128,7 @@ class RunWatch:
         self._meet()
         found = self._look(at_once=True)
         try:
-            self._raise([one for one in found if engines or one[0].part.kind not in _RESTARTED])
+            self._raise([one for one in found if engines or not LOSSES[one[0].part.kind].restarted_alone])
         except SlimeError as cause:
             return cause
         return None
@@ -184,9 +176,9 @@ class RunWatch:
                 pid, page, node = ray.get(identity)
             except RayError:
                 continue  # it died at once: the wait for it reports that
-            self._watch_of(node, Part(name, kind, pid, log, page))
+            self._watch_of(node, WatchedProcess(name, kind, pid, log, page))
 
-    def _watch_of(self, node: str, part: Part) -> None:
+    def _watch_of(self, node: str, part: WatchedProcess) -> None:
         if node == ray.get_runtime_context().get_node_id():
             self._here.add(part)
             return
@@ -199,13 +191,13 @@ class RunWatch:
     def _raise(self, found: Sequence[Found]) -> None:
         if not found:
             return
-        trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), _CAUSES.index(one[0].part.kind)))
+        trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), CAUSES.index(one[0].part.kind)))
         if trouble.part in self._own_ray and trouble.kind == "stopped":
             with suppress(ProcessLookupError):
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
         others = [other.part.name for other, _ in found if other is not trouble]
         note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
-        raise _ERRORS.get(trouble.part.kind, ProcessDiedError)(describe() + note)
+        raise LOSSES[trouble.part.kind].error(describe() + note)
 
     def close(self) -> None:
         """Stop watching."""
@@ -221,18 +213,18 @@ class RemoteWatch:
     def __init__(self, hang_s: float) -> None:
         self._watch = HostWatch(hang_s)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: WatchedProcess) -> None:
         """Watch one more process, and the node service of Ray that started it."""
         self._watch.add(part)
         parent = psutil.Process(os.getppid())
         if parent.name() in _RAY_DAEMONS:
-            self._watch.add(Part(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
+            self._watch.add(WatchedProcess(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
 
     def kill(self, owner: str) -> None:
         """See `HostWatch.kill`."""
         self._watch.kill(owner)
 
-    def stacks(self) -> list[tuple[Part, str]]:
+    def stacks(self) -> list[tuple[WatchedProcess, str]]:
         """See `HostWatch.stacks`."""
         return self._watch.stacks()
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints, and checks which folders a run may write its results to."""
+"""Saves the state of all processes of a run as one checkpoint, while training waits or in the background."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError, ConfigError, disk_problem
+from slime.errors import CheckpointError, disk_problem
 from slime.plugin.architecture import Architecture
-from slime.run.checkpoint import (
-    CONFIG,
-    FORMAT,
-    LATEST,
-    PLUGINS,
-    STATE,
-    TRAINER_PART,
-    checkpoints_in,
-    data_order,
-    describe_model,
-    read_checkpoint,
-    standing,
-)
-from slime.run.checkpoint_files import (
+from slime.run.checkpoint.files import (
     Files,
     digest_of_json,
     make_folder,
@@ -38,11 +27,34 @@ from slime.run.checkpoint_files import (
     write_text,
     writing,
 )
+from slime.run.checkpoint.identity import data_order, describe_model
+from slime.run.checkpoint.read import (
+    CONFIG,
+    FORMAT,
+    LATEST,
+    PLUGINS,
+    ROLLOUT_PART,
+    STATE,
+    TRAINER_PART,
+    checkpoints_in,
+    read_checkpoint,
+    standing,
+)
+from slime.run.checkpoint.retention import Retention
+from slime.run.processes import RolloutProcess, TrainerProcess
+from slime.weights import Models
+
+if TYPE_CHECKING:
+    from slime.observe.observer import RunObserver
+    from slime.registry.plugin_set import PluginSet
+    from slime.run.workers import Workers
 
 logger = logging.getLogger(__name__)
 
 #: seconds that the end of a run waits for files to be deleted
 _DELETE_S = 30.0
+#: seconds between two questions to the ranks whether they have written their shares
+_ASK_S = 1.0
 
 
 class CheckpointWriter:
@@ -235,87 +247,159 @@ def forget_damaged(config: RunConfig, intact: Path) -> None:
             point_latest(root, intact.name)
 
 
-def require_own_folder(config: RunConfig, run_dir: Path) -> None:
-    """Check that the folder of `--save` holds nothing of another run, and no model.
+# --- a run's checkpoints ----------------------------------------------------------------------------
 
-    New checkpoints would reset `latest` and replace those with the same number.
 
-    Args:
-        config: The run.
-        run_dir: Its folder.
+@dataclass(frozen=True)
+class _Unfinished:
+    """A checkpoint that is being written."""
 
-    Raises:
-        ConfigError: It holds checkpoints of a run that `config` does not continue; or it is the folder of another run,
-            a checkpoint or a model folder.
+    folder: Path
+    rollouts_done: int
+    weight_version: int
+    trained_at: Mapping[int, int]
+    background: bool
+    begun: float
+
+    @property
+    def trainer_part(self) -> Path:
+        return self.folder / TRAINER_PART
+
+
+def writer_for(root: Path, config: RunConfig, plugins: PluginSet, run_dir: Path) -> CheckpointWriter:
+    """What writes the checkpoints of a run to `root`. Raises `DataError` if a prompt file cannot be read."""
+    folder = config.checkpoint.hf_checkpoint
+    model = None if folder is None else Models(plugins, config, run_dir).read(Path(folder))
+    return CheckpointWriter(root, config, plugins.provenance(config), model)
+
+
+def save_model(writer: CheckpointWriter, trainer: Workers) -> None:
+    """Write the ranks' weights alone as a checkpoint before the first rollout. Raises `CheckpointError`."""
+    folder = writer.begin(0)
+    part = folder / TRAINER_PART
+    of_ranks = trainer.call(TrainerProcess.save_model, folder, part, doing=f"saving {part}")
+    writer.commit(folder, dict(ChainMap(*of_ranks)), rollouts_done=0, weight_version=0, trained_at={})
+
+
+class Saver:
+    """Writes the checkpoints of one run, one at a time.
+
+    In the background only the ranks' shares are written, which are nearly all of the bytes: from copies, so that
+    training may go on. The rollout process writes its part before that: data source, filters and plugins may share with
+    the running generation what they return as their state. The checkpoint gets its name when every part is on disk and
+    hashed; until then `latest` names the one before. Only then are those deleted that are no longer kept.
     """
-    if config.checkpoint.save is None:
-        return
-    root = Path(config.checkpoint.save)
-    held = {STATE: "is a checkpoint", "config.json": "is a model folder"}
-    if root.resolve() != run_dir.resolve():
-        held[CONFIG] = "is the folder of another run"
-    for name, what in held.items():
-        if (root / name).exists():
-            raise ConfigError(f"--save {root} {what} (it has {name}); expected a folder for checkpoints alone.")
-    saved = checkpoints_in(root)
-    load = config.checkpoint.load
-    if not saved or (load is not None and Path(load).resolve() in (root.resolve(), *(one.resolve() for one in saved))):
-        return
-    raise ConfigError(
-        f"--save {root} holds checkpoints of another run, up to {saved[0].name}. Continue that run with --load {root},"
-        " or choose another folder."
-    )
 
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        trainer: Workers,
+        rollout: Workers,
+        observer: RunObserver,
+        retention: Retention,
+    ) -> None:
+        self._writer, self._trainer, self._rollout, self._observer = writer, trainer, rollout, observer
+        self._retention = retention
+        self._unfinished: _Unfinished | None = None
+        self._asked = 0.0
+        self._seconds: dict[str, float] = {}
+        #: the newest complete checkpoint that this run has written, and its number of rollouts
+        self.newest: Path | None = None
+        self.newest_done: int | None = None
 
-def require_export_folder(config: RunConfig) -> None:
-    """Check that `--save-hf` replaces nothing but an exported model: what is in the folder is deleted.
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._unfinished is not None
 
-    A run that exports to a folder for each rollout, and continues no other, replaces nothing.
+    def save(self, rollouts_done: int, weight_version: int, trained_at: Mapping[int, int], *, background: bool) -> None:
+        """Write a checkpoint, after waiting for one that is still being written.
 
-    Raises:
-        ConfigError: It is, holds or lies in a model that the run reads; or it is no model folder and is not empty.
-    """
-    options = config.checkpoint
-    if options.save_hf is None:
-        return
-    try:
-        step = options.save_interval if options.exports_each else None
-        exported = {*range(step or config.num_rollout, config.num_rollout, step or 1), config.num_rollout}
-        folders = [Path(options.save_hf.format(rollout=done)) for done in sorted(exported)]
-    except (KeyError, IndexError, ValueError):
-        return  # the checks of the configuration report it
-    read = {
-        "--hf-checkpoint": options.hf_checkpoint,
-        "--ref-load": options.ref_load,
-        "--critic-load": config.algorithm.critic_load,
-        "--lora-load": config.lora.lora_load,
-    }
-    for folder in folders:
-        _require_free(folder, read)
-        if options.exports_each and options.load is None and (folder / "config.json").is_file():
-            raise ConfigError(
-                f"--save-hf {options.save_hf}: {folder} holds a model already, and this run would replace it."
-                f" Choose another folder, or continue the run that exported it with --load."
-            )
+        Args:
+            rollouts_done: How many rollouts have been trained on.
+            weight_version: The engines' current weight version.
+            trained_at: Weight version -> rollouts that had been trained on when the engines got it.
+            background: Return when the state is copied, and complete the checkpoint in a later call of `finish`.
 
+        Raises:
+            CheckpointError: A part cannot be written.
+        """
+        self.finish()
+        begun, folder = time.monotonic(), self._writer.begin(rollouts_done)
+        one = _Unfinished(folder, rollouts_done, weight_version, dict(trained_at), background, begun)
+        self._unfinished, part = one, one.trainer_part
+        self._trainer.call(TrainerProcess.begin_save, folder, part, background, doing=f"saving {part}")
+        self._rollout.call(RolloutProcess.save, folder / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
+        if not background:
+            self.finish()
 
-def _require_free(folder: Path, read: Mapping[str, str | None]) -> None:
-    """Check one folder of an export against the models that the run reads, by the flag that names each."""
-    place = folder.resolve()
-    for option, model in read.items():
-        if model is None:
-            continue
-        source = Path(model).resolve()
-        if place == source or place in source.parents or source in place.parents:
-            raise ConfigError(
-                f"--save-hf {folder} would overwrite {option} {model}: both are {source}"
-                if place == source
-                else f"--save-hf {folder} and {option} {model} are inside each other: choose another folder"
-            )
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f"--save-hf {folder} is a file; expected a folder to write the model to")
-    if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
-        raise ConfigError(
-            f"--save-hf {folder} is not empty and holds no model (no config.json); an export replaces the whole folder."
-            " Choose a new one."
+    def finish(self, *, wait: bool = True) -> None:
+        """Complete the checkpoint that is being written, if there is one.
+
+        Args:
+            wait: Wait for it; otherwise leave it as it is if a rank still writes. The ranks must be idle then.
+
+        Raises:
+            CheckpointError: A part could not be written.
+        """
+        one, began = self._unfinished, time.monotonic()
+        if one is None or not (wait or self._written(one)):
+            return
+        of_ranks = self._trainer.call(TrainerProcess.finish_save, doing=f"saving {one.trainer_part}")
+        path = self._writer.commit(
+            one.folder,
+            dict(ChainMap(*of_ranks)),
+            rollouts_done=one.rollouts_done,
+            weight_version=one.weight_version,
+            trained_at=one.trained_at,
         )
+        self._unfinished, self.newest, self.newest_done = None, path, one.rollouts_done
+        note = ""
+        if one.background:
+            now = time.monotonic()
+            self._seconds["time/save_background"] = now - one.begun
+            note = f"written in {now - one.begun:.1f} s"
+            if wait:
+                note += f", {now - began:.1f} s of it while training waited for it"
+        self._observer.checkpoint_saved(one.rollouts_done, path, note)
+        self.delete_superfluous()
+
+    def delete_superfluous(self) -> None:
+        """Delete the checkpoints that are no longer kept, if this run has written one; training does not wait."""
+        if self.newest_done is not None and not self._retention.keeps_all:
+            self._writer.delete(self._retention.superfluous(self._writer.saved(), self.newest_done))
+
+    def _written(self, one: _Unfinished) -> bool:
+        """Whether every rank has written its share; asked every `_ASK_S` seconds at most."""
+        if time.monotonic() - self._asked < _ASK_S:
+            return False
+        self._asked = time.monotonic()
+        return all(self._trainer.call(TrainerProcess.written, doing=f"saving {one.trainer_part}"))
+
+    def close(self) -> None:
+        """Delete the checkpoint that is being written, after an error or Ctrl-C; no rank may write to it any more.
+
+        Waits until the checkpoints are deleted that are no longer kept; that wait has a deadline.
+        """
+        if self._unfinished is not None:
+            self._writer.discard(self._unfinished.folder)
+            self._unfinished = None
+        self._writer.close()
+
+    @contextmanager
+    def training_waits(self) -> Iterator[None]:
+        """Count the seconds of the body: training stands still for a checkpoint."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds["time/save"] = self._seconds.get("time/save", 0.0) + time.monotonic() - began
+
+    def take_seconds(self) -> dict[str, float]:
+        """The metrics of saving since the last call.
+
+        `time/save`: seconds for which training stood still; `time/save_background`: seconds from the beginning of the
+        last checkpoint written in the background until it was complete.
+        """
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,0 +1,96 @@
+"""Which folders a run may write its checkpoints and its exported model to: nothing of another run or model is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slime.config import RunConfig
+from slime.errors import ConfigError
+from slime.run.checkpoint.read import CONFIG, STATE, checkpoints_in
+
+
+def require_own_folder(config: RunConfig, run_dir: Path) -> None:
+    """Check that the folder of `--save` holds nothing of another run, and no model.
+
+    New checkpoints would reset `latest` and replace those with the same number.
+
+    Args:
+        config: The run.
+        run_dir: Its folder.
+
+    Raises:
+        ConfigError: It holds checkpoints of a run that `config` does not continue; or it is the folder of another run,
+            a checkpoint or a model folder.
+    """
+    if config.checkpoint.save is None:
+        return
+    root = Path(config.checkpoint.save)
+    held = {STATE: "is a checkpoint", "config.json": "is a model folder"}
+    if root.resolve() != run_dir.resolve():
+        held[CONFIG] = "is the folder of another run"
+    for name, what in held.items():
+        if (root / name).exists():
+            raise ConfigError(f"--save {root} {what} (it has {name}); expected a folder for checkpoints alone.")
+    saved = checkpoints_in(root)
+    load = config.checkpoint.load
+    if not saved or (load is not None and Path(load).resolve() in (root.resolve(), *(one.resolve() for one in saved))):
+        return
+    raise ConfigError(
+        f"--save {root} holds checkpoints of another run, up to {saved[0].name}. Continue that run with --load {root},"
+        " or choose another folder."
+    )
+
+
+def require_export_folder(config: RunConfig) -> None:
+    """Check that `--save-hf` replaces nothing but an exported model: what is in the folder is deleted.
+
+    A run that exports to a folder for each rollout, and continues no other, replaces nothing.
+
+    Raises:
+        ConfigError: It is, holds or lies in a model that the run reads; or it is no model folder and is not empty.
+    """
+    options = config.checkpoint
+    if options.save_hf is None:
+        return
+    try:
+        step = options.save_interval if options.exports_each else None
+        exported = {*range(step or config.num_rollout, config.num_rollout, step or 1), config.num_rollout}
+        folders = [Path(options.save_hf.format(rollout=done)) for done in sorted(exported)]
+    except (KeyError, IndexError, ValueError):
+        return  # the checks of the configuration report it
+    read = {
+        "--hf-checkpoint": options.hf_checkpoint,
+        "--ref-load": options.ref_load,
+        "--critic-load": config.algorithm.critic_load,
+        "--lora-load": config.lora.lora_load,
+    }
+    for folder in folders:
+        _require_free(folder, read)
+        if options.exports_each and options.load is None and (folder / "config.json").is_file():
+            raise ConfigError(
+                f"--save-hf {options.save_hf}: {folder} holds a model already, and this run would replace it."
+                f" Choose another folder, or continue the run that exported it with --load."
+            )
+
+
+def _require_free(folder: Path, read: Mapping[str, str | None]) -> None:
+    """Check one folder of an export against the models that the run reads, by the flag that names each."""
+    place = folder.resolve()
+    for option, model in read.items():
+        if model is None:
+            continue
+        source = Path(model).resolve()
+        if place == source or place in source.parents or source in place.parents:
+            raise ConfigError(
+                f"--save-hf {folder} would overwrite {option} {model}: both are {source}"
+                if place == source
+                else f"--save-hf {folder} and {option} {model} are inside each other: choose another folder"
+            )
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"--save-hf {folder} is a file; expected a folder to write the model to")
+    if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
+        raise ConfigError(
+            f"--save-hf {folder} is not empty and holds no model (no config.json); an export replaces the whole folder."
+            " Choose a new one."
+        )
