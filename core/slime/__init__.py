@@ -3,4 +3,4 @@
 The kernel of the framework.  Importing it loads nothing heavy.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from slime import __version__
 from slime.cli.plugins import run
 from slime.cli.plugins_json import Listing
 from slime.errors import ConfigError
@@ -30,7 +31,7 @@ def test_the_table_shows_every_plugin_and_its_package(install_reward: Any, capsy
     assert text.splitlines()[0].split() == ["PLUGIN", "VERSION", "API", "STATUS", "PROVIDES", "FROM"]
     assert line(text, "math") == ["math", "0.3.1", "1", "ok", "reward boxed", "slime-reward-math"]
     own = line(text, "rewards")
-    assert own[:4] + own[-1:] == ["rewards", "0.1.0", "1", "ok", "slime-rl (built in)"]
+    assert own[:4] + own[-1:] == ["rewards", __version__, "1", "ok", "slime-rl (built in)"]
     assert own[4].startswith("reward exact_match, math, ")
     assert "7 plugins" in text
 
