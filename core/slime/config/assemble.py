@@ -15,9 +15,9 @@ from slime.config.choices import override
 from slime.config.command_line import CommandLine
 from slime.config.defaults import resolve
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
-from slime.config.options import Section
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.run_file import parse_run_file, read_run_file
+from slime.config.section import Section
 from slime.config.values import explain, is_union, unusable
 from slime.errors import ConfigError
 from slime.errors.redaction import redacted

@@ -7,15 +7,15 @@ machine, the model, the data or the plugins are in `slime.cli.preflight`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from slime.config.choices import choice_problems
 from slime.config.devices import colocation, engine_devices, shared_memory
 from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
-from slime.config.run_config import KEEPING_OPTIONS, SECTIONS, RunConfig, batch_shape
+from slime.config.run_config import KEEPING_OPTIONS, SECTION_OF, SECTIONS, RunConfig, batch_shape
+from slime.config.section import Excludes, Needs
 from slime.errors import ConfigError
 from slime.errors.redaction import MARK, places_of_mark
 from slime.registry.function_path import is_reference
@@ -69,7 +69,7 @@ def required_options(config: RunConfig) -> Iterator[str]:
         yield "--num-rollout is missing: how many rollouts to run"
     if not config.data.prompt_data and config.data.data_source == "prompts":
         yield "--prompt-data is missing: a file of prompts"
-    if _policy_loss(config):
+    if config.trains_policy:
         if config.algorithm.advantage_estimator is None:
             yield "--advantage-estimator is missing (`slime plugins` lists what is installed)"
         generator = config.rollout.generator or ""
@@ -80,131 +80,46 @@ def required_options(config: RunConfig) -> Iterator[str]:
             yield "--reward is missing (`slime plugins` lists what is installed; --custom-rm-path names a function)"
 
 
-#: (options, condition under which they have an effect, what the user must add)
-_DEPENDENT_OPTIONS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], Any], str], ...] = (
-    (
-        ("async_buffer_size", "update_weights_interval"),
-        lambda c: c.rollout.async_mode,
-        "--async (or train_async.py)",
-    ),
-    (("inflight_kv",), lambda c: c.rollout.async_mode, "--async: no request is in flight during an update"),
-    (
-        ("max_staleness",),
-        lambda c: c.may_be_stale,
-        "--async, over-sampling, a filter or --max-reuse: every sample comes from the newest weights",
-    ),
-    (("stale_samples",), lambda c: c.rollout.max_staleness is not None, "--max-staleness"),
-    (("mask_offpolicy_in_partial_rollout",), lambda c: c.rollout.partial_rollout, "--partial-rollout"),
-    (
-        ("partial_rollout",),
-        lambda c: c.aborts_surplus,
-        "--over-sampling-batch-size above --rollout-batch-size and without a buffer filter: nothing is aborted",
-    ),
-    (("colocate",), lambda c: _policy_loss(c), "--loss-type policy_loss: no engines share the devices"),
-    (
-        ("max_restarts",),
-        lambda c: c.restarts_engines or c.restarts_run,
-        "--use-fault-tolerance: nothing is restarted",
-    ),
-    (("tool_key", "apply_chat_template_kwargs"), lambda c: c.data.apply_chat_template, "--apply-chat-template"),
-    (("kl_loss_coef", "use_unbiased_kl"), lambda c: c.algorithm.use_kl_loss, "--use-kl-loss"),
-    (
-        ("tis_threshold", "tis_threshold_low", "off_policy_level"),
-        lambda c: c.algorithm.off_policy_correction,
-        "--use-tis or --off-policy-correction",
-    ),
-    (
-        ("async_save",),
-        lambda c: c.checkpoint.save_interval,
-        "--save-interval: after the last checkpoint no training follows",
-    ),
-    (("save_keep_last",), lambda c: c.checkpoint.save or c.checkpoint.save_interval, "--save or --save-interval"),
-    (
-        ("save_keep_every", "save_keep_best"),
-        lambda c: c.checkpoint.save_keep_last,
-        "--save-keep-last: all checkpoints are kept",
-    ),
-    (("skip_damaged_checkpoints",), lambda c: c.checkpoint.load, "--load"),
-    (
-        ("preemption_timeout_s",),
-        lambda c: c.checkpoint.save or c.checkpoint.save_interval,
-        "--save: SIGTERM then ends the run at once",
-    ),
-    (("true_on_policy_tolerance",), lambda c: c.algorithm.true_on_policy_mode, "--true-on-policy-mode"),
-    (
-        (
-            "advantage_estimator",
-            "use_kl_loss",
-            "kl_coef",
-            "kl_loss_type",
-            "kl_reward_type",
-            "ref_update_interval",
-            "eps_clip",
-            "eps_clip_c",
-            "normalize_advantages",
-            "use_rollout_logprobs",
-            "use_tis",
-            "off_policy_sequence_delta",
-            "true_on_policy_mode",
-            "use_rollout_routing_replay",
-            "max_staleness",
-        ),
-        lambda c: _policy_loss(c),
-        "--loss-type policy_loss",
-    ),
-    # Derived from --use-tis and --eps-clip, which are reported already.
-    (("off_policy_correction",), lambda c: _policy_loss(c) or c.algorithm.use_tis, "--loss-type policy_loss"),
-    (
-        ("eps_clip_high",),
-        lambda c: _policy_loss(c) or c.algorithm.eps_clip_high == c.algorithm.eps_clip,
-        "--loss-type policy_loss",
-    ),
+#: (option, condition), as declared with the fields of the sections
+_CONDITIONS = tuple(
+    (name, condition)
+    for options in SECTIONS.values()
+    for name, field in options.model_fields.items()
+    for condition in field.metadata
+    if isinstance(condition, Needs | Excludes)
 )
 
 
-def _policy_loss(config: RunConfig) -> bool:
-    return config.algorithm.loss_type == "policy_loss"
+def conditions(config: RunConfig) -> Iterator[str]:
+    """Options without an effect and pairs that exclude each other, by the conditions in their declarations."""
+    for name, condition in _CONDITIONS:
+        for flag in config.stated(name):
+            if isinstance(condition, Excludes):
+                for other in config.stated(condition.other):
+                    yield f"{flag} and {other} exclude each other: {condition.because}"
+            elif not any(_met(config, one) for one in condition.conditions):
+                yield f"{flag} has no effect without {condition}. Drop it"
 
 
-def dependent_options(config: RunConfig) -> Iterator[str]:
-    """Options that have an effect only with another option."""
-    for names, has_effect, needed in _DEPENDENT_OPTIONS:
-        for flag in config.stated(*names) if not has_effect(config) else ():
-            yield f"{flag} has no effect without {needed}. Drop it"
+def _met(config: RunConfig, condition: str) -> bool:
+    return bool(config.stated(condition) if condition in SECTION_OF else getattr(config, condition))
 
 
-#: pairs of options that exclude each other, with the reason
-_EXCLUSIVE_OPTIONS = (
-    ("kl_coef", "kl_loss_coef", "KL belongs in the reward or in the loss"),
-    ("calculate_per_token_loss", "loss_constant_length", "the sum is divided by the tokens or by a constant"),
-    ("micro_batch_size", "max_tokens_per_gpu", "micro-batches are filled by samples or by tokens"),
-)
-
-
-def contradictions(config: RunConfig) -> Iterator[str]:
-    """Pairs that exclude each other, and a KL loss without a coefficient."""
-    for first, second, reason in _EXCLUSIVE_OPTIONS:
-        stated = config.stated(first, second)
-        if len(stated) == 2:
-            yield f"{' and '.join(stated)} exclude each other: {reason}"
-    if config.run.quiet and config.run.verbose:
-        yield "--quiet and --verbose exclude each other: the terminal shows less or more"
+def kl_loss(config: RunConfig) -> Iterator[str]:
+    """A KL loss needs a coefficient, which may be zero."""
     if config.algorithm.use_kl_loss and "kl_loss_coef" not in config.algorithm.model_fields_set:
         yield "--use-kl-loss needs --kl-loss-coef (0 to only measure the KL)"
 
 
 def adapters(config: RunConfig) -> Iterator[str]:
-    """Options of adapters that have no adapters, or that would make log-probs random."""
+    """Options of adapters that would make log-probs random, and layers that cannot have adapters."""
     options = config.lora
     if options.lora_dropout:
         yield (
             f"--lora-dropout {options.lora_dropout} cannot be used: with dropout the trainer's log-probabilities of the"
             " same tokens differ from pass to pass and from the engine's. Drop the flag"
         )
-    if options.lora_rank is None and options.lora_load is None:
-        for flag in config.stated("lora_alpha", "lora_targets"):
-            yield f"{flag} has no effect without --lora-rank. Drop it, or add --lora-rank N to train adapters"
-    elif config.megatron.get("transformer_impl") == "transformer_engine":
+    if (options.lora_rank or options.lora_load) and config.megatron.get("transformer_impl") == "transformer_engine":
         yield (
             "--transformer-impl transformer_engine excludes adapters (--lora-rank, --lora-load): its layers join norm"
             " and projection, and an adapter needs what is between them. Drop the flag"
@@ -448,8 +363,8 @@ CHECKS: tuple[Check, ...] = (
     lost_secrets,
     required_options,
     choice_problems,
-    dependent_options,
-    contradictions,
+    conditions,
+    kl_loss,
     adapters,
     off_policy,
     staleness,

@@ -71,10 +71,12 @@ def _rollout(config: RunConfig) -> dict[str, object]:
 
 def _algorithm(config: RunConfig) -> dict[str, object]:
     options = config.algorithm
+    if not config.trains_policy:
+        return {}
     correction = options.off_policy_correction or ("truncate" if options.use_tis else None)
     # Samples that are generated ahead, or kept in the buffer, come from older weights than the trainer's. Their ratio
     # needs the engines' log-probs, unless a correction accounts for the difference.
-    stale = config.may_be_stale and options.loss_type == "policy_loss" and correction is None
+    stale = config.may_be_stale and correction is None
     by_engine = stale if options.use_rollout_logprobs is None else options.use_rollout_logprobs
     return {
         "eps_clip_high": options.eps_clip if options.eps_clip_high is None else options.eps_clip_high,

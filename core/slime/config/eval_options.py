@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from slime.config.options import ComponentChoice, PathText, Section, TopK
-from slime.config.ranges import TokenId
+from slime.config.section import ComponentChoice, PathText, Section, TokenId, TopK
 from slime.config.values import underscored
 from slime.errors import did_you_mean
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slime.config.eval_options import EvalSetOptions
-from slime.config.options import ComponentChoice
 from slime.config.run_config import RunConfig
+from slime.config.section import ComponentChoice
 from slime.registry.function_path import is_reference
 
 T = TypeVar("T")

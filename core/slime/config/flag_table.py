@@ -11,8 +11,8 @@ from typing import Any
 
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.megatron_options import megatron_flags
-from slime.config.options import ComponentChoice, Section
 from slime.config.run_config import SECTIONS
+from slime.config.section import ComponentChoice, Section
 from slime.config.sglang_options import sglang_flags
 from slime.config.values import Arity, ValueType, type_of
 from slime.errors import did_you_mean

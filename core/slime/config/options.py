@@ -1,96 +1,38 @@
 """slime's own options, typed and documented: one frozen section per subject.
 
 Every field is a flag (`rollout_batch_size` is `--rollout-batch-size`) and a key of the run file. Field names are unique
-over all sections. The docstring of a field is its help text.
+over all sections. The docstring of a field is its help text; conditions on other options (`Needs`, `Excludes`) stand in
+its type.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, create_model, field_validator
 
-from slime.config.ranges import Count, Port, Seconds, Seed, TokenId
-from slime.config.values import accepts_booleans, check_path, describe, underscored, unusable
+from slime.config.section import (
+    ComponentChoice,
+    Count,
+    Excludes,
+    Needs,
+    PathText,
+    Port,
+    Seconds,
+    Section,
+    Seed,
+    TokenId,
+    TopK,
+)
 from slime.registry.kinds import SLOTS
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
-
-class Section(BaseModel):
-    """Base of the sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        loc_by_alias=False,
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false for numbers: pydantic would read them as 1 and 0."""
-        if isinstance(value, bool):
-            annotation = cls.model_fields[str(info.field_name)].annotation
-            if not accepts_booleans(annotation):
-                raise ValueError(f"got {str(value).lower()}, expected {describe(annotation)}")
-        return value
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _at_most_64_bits(cls, value: Any) -> Any:
-        """Refuse whole numbers that neither a run file nor torch can hold; ranges that are narrower come first."""
-        if (wrong := unusable(value)) is not None:
-            raise ValueError(wrong.removeprefix(": "))
-        return value
-
-
-class ComponentChoice(Section):
-    """A component with its options: `"math"`, or `{name = "math", timeout-s = 5}`."""
-
-    name: str
-    options: dict[str, Any] = Field(default={})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _other_keys_are_options(cls, stated: Any) -> Any:
-        """Accept a bare name, and collect unknown keys of a table as options of the component."""
-        if isinstance(stated, str):
-            return {"name": stated}
-        if not isinstance(stated, dict):
-            return stated
-        own = {key: value for key, value in stated.items() if key in cls.model_fields}
-        rest = underscored({key: value for key, value in stated.items() if key not in cls.model_fields})
-        nested = own.get("options", {})
-        return own | {"options": {**nested, **rest}} if isinstance(nested, dict) else own
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def _check_top_k(value: int) -> int:
-    """Refuse a value that the engines would refuse in every request."""
-    if value != -1 and value < 1:
-        raise ValueError(f"got {value}, expected at least 1, or -1 for all tokens")
-    return value
-
-
-TopK = Annotated[int, AfterValidator(_check_top_k)]
-#: a path, or anything that contains one
-PathText = Annotated[str, AfterValidator(check_path)]
+PolicyOnly = Needs("trains_policy", called="--loss-type policy_loss")
+_IfAsync = Needs("async_mode", called="--async (or train_async.py)")
+_IfKLLoss = Needs("use_kl_loss")
+_IfCorrection = Needs("use_tis", "off_policy_correction")
+_IfTemplate = Needs("apply_chat_template")
 
 
 class RunOptions(Section):
@@ -110,7 +52,7 @@ class RunOptions(Section):
     """Write per-token numbers of each rollout's samples to rollouts/N.tokens.parquet: of all, or as many as fit."""
     log_token_columns_mib: float = Field(default=8.0, gt=0, allow_inf_nan=False)
     """MiB that the per-token numbers of a rollout may take, uncompressed; flagged groups come first."""
-    quiet: bool = False
+    quiet: Annotated[bool, Excludes("verbose", because="the terminal shows less or more")] = False
     """Print evaluations, warnings and the end of the run only."""
     verbose: bool = False
     """Print more: what slime logs about itself, and whole tracebacks."""
@@ -127,7 +69,9 @@ class ClusterOptions(Section):
     """GPUs for inference engines; default: as many as one engine needs, with --colocate those of the trainer."""
     rollout_num_gpus_per_engine: Count = 1
     """GPUs per engine: its tensor-parallel size."""
-    colocate: bool = False
+    colocate: Annotated[
+        bool, Needs("trains_policy", called="--loss-type policy_loss", because="no engines share the devices")
+    ] = False
     """Training and inference share the training devices in turn; each releases its memory while the other works."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
@@ -146,7 +90,9 @@ class ClusterOptions(Section):
     use_fault_tolerance: bool | None = None
     """Restart the whole run from its newest checkpoint if a part dies or hangs that cannot be restarted alone. Engines
     and the router can, and are by default (not with --colocate); --no-use-fault-tolerance restarts nothing."""
-    max_restarts: int = Field(default=3, ge=0)
+    max_restarts: Annotated[
+        int, Needs("restarts_anything", called="--use-fault-tolerance", because="nothing is restarted")
+    ] = Field(default=3, ge=0)
     """Maximum number of restarts in a run."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
     """Timeout of collective operations between ranks, in minutes."""
@@ -161,7 +107,7 @@ class ClusterOptions(Section):
 class DataOptions(Section):
     """Prompts."""
 
-    prompt_data: list[PathText] = []
+    prompt_data: list[PathText] = Field(default=[])
     """Prompts: JSONL (also .gz), Parquet, the folder of a data set, or hf://NAME. Several are mixed if each is given as
     FILE=WEIGHT. FILE@[a:b] takes rows a to b - 1."""
     data_source: str = "prompts"
@@ -174,11 +120,11 @@ class DataOptions(Section):
     """Row key of the expected answer; 'none' if rows have no label."""
     metadata_key: str = "metadata"
     """Row key of a dictionary that rewards and generators receive."""
-    tool_key: str | None = None
+    tool_key: Annotated[str | None, _IfTemplate] = None
     """Row key of the tools for the chat template: a list of schemas, or that list as JSON text."""
     apply_chat_template: bool = False
     """Format prompts with the tokenizer's chat template."""
-    apply_chat_template_kwargs: dict[str, Any] = {}
+    apply_chat_template_kwargs: Annotated[dict[str, Any], _IfTemplate] = Field(default={})
     """Additional variables for the chat template, as a JSON object."""
     overlong_prompts: Literal["error", "drop"] = "error"
     """Prompts over the length limit: stop the run, or drop and count them."""
@@ -240,9 +186,16 @@ class RolloutOptions(Section):
     over_sampling_batch_size: int | None = Field(default=None, ge=1)
     """Prompts to start per batch. The first --rollout-batch-size to finish form the batch and the rest are aborted; a
     buffer filter selects from all of them instead. Default: --rollout-batch-size."""
-    partial_rollout: bool = False
+    partial_rollout: Annotated[
+        bool,
+        Needs(
+            "aborts_surplus",
+            called="--over-sampling-batch-size above --rollout-batch-size and without a buffer filter",
+            because="nothing is aborted",
+        ),
+    ] = False
     """Continue responses that over-sampling aborted in a later rollout, instead of starting over."""
-    mask_offpolicy_in_partial_rollout: bool = False
+    mask_offpolicy_in_partial_rollout: Annotated[bool, Needs("partial_rollout")] = False
     """Do not train on the tokens that a continued response had before its abort."""
     max_reuse: int = Field(default=0, ge=0)
     """Train on a group up to this many additional times; in between, it stays in the buffer."""
@@ -262,11 +215,11 @@ class RolloutOptions(Section):
     """Maximum tokens in a prompt; default: what the context leaves."""
     rollout_max_context_len: int | None = Field(default=None, ge=1)
     """Maximum tokens in prompt plus response; default: the model's."""
-    rollout_stop: list[str] = []
+    rollout_stop: list[str] = Field(default=[])
     """Strings that end a response."""
-    rollout_stop_token_ids: list[TokenId] = []
+    rollout_stop_token_ids: list[TokenId] = Field(default=[])
     """Token ids that end a response."""
-    use_rollout_routing_replay: bool = False
+    use_rollout_routing_replay: Annotated[bool, PolicyOnly] = False
     """Route each token in training to the experts that computed it in the engine (mixtures of experts only)."""
     rollout_timeout_s: Seconds = 600.0
     """Time limit for one generation request, in seconds."""
@@ -277,14 +230,22 @@ class RolloutOptions(Section):
     batch. Each has its own copies of generators and rewards."""
     async_mode: bool = Field(default=False, alias="async")
     """Generate the next rollouts while training."""
-    async_buffer_size: int = Field(default=1, ge=1)
+    async_buffer_size: Annotated[int, _IfAsync] = Field(default=1, ge=1)
     """Maximum number of finished rollouts that wait for training (with --async)."""
-    update_weights_interval: int = Field(default=1, ge=1)
+    update_weights_interval: Annotated[int, _IfAsync] = Field(default=1, ge=1)
     """Update the engines' weights every N rollouts (with --async)."""
-    max_staleness: int | None = Field(default=None, ge=0)
+    max_staleness: Annotated[
+        int | None,
+        PolicyOnly,
+        Needs(
+            "may_be_stale",
+            called="--async, over-sampling, a filter or --max-reuse",
+            because="every sample comes from the newest weights",
+        ),
+    ] = Field(default=None, ge=0)
     """Train only on samples whose oldest weights are at most this many trained rollouts old; default: any age.
     Generation waits for fresh enough weights."""
-    stale_samples: Literal["drop", "correct"] = "drop"
+    stale_samples: Annotated[Literal["drop", "correct"], Needs("max_staleness")] = "drop"
     """What to do with samples beyond --max-staleness: drop their group and generate its prompt again, or train on them
     with an off-policy correction."""
 
@@ -294,56 +255,60 @@ class AlgorithmOptions(Section):
 
     loss_type: Literal["policy_loss", "sft_loss"] = "policy_loss"
     """Policy gradient, or supervised training on the labels."""
-    advantage_estimator: str | None = None
+    advantage_estimator: Annotated[str | None, PolicyOnly] = None
     """Estimator component (required for policy_loss)."""
-    eps_clip: float | None = Field(default=None, ge=0)
+    eps_clip: Annotated[float | None, PolicyOnly] = Field(default=None, ge=0)
     """Clip range of the ratio below 1; default: the estimator's, usually 0.2."""
-    eps_clip_high: float | None = Field(default=None, ge=0)
+    eps_clip_high: Annotated[float | None, PolicyOnly] = Field(default=None, ge=0)
     """Clip range of the ratio above 1; default: --eps-clip, or the estimator's."""
-    eps_clip_c: float | None = Field(default=None, gt=1)
+    eps_clip_c: Annotated[float | None, PolicyOnly] = Field(default=None, gt=1)
     """Dual clip: upper bound of the ratio where the advantage is negative."""
-    normalize_advantages: bool = False
+    normalize_advantages: Annotated[bool, PolicyOnly] = False
     """Whiten advantages over all trained tokens of the rollout."""
-    use_rollout_logprobs: bool | None = None
+    use_rollout_logprobs: Annotated[bool | None, PolicyOnly] = None
     """Compute the ratio with the engines' log-probs instead of the trainer's; default: only if samples may be stale
     (--async, filters, over-sampling)."""
-    use_kl_loss: bool = False
+    use_kl_loss: Annotated[bool, PolicyOnly] = False
     """Add the KL from the reference model to the loss."""
-    kl_loss_coef: float = Field(default=0.0, ge=0)
+    kl_loss_coef: Annotated[float, _IfKLLoss] = Field(default=0.0, ge=0)
     """Coefficient of --use-kl-loss."""
-    kl_loss_type: KLEstimator = "k3"
+    kl_loss_type: Annotated[KLEstimator, PolicyOnly] = "k3"
     """Per-token KL estimator of --use-kl-loss (Schulman, 2020)."""
-    use_unbiased_kl: bool = False
+    use_unbiased_kl: Annotated[bool, _IfKLLoss] = False
     """Weight the KL of the loss by the ratio, so that its gradient is unbiased."""
-    kl_coef: float = Field(default=0.0, ge=0)
+    kl_coef: Annotated[
+        float, PolicyOnly, Excludes("kl_loss_coef", because="KL belongs in the reward or in the loss")
+    ] = Field(default=0.0, ge=0)
     """Coefficient of the KL that is subtracted from the reward, by estimators that support it."""
-    kl_reward_type: KLEstimator = "k1"
+    kl_reward_type: Annotated[KLEstimator, PolicyOnly] = "k1"
     """Per-token KL estimator of --kl-coef and of estimators that need the reference model."""
-    ref_update_interval: int | None = Field(default=None, ge=1)
+    ref_update_interval: Annotated[int | None, PolicyOnly] = Field(default=None, ge=1)
     """Copy the policy's weights to the reference every N rollouts; default: never."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the entropy bonus."""
-    calculate_per_token_loss: bool = False
+    calculate_per_token_loss: Annotated[
+        bool, Excludes("loss_constant_length", because="the sum is divided by the tokens or by a constant")
+    ] = False
     """Average the loss over tokens instead of over samples."""
     loss_constant_length: int | None = Field(default=None, ge=1)
     """Divide the summed loss of each sample by this instead of by its length."""
-    use_tis: bool = False
+    use_tis: Annotated[bool, PolicyOnly] = False
     """Truncated importance sampling: correct each token for the difference between the engines' and the trainer's
     log-probs."""
-    tis_threshold: float = Field(default=2.0, gt=0)
+    tis_threshold: Annotated[float, _IfCorrection] = Field(default=2.0, gt=0)
     """Upper bound of the correction weights."""
-    tis_threshold_low: float = Field(default=0.0, ge=0)
+    tis_threshold_low: Annotated[float, _IfCorrection] = Field(default=0.0, ge=0)
     """Lower bound of the correction weights."""
-    off_policy_correction: Literal["truncate", "mask"] | None = None
+    off_policy_correction: Annotated[Literal["truncate", "mask"] | None, PolicyOnly] = None
     """Truncate correction weights that are out of bounds, or mask their tokens; default: truncate with --use-tis,
     otherwise no correction."""
-    off_policy_level: Literal["token", "sequence", "geometric"] = "token"
+    off_policy_level: Annotated[Literal["token", "sequence", "geometric"], _IfCorrection] = "token"
     """One correction weight per token, per sequence (the product), or per sequence (the geometric mean)."""
-    off_policy_sequence_delta: float | None = Field(default=None, gt=0)
+    off_policy_sequence_delta: Annotated[float | None, PolicyOnly] = Field(default=None, gt=0)
     """Leave out sequences with a negative advantage whose mean log-prob fell by more than this."""
-    true_on_policy_mode: bool = False
+    true_on_policy_mode: Annotated[bool, PolicyOnly] = False
     """Stop the run if engines and trainer disagree on the log-probs of the same tokens."""
-    true_on_policy_tolerance: float = Field(default=1e-4, gt=0)
+    true_on_policy_tolerance: Annotated[float, Needs("true_on_policy_mode")] = Field(default=1e-4, gt=0)
     """Largest difference of log-probs that counts as agreement (with --true-on-policy-mode)."""
     critic_lr: float | None = Field(default=None, gt=0)
     """Learning rate of the critic; default: --lr."""
@@ -357,7 +322,9 @@ class AlgorithmOptions(Section):
     """Train the model's layers for multi-token prediction too. Their loss changes nothing else of the model."""
     max_tokens_per_gpu: int = Field(default=8192, ge=1)
     """Maximum tokens in a packed micro-batch (without --micro-batch-size)."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: Annotated[
+        int | None, Excludes("max_tokens_per_gpu", because="micro-batches are filled by samples or by tokens")
+    ] = Field(default=None, ge=1)
     """Samples per micro-batch, instead of --max-tokens-per-gpu."""
     share_prompts: bool | None = None
     """Compute the tokens of a prompt once for all its samples in training; default: where that works, which is on CPUs,
@@ -375,7 +342,7 @@ class RewardOptions(Section):
 
     reward: str | None = None
     """Reward component (required for policy_loss)."""
-    terms: list[RewardTerm] = []
+    terms: list[RewardTerm] = Field(default=[])
     """Several rewards, added up by weight (run file only: tables with name, weight and the component's options)."""
     custom_rm_path: PathText | None = None
     """Reward function or class, as FILE.py[:NAME] or package.module:NAME."""
@@ -399,13 +366,13 @@ class PluginOptions(Section):
 
     allow: list[str] | None = None
     """Load only these third-party plugins; default: all that are installed."""
-    deny: list[str] = []
+    deny: list[str] = Field(default=[])
     """Never load these plugins."""
     autoload: bool = True
     """Load every installed third-party plugin; false: only those of --plugins.allow."""
     strict: bool = False
     """Stop if any plugin is broken, used or not, or if its version has changed since the checkpoint."""
-    require: list[str] = []
+    require: list[str] = Field(default=[])
     """Distributions that must be installed, as NAME>=1.2,<2."""
 
 

@@ -1,8 +1,4 @@
-"""Ranges of numbers: those that many options share, and those of Megatron's and SGLang's options.
-
-Every number that a user can state has a range. Without one, `--lr nan` or a seed of 20 digits passes all checks and
-fails, or trains on nothing, long after the start.
-"""
+"""Ranges of the numbers among Megatron's and SGLang's options."""
 
 from __future__ import annotations
 
@@ -12,16 +8,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from slime.config.values import is_union
-
-#: engines pass their seeds to numpy, which takes 32 bits; the first 31 leave room for one seed per engine
-Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
-#: time limits end within a year: longer waits overflow the operating system's clocks
-Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
-#: nodes, devices, processes
-Count = Annotated[int, Field(ge=1, le=2**16)]
-Port = Annotated[int, Field(ge=1, le=2**16 - 1)]
-#: an upper bound comes from the model's vocabulary
-TokenId = Annotated[int, Field(ge=0)]
 
 _INT64 = 2**63 - 1
 _Bounds = dict[str, Any]

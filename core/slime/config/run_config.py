@@ -23,8 +23,8 @@ from slime.config.options import (
     RewardOptions,
     RolloutOptions,
     RunOptions,
-    Section,
 )
+from slime.config.section import Section
 from slime.config.weight_options import CheckpointOptions, LoraOptions, SyncOptions
 from slime.errors import ConfigError
 from slime.errors.redaction import redacted
@@ -213,6 +213,16 @@ class RunConfig(BaseModel):
     def restarts_run(self) -> bool:
         """Whether the run starts again from its newest checkpoint if it loses any other part."""
         return self.cluster.use_fault_tolerance is True
+
+    @property
+    def restarts_anything(self) -> bool:
+        """Whether any part of the run that is lost is started again."""
+        return self.restarts_engines or self.restarts_run
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether the run trains by reinforcement learning, not on labels."""
+        return self.algorithm.loss_type == "policy_loss"
 
     @property
     def keeps_groups(self) -> bool:

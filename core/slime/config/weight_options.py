@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime.config.options import PathText, Section
-from slime.config.ranges import Count, Seconds
+from slime.config.section import Count, Needs, PathText, Seconds, Section
 
 #: seconds for each of the two steps in which a failed update is cleaned up
 CLEANUP_S = 10.0
 #: seconds in which the trainer then says what failed: both steps, on a busy machine
 SYNC_ANSWER_S = 2 * CLEANUP_S + 20.0
+
+_IfDeleted = Needs("save_keep_last", because="all checkpoints are kept")
+_IfAdapters = Needs("lora_rank", "lora_load")
 
 
 class CheckpointOptions(Section):
@@ -35,20 +37,22 @@ class CheckpointOptions(Section):
     """Folder for checkpoints."""
     save_interval: int | None = Field(default=None, ge=1)
     """Save a checkpoint every N rollouts, and after the last."""
-    async_save: bool = False
+    async_save: Annotated[bool, Needs("save_interval", because="after the last checkpoint no training follows")] = False
     """Write checkpoints while training continues, from a copy in host memory; the run ends once the last is written."""
-    save_keep_last: Count | None = None
+    save_keep_last: Annotated[Count | None, Needs("save", "save_interval")] = None
     """Delete older checkpoints once a new one is complete, and keep this many; default: keep all."""
-    save_keep_every: Count | None = None
+    save_keep_every: Annotated[Count | None, _IfDeleted] = None
     """With --save-keep-last, also keep each checkpoint after a multiple of this many rollouts."""
-    save_keep_best: str | None = None
+    save_keep_best: Annotated[str | None, _IfDeleted] = None
     """With --save-keep-last, also keep the checkpoint with the highest value of this metric of metrics.jsonl, as
     eval/NAME; with NAME:min, the lowest."""
-    preemption_timeout_s: Seconds = 300.0
+    preemption_timeout_s: Annotated[
+        Seconds, Needs("save", "save_interval", because="SIGTERM then ends the run at once")
+    ] = 300.0
     """After SIGTERM, seconds to finish the step, save a checkpoint and end; then the run ends without them."""
     load: PathText | None = None
     """Resume from the newest checkpoint in this folder."""
-    skip_damaged_checkpoints: bool = False
+    skip_damaged_checkpoints: Annotated[bool, Needs("load")] = False
     """If the checkpoint of --load is damaged, resume from the newest intact one before it."""
     save_hf: PathText | None = None
     """Export the final weights to this folder in Hugging Face format. With {rollout} in its name, which is filled in,
@@ -73,9 +77,9 @@ class LoraOptions(Section):
 
     lora_rank: Count | None = None
     """Train adapters of this rank and freeze the model; default: train all weights."""
-    lora_alpha: float | None = Field(default=None, gt=0, le=1e6)
+    lora_alpha: Annotated[float | None, _IfAdapters] = Field(default=None, gt=0, le=1e6)
     """The adapters' update of a weight is multiplied by this / --lora-rank; default: the rank."""
-    lora_targets: list[str] = Field(default=["all-linear"])
+    lora_targets: Annotated[list[str], _IfAdapters] = Field(default=["all-linear"])
     """Modules with adapters, by their Hugging Face names or the ends of them (q_proj), or all-linear."""
     lora_load: PathText | None = None
     """Start from the adapters in this PEFT folder, which states rank, alpha and modules."""
@@ -93,7 +97,10 @@ class SyncOptions(Section):
     """Maximum number of bytes to send at a time."""
     check_weight_update_equal: bool = False
     """Verify after every update that the engines hold exactly the trainer's weights."""
-    inflight_kv: Literal["recompute", "keep"] = "recompute"
+    inflight_kv: Annotated[
+        Literal["recompute", "keep"],
+        Needs("async_mode", called="--async", because="no request is in flight during an update"),
+    ] = "recompute"
     """KV cache of requests in flight at a weight update (with --async): recompute it with the new weights, or keep it;
     keep turns the engines' prefix cache off."""
     weight_sync_timeout_s: Seconds = 600.0
