@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from slime.types import Sample, SpecInfo, Status
 from slime.utils.types import Sample as FamiliarSample
@@ -38,5 +39,6 @@ def test_routed_experts_survive_json() -> None:
         assert np.array_equal(again.rollout_routed_experts, routed)
 
 
+@pytest.mark.row("D3")
 def test_both_import_paths_name_the_same_class() -> None:
     assert FamiliarSample is Sample

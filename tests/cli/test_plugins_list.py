@@ -25,6 +25,7 @@ def line(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in found.split("  ") if cell.strip()]
 
 
+@pytest.mark.row("P3")
 def test_the_table_shows_every_plugin_and_its_package(install_reward: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install_reward("math", "boxed")
     text = output(capsys)

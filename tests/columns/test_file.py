@@ -128,6 +128,7 @@ def test_a_row_has_what_everybody_knows_of_its_tokens(tmp_path: Path, pieces: Pi
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.row("V1")
 def test_any_columns_read_back_to_the_bit(data: st.DataObject, tmp_path: Path, pieces: Pieces) -> None:
     words = st.text(st.sampled_from(CHARACTERS[5:]), min_size=1, max_size=9)
     groups = []

@@ -23,6 +23,7 @@ def test_missing_batch_options_follow_from_the_others(load: Load, words: str, pe
     assert config.batch.samples == 256
 
 
+@pytest.mark.row("L5")
 def test_batch_sizes_that_do_not_match_are_refused_with_the_numbers(refused: Refused) -> None:
     message = refused("--global-batch-size", "100", "--num-steps-per-rollout", "2")
     assert "--rollout-batch-size 32 x --n-samples-per-prompt 8 = 256 samples per rollout" in message

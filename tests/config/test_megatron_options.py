@@ -153,6 +153,7 @@ MODEL_ARGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", MODEL_ARGS)
+@pytest.mark.row("N1")
 def test_megatron_command_lines_are_accepted(words: str) -> None:
     stated = read_config(words.split()).megatron
     for name, value in MODEL_ARGS[words].items():

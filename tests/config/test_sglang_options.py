@@ -89,6 +89,7 @@ def test_the_real_parser_reads_a_rendered_command_line_identically() -> None:
         assert parsed[name] == value, name
 
 
+@pytest.mark.row("N2")
 def test_the_flags_of_the_manual_are_accepted(load: Load) -> None:
     words = "--sglang-mem-fraction-static 0.8 --sglang-context-length 8192 --sglang-log-level INFO"
     config = load(*words.split(), "--sglang-disable-cuda-graph")

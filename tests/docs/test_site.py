@@ -112,6 +112,7 @@ def test_the_search_index_knows(words: str, page: str, site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("V3")
 def test_the_reference_has_every_option(site: Path) -> None:
     text = (site / "reference" / "options.html").read_text(encoding="utf-8")
     flags = [flag.spelled for section in SECTIONS for flag in flags_of(section)]

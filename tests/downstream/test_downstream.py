@@ -16,6 +16,7 @@ def installed_here() -> list[str]:
     return [path.name for path in Path(sysconfig.get_path("purelib")).glob("*") if "brevity" in path.name]
 
 
+@pytest.mark.row("P5")
 def test_installed_plugins_are_listed_and_keep_their_contracts(environment: Environment, sources: Path) -> None:
     assert installed_here() == []
     listing = json.loads(environment.slime("plugins", "--json").stdout)
@@ -45,6 +46,7 @@ def test_installed_plugins_are_listed_and_keep_their_contracts(environment: Envi
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.timeout(700)
+@pytest.mark.row("P4")
 def test_a_run_selects_them_by_name_and_is_refused_once_they_are_gone(environment: Environment, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     data = tmp_path / "prompts.jsonl"

@@ -62,6 +62,7 @@ def write_package(environment: Environment, folder: Path) -> Path:
     return folder / PACKAGE
 
 
+@pytest.mark.row("N6")
 def test_a_family_of_a_third_party_is_built_tested_trained_and_removed(
     bare_environment: Environment, tmp_path: Path
 ) -> None:

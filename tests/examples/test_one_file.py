@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(900)
+@pytest.mark.row("K2")
 def test_held_out_accuracy_rises_in_twelve_rollouts(tmp_path: Path) -> None:
     source = (EXAMPLES / "one-file" / "loop.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) < 200

@@ -56,6 +56,7 @@ def facts(passages: list[dict[str, Any]]) -> dict[tuple[str, str], str]:
     return found
 
 
+@pytest.mark.row("W3")
 def test_every_answer_is_in_the_corpus_and_the_right_searches_find_it(data: dict[str, list[dict[str, Any]]]) -> None:
     known = facts(data["corpus"])
     index = SearchIndex([row["text"] for row in data["corpus"]])

@@ -42,6 +42,7 @@ def test_the_example_has_every_estimator_that_ships() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.row("A1")
 def test_algorithms_train_on_the_real_engines(
     name: str, engine: EngineServer, model: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ async def reward_func(args, sample, **kwargs):
 """
 
 
+@pytest.mark.row("L3")
 def test_a_colocated_run_frees_memory_and_computes_the_same_also_when_its_engine_is_lost(
     slime_train: Start, data: Path, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ ESTIMATOR = """
 """
 
 
+@pytest.mark.row("T2")
 def test_a_run_whose_reward_and_estimator_raise_names_both_with_their_lines(
     slime_train: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ async def custom_generate(args, samples: list[Sample], evaluation: bool = False)
 '''
 
 
+@pytest.mark.row("G1")
 def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -72,6 +72,7 @@ def test_a_killed_driver_leaves_no_processes(slime_train: Start) -> None:
     assert run.left_over() == []
 
 
+@pytest.mark.row("T2")
 def test_a_killed_engine_ends_the_run_and_is_named(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000", "--no-use-fault-tolerance")
     run.wait_for_output(r"\b1/\d")

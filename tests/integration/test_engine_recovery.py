@@ -69,6 +69,7 @@ def samples_of(run: SlimeRun, rollout: int) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.row("L6")
 def test_engines_and_router_are_restarted_and_no_sample_is_lost_or_of_old_weights(
     slime_train: Start, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def results(folder: Path) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.engine
+@pytest.mark.row("E1")
 def test_a_model_folder_is_scored_on_two_sets(model: Path, data: Path, tmp_path: Path) -> None:
     run_file = tmp_path / "sets.toml"
     run_file.write_text(

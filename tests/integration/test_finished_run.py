@@ -37,6 +37,7 @@ def sign(checkpoint: Path) -> None:
     path.write_text(json.dumps({**state, "sha256": digest_of_json(state)}))
 
 
+@pytest.mark.row("L7")
 def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
     slime_train: Start, model: Path, data: Path
 ) -> None:

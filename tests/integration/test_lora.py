@@ -20,6 +20,7 @@ FLAGS = (
 TENSOR = ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel")
 
 
+@pytest.mark.row("N6")
 def test_a_run_with_adapters_trains_resumes_and_exports(slime_train: Callable[..., SlimeRun], model: Path) -> None:
     first = slime_train("--num-rollout", "2", *FLAGS, *TENSOR, name="first")
     assert first.wait() == 0, first.output

@@ -102,6 +102,7 @@ def call_ray(port: int, token: str | None = None) -> list[str]:
     return answers
 
 
+@pytest.mark.row("T1")
 def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(slime_train: Start) -> None:
     words = ["--num-rollout", "100000", "--async", "--save-interval", "100000", "--num-rollout-workers", "2"]
     run = slime_train(*words)

@@ -17,6 +17,7 @@ def letters(samples):
 """
 
 
+@pytest.mark.row("N6")
 def test_replay_closes_the_gap_that_other_experts_make(data: Path, fork_server: Path, tmp_path: Path) -> None:
     """The engine computes in bfloat16, so its routers often choose otherwise than the trainer's in float32."""
     model = make_tiny_model(tmp_path / "model", "qwen3_moe", seed=0)

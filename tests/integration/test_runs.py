@@ -23,6 +23,7 @@ pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 
+@pytest.mark.row("L1")
 def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_train: Start, data: object) -> None:
     run = slime_train(
         "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
@@ -114,6 +115,7 @@ def slime(*words: str, cwd: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("L8")
 def test_a_resumed_deterministic_run_equals_an_uninterrupted_one_to_the_bit(slime_train: Start) -> None:
     same = ("--rollout-shuffle", "--deterministic", "--use-tis")  # which trains on the engine's log-probs too
     whole = slime_train(*same, "--num-rollout", "4", "--save", "whole-ckpt", name="whole")
@@ -196,6 +198,7 @@ def assert_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.row("L2")
 def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_order(slime_train: Start) -> None:
     run = slime_train(
         "--async", "--async-buffer-size", "2", "--update-weights-interval", "2", "--num-rollout", "5",
@@ -228,6 +231,7 @@ def test_an_asynchronous_run_generates_ahead_and_trains_on_every_rollout_in_orde
     assert abs(steps[1]["train/ratio"] - 1) > 1e-4
 
 
+@pytest.mark.row("A9")
 def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train: Start) -> None:
     run = slime_train(
         "--num-rollout", "6", "--loss-type", "sft_loss", "--n-samples-per-prompt", "1", "--lr", "1e-2", reward=False
@@ -248,6 +252,7 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.row("L4")
 def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     run = slime_train(
         "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",

@@ -164,6 +164,7 @@ def test_every_request_extends_the_previous_one(conversations: dict[str, Any], t
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.row("G2")
 def test_mask_and_log_probs_are_the_engines_on_generated_tokens_and_zero_elsewhere(
     conversations: dict[str, Any], template: str
 ) -> None:

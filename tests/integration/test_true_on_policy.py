@@ -16,6 +16,7 @@ pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 
+@pytest.mark.row("A5")
 def test_engine_and_trainer_agree_after_weight_updates(
     engine: EngineServer, model: Path, data: Path, tmp_path: Path
 ) -> None:

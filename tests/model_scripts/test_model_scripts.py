@@ -94,6 +94,7 @@ def test_every_model_has_a_script_and_a_config() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.row("N4")
 def test_a_script_agrees_with_the_published_config(name: str) -> None:
     words = arrays(name)["MODEL_ARGS"]
     assert differences(words, architecture(published(name))) == []

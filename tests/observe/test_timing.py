@@ -70,6 +70,7 @@ def test_an_idle_clock_counts_from_the_first_activity_to_the_next() -> None:
     assert (idle.take(), idle.take()) == (5.0, 0.0)
 
 
+@pytest.mark.row("W2")
 def test_kernel_overhead_excludes_the_time_of_engines_and_trainer() -> None:
     phases = {
         "time/engine": 5.0,

@@ -110,6 +110,7 @@ def test_rloo(seed: int, function: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.row("A2")
 def test_rloo_with_kl_in_the_reward(seed: int) -> None:
     case = make_case(seed, singleton=False)
     rewards = outcome_rewards(case) - 0.3 * case.kl * case.mask

@@ -35,6 +35,7 @@ def slime_weights(case: Case, level: Any) -> Tensor:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(("mode", "low", "spec"), [("truncate", 0.0, 1.3), ("mask", 0.6, "0.6_1.3")])
+@pytest.mark.row("A4")
 def test_truncated_and_masked_weights_with_verl(
     seed: int, level: Any, mode: Any, low: float, spec: float | str
 ) -> None:

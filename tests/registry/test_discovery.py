@@ -21,6 +21,7 @@ def ids(**options: Any) -> list[str]:
     return [plugin.found.name for plugin in load_plugins(PluginOptions(**options)).plugins]
 
 
+@pytest.mark.row("P2")
 def test_first_party_plugins_use_the_same_entry_point_group(install_reward: Any) -> None:
     install_reward("math", "boxed")
     found = find_plugins()

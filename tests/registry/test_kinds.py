@@ -42,6 +42,7 @@ def install_kind(install: Any, kind: str, methods: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.row("K1")
 def test_a_component_of_every_kind_is_found_and_built(install: Any, context: Context, kind: str) -> None:
     install_kind(install, kind, KINDS[kind].methods)
     plugins = survey_plugins()
@@ -57,6 +58,7 @@ def test_every_method_of_a_protocol_is_required(install: Any, context: Context, 
         survey_plugins().build(kind, "mine", {}, context)
 
 
+@pytest.mark.row("P1")
 def test_every_hook_has_a_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     hooks = [name for name in vars(hookspecs) if name.startswith("slime_")]

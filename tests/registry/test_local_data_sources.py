@@ -79,6 +79,7 @@ def prompts(groups: list[Group]) -> list[Any]:
 
 
 @pytest.mark.parametrize("source", [DOCUMENTED, DOCUMENTED_BUFFER, DERIVED])
+@pytest.mark.row("D4")
 def test_documented_classes_provide_prompts_with_labels(tmp_path: Path, source: str) -> None:
     groups = take(made := make(tmp_path, source), 4)
     assert prompts(groups) == ["0+1=", "1+1=", "2+1=", "0+1="]
@@ -102,6 +103,7 @@ def test_dataset_and_args_are_set_after_a_constructor_without_parameters(tmp_pat
     assert prompts(take(make(tmp_path, source), 2)) == ["0+1=", "1+1="]
 
 
+@pytest.mark.row("D5")
 def test_a_buffer_filter_method_becomes_the_runs_filter(tmp_path: Path) -> None:
     path = write(tmp_path, "source.py", DOCUMENTED_BUFFER)
     config = run_config(data={"data_source_path": str(path), "prompt_data": str(write_prompts(tmp_path))})

@@ -52,6 +52,7 @@ def reward_of(folder: Path, source: str, options: dict[str, Any] | None = None, 
     return build(config, "reward", folder), component
 
 
+@pytest.mark.row("G3")
 def test_the_documented_function_scores_samples(tmp_path: Path) -> None:
     reward, component = reward_of(tmp_path, DOCUMENTED)
     assert component.id == f"{tmp_path}/custom_rm.py:reward_func"
@@ -59,6 +60,7 @@ def test_the_documented_function_scores_samples(tmp_path: Path) -> None:
     assert scores(reward, answered("4", "5", " 4 ")) == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.row("G4")
 def test_with_group_rm_the_documented_batch_function_scores_groups(tmp_path: Path) -> None:
     reward, component = reward_of(tmp_path, DOCUMENTED, group_rm=True)
     assert component.id.endswith(":batched_custom_rm")
@@ -66,6 +68,7 @@ def test_with_group_rm_the_documented_batch_function_scores_groups(tmp_path: Pat
     assert scores(reward, answered("4", "5")) == [1.0, 0.0]
 
 
+@pytest.mark.row("G5")
 def test_the_documented_reward_model_gets_its_path_prompts_and_responses(tmp_path: Path) -> None:
     reward, component = reward_of(
         tmp_path,

@@ -193,6 +193,7 @@ def test_an_endless_computation_fails_only_its_samples(tmp_path: Path) -> None:
     assert result.metrics["plugin/reward/rewards/math/restarts"] >= 1
 
 
+@pytest.mark.row("G6")
 def test_math_format_and_length_are_added_up_by_weight(tmp_path: Path) -> None:
     terms = [
         RewardTerm(name="math", weight=1.0, options={"tag": "answer"}),

@@ -89,6 +89,7 @@ def test_in_a_deterministic_run_no_set_shares_the_engines_with_another(
 
 
 @pytest.mark.parametrize("evaluates_only", [False, True])
+@pytest.mark.row("E1")
 def test_every_set_has_its_own_sampling_and_reward(
     evaluates_only: bool, prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def parts(sample: Sample, reference: Reference) -> list[int]:
 
 
 @pytest.mark.parametrize("mask", [False, True], ids=["trained", "masked"])
+@pytest.mark.row("G7")
 def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
     mask: bool,
     engines: tuple[list[EngineServer], str],
@@ -204,6 +205,7 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
         left_nothing(server)
 
 
+@pytest.mark.row("G7")
 def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
     fork_server: Path, prompt_file: Path, tmp_path: Path
 ) -> None:

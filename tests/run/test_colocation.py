@@ -27,6 +27,7 @@ from slime.run.ray_session import Placement, engines_on_ranks
         ("aa", 0, 1, []),
     ],
 )
+@pytest.mark.row("L4")
 def test_an_engine_runs_on_adjacent_ranks_of_one_node(
     nodes: str, engines: int, per_engine: int, expected: list[list[int]] | None
 ) -> None:

@@ -56,6 +56,7 @@ def left(root: Path) -> list[int]:
     scores=st.dictionaries(NUMBERS, st.floats(-2, 2)),
     unscored=st.sets(NUMBERS),
 )
+@pytest.mark.row("L8")
 def test_what_is_deleted_is_older_than_the_newest_and_kept_for_no_reason(
     saved: set[int], newest: int, last: int, every: int | None, scores: dict[int, float], unscored: set[int]
 ) -> None:

@@ -36,6 +36,7 @@ def written(tracker: Any, outcome: str = "finished") -> None:
     tracker.close(outcome)
 
 
+@pytest.mark.row("W1")
 def test_tensorboard_reads_the_scalars_from_the_folder_above(context: Context) -> None:
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 

@@ -146,6 +146,7 @@ def assert_close(got: dict[str, float], expected: dict[str, float], skip: tuple[
 
 @pytest.mark.engine
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "overlapped" not in name])
+@pytest.mark.row("N3")
 def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
     expected = one_rank_gradients(folder)
@@ -160,6 +161,7 @@ def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: F
             assert (got[name] - gradient).abs().max() < 1e-5, (mode, name)
 
 
+@pytest.mark.row("A3")
 def test_every_loss_mode_has_a_different_gradient(model_folder: Folders) -> None:
     """Otherwise the comparison of layouts would compare the same mode four times."""
     answers = one_rank_gradients(model_folder("qwen3", tied=True, num_hidden_layers=4))

@@ -122,6 +122,7 @@ def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> li
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.row("A1")
 def test_a_command_line_trains_as_the_textbook_does(name: str, textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(CASES[name])
     [got] = run_ranks(slime_training, 1, load_config(argv), groups, tmp_path, timeout_s=240)

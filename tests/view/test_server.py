@@ -103,6 +103,7 @@ def test_nothing_can_be_changed(served: Served) -> None:
         assert served.request(f"/{served.server.token}/static/{name}")[0] in (403, 404)
 
 
+@pytest.mark.row("V2")
 def test_the_questions_of_the_page_are_answered(served: Served) -> None:
     first, second = served.ask("runs")["runs"]
     assert (first["name"], first["state"], first["steps"]) == ("first", "finished", [12 - 1])

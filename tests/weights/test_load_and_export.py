@@ -48,6 +48,7 @@ def _assert_round_trip(folder: Path, world_size: int, layout: dict[str, Any]) ->
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=["one", "tp2-padded", "pp2", "tp2-pp2"])
+@pytest.mark.row("N5")
 def test_every_layout_exports_the_exact_weights(
     model_folder: Folders, family: str, tied: bool, world_size: int, layout: dict[str, Any]
 ) -> None:

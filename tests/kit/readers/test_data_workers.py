@@ -191,6 +191,7 @@ def test_a_tokenizer_that_cannot_be_pickled_raises_an_error() -> None:
         Workers(1, Work([], broken, TEMPLATED, None))
 
 
+@pytest.mark.row("D2")
 def test_workers_give_the_tokens_of_transformers(tokenizer: Any, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(300))
     how: dict[str, Any] = {"tokenizer": tokenizer, "form": TEMPLATED}

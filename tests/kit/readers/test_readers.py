@@ -33,6 +33,7 @@ def in_blocks(reader: Reader) -> list[Any]:
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("part", ["", "@[3:8]", "@[-4:]", "@[:-7]", "@[90:150]"])
+@pytest.mark.row("D1")
 def test_rows_and_slices_are_the_same_in_every_format_and_mode(kind: str, part: str, tmp_path: Path) -> None:
     rows = numbered(250)
     path = f"{write_rows(tmp_path, kind, rows)}{part}"
