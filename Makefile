@@ -34,7 +34,7 @@ quickstart: install
 
 # What to run before every commit: style, types and the tests that start no engine and no process group.
 quick: lint types
-	$(PYTEST) -m "not slow and not nightly and not engine" tests
+	$(PYTEST) -m "not slow and not nightly and not engine" tests plugins
 
 test: install
 	$(PYTEST) -m "not slow and not nightly"

@@ -98,8 +98,8 @@ def measure(folder: Path, way: str, prompt: int, response: int, trained: float, 
     from tests.support.families import read_architecture
     from tests.train.harness import RankLauncher, make_batch, make_config
 
-    from slime.cli.predicted_memory import logits_memory
     from slime.engine.ports import LOOPBACK, free_port
+    from slime_planner.predicted_memory import logits_memory
 
     use_way(way)
     config = make_config(

@@ -58,9 +58,9 @@ def measure(folder: Path, megatron: dict[str, Any], tokens: int, *, saved: bool)
     from tests.support.saved_tensors import SavedTensors
     from tests.train.harness import RankLauncher, make_batch, make_config
 
-    from slime.cli.predicted_activations import activation_memory, largest_micro_batch
-    from slime.cli.predicted_memory import logits_memory, rank_memory, stage_of_layers
     from slime.engine.ports import LOOPBACK, free_port
+    from slime_planner.predicted_activations import activation_memory, largest_micro_batch
+    from slime_planner.predicted_memory import logits_memory, rank_memory, stage_of_layers
 
     prompt = tokens - RESPONSE
     config = make_config(
@@ -129,8 +129,8 @@ def measure_engine(folder: Path) -> dict[str, dict[str, float]]:
     from tests.support.families import read_architecture
     from tests.train.harness import make_config
 
-    from slime.cli.predicted_cache import cache_token_bytes, cache_tokens
     from slime.engine.server import EngineServer, EngineSpec
+    from slime_planner.predicted_cache import cache_token_bytes, cache_tokens
 
     log = folder.parent / "engine.log"
     server = EngineServer(EngineSpec(model_path=str(folder), device="cpu", log_path=log))

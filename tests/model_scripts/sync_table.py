@@ -14,8 +14,8 @@ from tests.model_scripts.layouts import layout_words
 from tests.model_scripts.test_model_scripts import arrays, published
 from tests.support.families import architecture
 
-from slime.cli.predicted_sync import GPUS, sync_parts, weight_bytes
 from slime.config import RunConfig, read_config
+from slime_planner.predicted_sync import GPUS, sync_parts, weight_bytes
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 #: script -> name, nodes of 8 GPUs for training, GPUs for engines, GPUs of an engine

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginError
 from slime.registry.plugin_set import survey_plugins
 
@@ -52,6 +53,15 @@ CHECKER = """
         if config.reward.reward == "refused":
             raise ConfigError("no such thing here")
         config.nothing_of_that_name
+"""
+
+PLANNER = """
+    import slime.plugin as sp
+    slime_api = 1
+
+    @sp.hookimpl
+    def slime_plan_lines(longest_prompt):
+        return {"prompts": [f"up to {10 // longest_prompt} tokens"], "notes": ["mine"]}
 """
 
 
@@ -114,6 +124,17 @@ def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
         survey_plugins().check_config(config_with(reward="mine"))
     survey_plugins().check_config(config_with())
     assert message in caplog.text
+
+
+def test_plugins_add_lines_to_the_plan(install: Any, caplog: pytest.LogCaptureFixture) -> None:
+    install("slime-plan", "1", {"plan": "plan_mod"}, {"plan_mod": PLANNER})
+    options = PluginOptions(deny=["planner"])
+    facts = {"config": None, "model": None, "with_critic": False, "with_engines": True}
+    plugins = survey_plugins(options)
+    assert plugins.plan_lines(**facts, longest_prompt=2) == {"prompts": ["up to 5 tokens"], "notes": ["mine"]}
+    assert caplog.text == ""
+    assert plugins.plan_lines(**facts, longest_prompt=0) == {}
+    assert "slime_plan_lines() of plugin plan (slime-plan 1) raised ZeroDivisionError" in caplog.text
 
 
 def test_an_observer_cannot_exit_the_process(install: Any) -> None:

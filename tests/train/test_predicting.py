@@ -25,13 +25,13 @@ from slime.config.megatron_effects import dependent_notes
 from slime.engine.ports import free_port
 from slime.errors import CheckpointError, ConfigError
 from slime.rollout.train_batch import TrainBatch
-from slime.train.checkpoint_weights import CheckpointWeights
 from slime.train.loss import LossColumns
 from slime.train.predicting import LOSS_SCALE, check_predicting_layers, with_predicting_loss
 from slime.weights import Models, named_hf_tensors
-from slime.weights.convert import Conversion, outputs
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.hf_save import kept_names
+from slime_planner.checkpoint_weights import CheckpointWeights
+from slime_planner.conversion import Conversion, outputs
 
 #: tensor parallelism, and experts divided among the same ranks
 TP_EP = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}

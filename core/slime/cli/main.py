@@ -24,7 +24,7 @@ from slime.errors.redaction import without_credentials
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime.cli.train", "train a model"),
     "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts"),
-    "convert": ("slime.cli.convert", "write a checkpoint or an fp8 model as a Hugging Face folder"),
+    "convert": ("slime_planner.convert", "write a checkpoint or an fp8 model as a Hugging Face folder"),
     "view": ("slime.cli.view", "look at runs in the browser"),
     "show": ("slime.cli.show", "print a run: curves, what went wrong, samples"),
     "compare": ("slime.cli.compare", "print how two runs differ"),

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.cli.predicted_memory import memory_lines
-from slime.cli.predicted_sync import sync_lines
 from slime.cli.preflight import Preflight
 from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
@@ -17,35 +15,39 @@ from slime.errors.redaction import redacted
 from slime.weights.lora import adapter_shapes, lora_of
 
 
-def plan_text(checked: Preflight, notes: Sequence[str]) -> str:
-    """The plan, with notes for the user at its end."""
+def lines_of_plugins(checked: Preflight) -> dict[str, list[str]]:
+    """Label -> lines that plugins add to the plan."""
+    return checked.plugins.plan_lines(
+        config=checked.config,
+        model=checked.model.architecture,
+        with_critic=checked.with_critic,
+        with_engines=checked.with_engines,
+        longest_prompt=max((one.longest for one in checked.data if one.name == "training"), default=None),
+    )
+
+
+def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes: Sequence[str]) -> str:
+    """The plan, with the lines of plugins, and with notes for the user at its end."""
     config = checked.config
-    parts: dict[str, Iterable[object]] = {
-        "run folder": [checked.run_dir],
-        "model": _model(checked),
-        "batch": _batch(config),
-        "data": [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"],
-        "evaluation": _evaluation(config) if config.evaluation.eval_interval is not None else [],
-        "processes": _processes(checked),
-        "devices": [_devices(checked)],
-        "memory": memory_lines(
-            config,
-            checked.model.architecture,
-            critic=checked.with_critic,
-            with_engines=checked.with_engines,
-            longest_prompt=max((one.longest for one in checked.data if one.name == "training"), default=None),
-        ),
-        "weight sync": sync_lines(config, checked.model.architecture) if checked.with_engines else [],
-        "network": _network(config),
-        "plugins": _plugins(checked),
-        "checkpoints": _checkpoints(config),
-        "megatron": [_pairs(config.megatron)] if config.megatron else [],
-        "sglang": [_pairs(config.sglang)] if config.sglang else [],
-        "notes": notes,
-    }
+    parts: list[tuple[str, Iterable[object]]] = [
+        ("run folder", [checked.run_dir]),
+        ("model", _model(checked)),
+        ("batch", _batch(config)),
+        ("data", [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"]),
+        ("evaluation", _evaluation(config) if config.evaluation.eval_interval is not None else []),
+        ("processes", _processes(checked)),
+        ("devices", [_devices(checked)]),
+        *of_plugins.items(),
+        ("network", _network(config)),
+        ("plugins", _plugins(checked)),
+        ("checkpoints", _checkpoints(config)),
+        ("megatron", [_pairs(config.megatron)] if config.megatron else []),
+        ("sglang", [_pairs(config.sglang)] if config.sglang else []),
+        ("notes", notes),
+    ]
     lines = [
         line
-        for label, values in parts.items()
+        for label, values in parts
         for number, value in enumerate(values)
         for line in hanging(f"{'' if number else label:<13}", str(value))
     ]

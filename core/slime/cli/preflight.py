@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slime.cli.predicted_memory import memory_note
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import (
     ModelFacts,
@@ -93,7 +92,8 @@ class Preflight:
     @property
     def with_critic(self) -> bool:
         """Whether the run trains a critic."""
-        return _with_critic(self.used)
+        estimator = self.used.get("estimator")
+        return estimator is not None and "critic" in estimator.component.spec.needs
 
 
 def preflight(
@@ -163,10 +163,6 @@ def preflight(
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
     ]
-    if trains:
-        critic = _with_critic(checked.used)
-        too_much = memory_note(config, model.architecture, critic=critic, with_engines=with_engines)
-        notes += [] if too_much is None else [too_much]
     checkpoint = found.checkpoint if isinstance(found, Fallback) else found
     return Preflight(
         config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback, unevaluated
@@ -176,11 +172,6 @@ def preflight(
 def _used(run_dir: Path) -> bool:
     """Whether a folder holds more than what a run leaves that is killed before it has written its configuration."""
     return any(path.name not in (LOCK, "config.partial") for path in run_dir.iterdir())
-
-
-def _with_critic(used: Mapping[str, Resolved]) -> bool:
-    estimator = used.get("estimator")
-    return estimator is not None and "critic" in estimator.component.spec.needs
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from slime.cli.checkpoint_config import exporting_config
-from slime.cli.plan import plan_text
+from slime.cli.plan import lines_of_plugins, plan_text
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.resume import CONFIG, is_finished, lacks_evaluation, resumed_config, split_resume
 from slime.cli.train_help import engine_help, search_help, train_help
@@ -62,13 +62,14 @@ def run(argv: Sequence[str]) -> int:
                 notes.append(f"{folder} has no checkpoint yet: the run starts from the beginning, in the same folder")
         unevaluated = resumes and lacks_evaluation(config, folder)
         checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes, unevaluated=unevaluated)
-        notes += checked.notes
+        of_plugins = lines_of_plugins(checked)
+        notes += [*checked.notes, *of_plugins.pop("notes", [])]
         if checked.trained and unevaluated:
             notes.append("nothing is left to train: only the evaluation after the last rollout is made")
         if checked.finished is not None:
             notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
         if _DRY_RUN in argv:
-            print(plan_text(checked, notes))
+            print(plan_text(checked, of_plugins, notes))
             return 0
         for note in notes:
             print(f"slime: note: {note}", file=sys.stderr)

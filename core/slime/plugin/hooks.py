@@ -9,11 +9,12 @@ reported once and never ends a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.plugin import (
+    Architecture,
     BufferFilterSpec,
     DataSourceSpec,
     EstimatorSpec,
@@ -80,6 +81,24 @@ def slime_register_panels() -> list[PanelSpec]:
 @hookspec
 def slime_check_config(config: RunConfig) -> None:
     """Refuse a configuration before anything starts, by raising `slime.errors.ConfigError`."""
+
+
+@hookspec
+def slime_plan_lines(
+    config: RunConfig, model: Architecture, with_critic: bool, with_engines: bool, longest_prompt: int | None
+) -> Mapping[str, Sequence[str]]:
+    """Lines for the plan that `slime train --dry-run` prints, by their label; the run has passed all checks.
+
+    Lines labelled `notes` are for the user's attention: a run prints them too, before it starts.
+
+    Args:
+        config: The run.
+        model: Its model, as it is trained.
+        with_critic: Whether a critic is trained.
+        with_engines: Whether the run starts engines.
+        longest_prompt: Tokens of the longest prompt in the training data, if known.
+    """
+    raise NotImplementedError("hook specification, never called")
 
 
 @hookspec

@@ -207,6 +207,20 @@ class PluginSet:
                     raise PluginError(failure) from error
                 logger.warning("%s\n  This run does not use the plugin and continues.", failure)
 
+    def plan_lines(self, **facts: Any) -> dict[str, list[str]]:
+        """Label -> lines, from `slime_plan_lines` of every plugin. What one raises is a warning: the run can start."""
+        lines: dict[str, list[str]] = {}
+        for plugin in self.plugins:
+            found = plugin.found
+            try:
+                for planned in hook_of(self._manager, "slime_plan_lines", found.name)(**facts):
+                    for label, added in planned.items():
+                        lines.setdefault(label, []).extend(added)
+            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around a plugin
+                failure = report(f"slime_plan_lines() of plugin {found.name} ({found.package})", error)
+                logger.warning("%s\n  Its lines are missing in the plan.", failure)
+        return lines
+
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: plugins, used components with their options, code of the model folder."""
         code = model_code(config.checkpoint.hf_checkpoint) if config.checkpoint.trust_remote_code else {}

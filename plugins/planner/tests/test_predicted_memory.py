@@ -13,9 +13,9 @@ from tests.support.families import read_architecture
 from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
-from slime.cli import predicted_memory
-from slime.cli.predicted_memory import engine_memory, logits_memory, memory_lines, memory_note, rank_memory
 from slime.config import RunConfig
+from slime_planner import predicted_memory
+from slime_planner.predicted_memory import engine_memory, logits_memory, memory_lines, memory_note, rank_memory
 
 
 def held(launcher: RankLauncher, config: Any) -> tuple[int, int, int]:

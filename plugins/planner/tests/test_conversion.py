@@ -26,9 +26,9 @@ from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 from torch import Tensor
 
 from slime.errors import CheckpointError
-from slime.train.checkpoint_weights import CheckpointWeights
-from slime.weights.convert import Conversion, Output, outputs, unquantised
 from slime.weights.hf_load import SafetensorsFolder
+from slime_planner.checkpoint_weights import CheckpointWeights
+from slime_planner.conversion import Conversion, Output, outputs, unquantised
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
@@ -295,11 +295,11 @@ def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: 
     folder = model_folder("qwen3", intermediate_size=1024, num_hidden_layers=6)
     expected = quantised_copy(folder, tmp_path / "fp8")
     script = (
-        "import sys, time; from slime.weights import convert\n"
-        "write = convert._write_file\n"
+        "import sys, time; from slime_planner import conversion\n"
+        "write = conversion._write_file\n"
         "def slowly(*words):\n    write(*words); time.sleep(0.05)\n"
-        "convert._write_file = slowly\n"
-        "convert.Conversion.__init__.__defaults__ = (2**18,)\n"
+        "conversion._write_file = slowly\n"
+        "conversion.Conversion.__init__.__defaults__ = (2**18,)\n"
         "from slime.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", script, "convert", str(tmp_path / "fp8"), str(tmp_path / "out"), "--device", "cpu"]

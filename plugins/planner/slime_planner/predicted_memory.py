@@ -1,7 +1,7 @@
 """The memory that training ranks and engines need at most, by part, from model, parallel layout and limits of lengths.
 
-Activations are in `slime.cli.predicted_activations`, the engines' caches in `slime.cli.predicted_cache`. The libraries
-themselves and the buffers of collective operations are not in it.
+Activations are in `slime_planner.predicted_activations`, the engines' caches in `slime_planner.predicted_cache`.
+The libraries themselves and the buffers of collective operations are not in it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
-from slime.cli.predicted_activations import (
-    activation_memory,
-    activations_not_predicted,
-    largest_micro_batch,
-)
-from slime.cli.predicted_cache import TYPE_BYTES, cache_text, engine_type
 from slime.config import RunConfig
 from slime.observe.memory import gibibytes, size_text
 from slime.plugin.architecture import Architecture, Rule
 from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.weights.lora import Lora, adapter_rules, lora_of
+from slime_planner.predicted_activations import (
+    activation_memory,
+    activations_not_predicted,
+    largest_micro_batch,
+)
+from slime_planner.predicted_cache import TYPE_BYTES, cache_text, engine_type
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 #: a router's bias: always float32, and not trained by gradients

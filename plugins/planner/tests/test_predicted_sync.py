@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.model_scripts import sync_table
 
-from slime.cli.predicted_sync import Bandwidths, sync_lines, sync_parts, weight_bytes
 from slime.config import RunConfig, read_config
 from slime.plugin.architecture import Architecture, Rule
+from slime_planner.predicted_sync import Bandwidths, sync_lines, sync_parts, weight_bytes
 
 LINKS = Bandwidths(network=100.0, device=1000.0, memory=2000.0, disk_write=10.0, disk_read=50.0)
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.cli.predicted_memory import FROZEN, not_predicted, rank_memory
 from slime.config import RunConfig
 from slime.plugin.architecture import Architecture
+from slime_planner.predicted_memory import FROZEN, not_predicted, rank_memory
 
 
 @dataclass(frozen=True, slots=True)

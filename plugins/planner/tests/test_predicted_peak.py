@@ -11,18 +11,18 @@ from tests.support.saved_tensors import SavedTensors
 from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 
-from slime.cli.predicted_activations import (
+from slime.config import RunConfig, read_config
+from slime.engine.server import EngineSpec, server_arguments
+from slime.plugin.architecture import Architecture
+from slime_planner.predicted_activations import (
     Activations,
     MicroBatch,
     activation_memory,
     activations_not_predicted,
     largest_micro_batch,
 )
-from slime.cli.predicted_cache import cache_text, cache_token_bytes, cache_tokens
-from slime.cli.predicted_memory import memory_lines
-from slime.config import RunConfig, read_config
-from slime.engine.server import EngineSpec, server_arguments
-from slime.plugin.architecture import Architecture
+from slime_planner.predicted_cache import cache_text, cache_token_bytes, cache_tokens
+from slime_planner.predicted_memory import memory_lines
 
 TOKENS = 1000
 DENSE = {

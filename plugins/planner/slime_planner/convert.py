@@ -24,7 +24,7 @@ from slime.weights.lora import ADAPTERS_DESCRIPTION
 from slime.weights.stored import sample_digest
 
 if TYPE_CHECKING:
-    from slime.weights.convert import Conversion
+    from slime_planner.conversion import Conversion
 
 _VERIFY, _TO_MEGATRON = "--verify", "--to-megatron"
 _USAGE = """\
@@ -106,7 +106,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _merge(request: EvalRequest, folder: Path) -> int:
     """Merge the adapters of a checkpoint into the model that they belong to, in a run with only a trainer."""
-    from slime.weights.convert import require_space, unquantised
+    from slime_planner.conversion import require_space, unquantised
 
     config = request.exporting
     checked = preflight(config, run_folder(config), request.functions, problems_of=lambda _: [])
@@ -122,7 +122,7 @@ def _merge(request: EvalRequest, folder: Path) -> int:
 
 def _to_megatron(request: EvalRequest, root: Path, *, verify: bool) -> int:
     """Write the model that the request names as a checkpoint, in a run with only a trainer."""
-    from slime.weights.convert import require_space
+    from slime_planner.conversion import require_space
 
     model = _model(request, root)
     conversion = _of_model_folder(model)
@@ -184,17 +184,17 @@ def _of_model(model: ModelFacts) -> Conversion:
 
 
 def _of_model_folder(model: ModelFacts) -> Conversion:
-    from slime.weights.convert import unquantised
+    from slime_planner.conversion import unquantised
 
     return unquantised(model.folder, _origin(model))
 
 
 def _of_checkpoint(checkpoint: Checkpoint, model: ModelFacts) -> Conversion:
     with warnings.catch_warnings(action="ignore"):  # Megatron lists the libraries that are not installed
-        from slime.train.checkpoint_weights import CheckpointWeights
-    from slime.weights.convert import Conversion, outputs
+        from slime_planner.checkpoint_weights import CheckpointWeights
     from slime.weights.hf_load import SafetensorsFolder
     from slime.weights.hf_save import kept_names
+    from slime_planner.conversion import Conversion, outputs
 
     weights = CheckpointWeights(checkpoint.trainer_part, model.architecture)
     original = SafetensorsFolder(model.folder, keeps_open=False)
